@@ -1,0 +1,31 @@
+# Everything here makes its own environment: Python 3.11+ and make are all that must be there before.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install test check clean
+.DEFAULT_GOAL := help
+
+help: ## Show what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(INSTALLED) ## Make the virtual environment in .venv
+
+test: $(INSTALLED) ## Run every test that needs no GPU (under 10 minutes on two cores)
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+check: $(INSTALLED) ## Lint, types and the fast tests (under two minutes)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
+
+clean: ## Remove the virtual environments and caches
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""The only place that reads the environment.
+
+Each variable is declared here with its type, default and meaning. A value that cannot be read is an error, never a
+silent default, and so is an unknown variable that starts with ``MICROSCALE_``: it is most likely a typing mistake.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from microscale.errors import BadSetting
+
+PREFIX = "MICROSCALE_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says, read once."""
+
+    cache_dir: Path
+    """``MICROSCALE_CACHE_DIR``: where compiled kernels' proofs and other things that can be remade are kept."""
+    offline: bool
+    """``MICROSCALE_OFFLINE`` (or ``HF_HUB_OFFLINE``): never ask the hub, use only what is cached."""
+    debug: bool
+    """``MICROSCALE_DEBUG``: show tracebacks for errors that are otherwise one sentence."""
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text in ("", "0", "false", "no", "off"):
+        return False
+    if text in ("1", "true", "yes", "on"):
+        return True
+    raise BadSetting(f"{name}={env[name]!r} is neither true nor false; use 1 or 0.")
+
+
+def load(env: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from ``env`` (the process's own environment by default)."""
+    env = os.environ if env is None else env
+    known = {PREFIX + field.name.upper() for field in fields(Settings)}
+    for name in env:
+        if name.startswith(PREFIX) and name not in known:
+            raise BadSetting(f"Unknown environment variable {name}; known are {', '.join(sorted(known))}.")
+    base = env.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Settings(
+        cache_dir=Path(env.get("MICROSCALE_CACHE_DIR") or Path(base) / "microscale"),
+        offline=_flag(env, "MICROSCALE_OFFLINE") or _flag(env, "HF_HUB_OFFLINE"),
+        debug=_flag(env, "MICROSCALE_DEBUG"),
+    )
