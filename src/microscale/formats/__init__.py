@@ -1,0 +1,50 @@
+"""Number formats: encode, decode, rounding and edge cases, in torch on any device. No GPU knowledge, no layouts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from microscale.errors import Unsupported
+from microscale.formats import mxfp4, mxfp8
+from microscale.formats.blockscale import BLOCK, SCALE_NAN, BlockFormat, BlockScaled, decode_scales
+from microscale.formats.mxfp4 import MXFP4
+from microscale.formats.mxfp8 import MXFP8
+
+FORMATS: dict[str, BlockFormat] = {fmt.name: fmt for fmt in (MXFP4, MXFP8)}
+
+_ENCODERS = {MXFP4: mxfp4.encode, MXFP8: mxfp8.encode}
+_DECODERS = {MXFP4: mxfp4.decode, MXFP8: mxfp8.decode}
+
+
+def block_format(name: str) -> BlockFormat:
+    """The format of this name."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise Unsupported(f"Unknown block format {name!r}; known are {', '.join(FORMATS)}.") from None
+
+
+def encode(x: Tensor, fmt: BlockFormat) -> BlockScaled:
+    """``x [..., K]`` in ``fmt``, by the OCP MX rules."""
+    return _ENCODERS[fmt](x)
+
+
+def decode(tensor: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers ``[..., K]`` that a block-scaled tensor stands for."""
+    return _DECODERS[tensor.format](tensor, dtype)
+
+
+__all__ = [
+    "BLOCK",
+    "FORMATS",
+    "MXFP4",
+    "MXFP8",
+    "SCALE_NAN",
+    "BlockFormat",
+    "BlockScaled",
+    "block_format",
+    "decode",
+    "decode_scales",
+    "encode",
+]
