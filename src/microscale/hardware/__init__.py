@@ -1,0 +1,23 @@
+"""The place for GPU knowledge: what cards there are and what they can do."""
+
+from microscale.hardware.families import CPU_FAMILY, FAMILY_OF_SM, GENERIC, GIB, KNOWN, Family, Feature, Gpu, Peak
+from microscale.hardware.gpu import UnknownGpu, available_memory, cpu, describe, detect, known, system_memory
+
+__all__ = [
+    "CPU_FAMILY",
+    "FAMILY_OF_SM",
+    "GENERIC",
+    "GIB",
+    "KNOWN",
+    "Family",
+    "Feature",
+    "Gpu",
+    "Peak",
+    "UnknownGpu",
+    "available_memory",
+    "cpu",
+    "describe",
+    "detect",
+    "known",
+    "system_memory",
+]

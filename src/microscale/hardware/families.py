@@ -1,0 +1,130 @@
+"""What each family of GPUs can do, and the cards that Microscale knows by name.
+
+A family is a *set* of features. Nothing here is ordered: SM100 and SM120 are siblings, and what one has says nothing
+about the other. To teach Microscale a new card, add a row to ``KNOWN``; a new family, add a ``Family`` and its SMs.
+
+Rates are dense (no sparsity) and come from the vendor's sheets, within about 10 %; the shared memory per block is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+GIB = 1 << 30
+
+
+class Feature(StrEnum):
+    """Something a kernel may need. A kernel asks for features and never for a family."""
+
+    MMA_BF16 = "mma.sync in bf16 and f16"
+    MMA_FP8 = "mma.sync in fp8"
+    MX_MMA = "block-scaled mma.sync (MXFP8, MXFP4)"
+    WGMMA = "wgmma"
+    TCGEN05 = "tcgen05"
+    ASYNC_COPY = "cp.async"
+    TMA = "tensor copies (TMA)"
+    PDL = "programmatic dependent launch"
+    CVT_E2M1 = "conversion from e2m1 in hardware"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cards that run the same machine code well: one file of tuned tiles serves a whole family."""
+
+    name: str
+    features: frozenset[Feature]
+    shared_per_block: int
+    """Bytes of shared memory that one block may opt in to."""
+    shared_per_sm: int
+    triton_arch: str | None = None
+    """Compile option ``arch`` that Triton needs to use the family's own instructions, where its default misses them."""
+
+
+def _family(name: str, shared_per_block: int, *features: Feature, arch: str | None = None) -> Family:
+    return Family(name, frozenset(features), shared_per_block, shared_per_block + 1024, arch)
+
+
+_F = Feature
+CPU_FAMILY = Family("cpu", frozenset(), 0, 0)
+SM80 = _family("sm80", 166912, _F.MMA_BF16, _F.ASYNC_COPY)
+SM86 = _family("sm86", 101376, _F.MMA_BF16, _F.ASYNC_COPY)
+SM89 = _family("sm89", 101376, _F.MMA_BF16, _F.MMA_FP8, _F.ASYNC_COPY)
+SM90 = _family("sm90", 232448, _F.MMA_BF16, _F.MMA_FP8, _F.WGMMA, _F.ASYNC_COPY, _F.TMA, _F.PDL)
+SM100 = _family("sm100", 232448, _F.MMA_BF16, _F.MMA_FP8, _F.TCGEN05, _F.ASYNC_COPY, _F.TMA, _F.PDL, _F.CVT_E2M1)
+# SM120 and SM121 have neither tcgen05 nor a TMA scatter. Before Triton 3.8 SM121 gets the block-scaled mma only when
+# it compiles as sm120; its code runs on both.
+SM120 = _family(
+    "sm120", 101376, _F.MMA_BF16, _F.MMA_FP8, _F.MX_MMA, _F.ASYNC_COPY, _F.TMA, _F.PDL, _F.CVT_E2M1, arch="sm120"
+)
+# A card that is not in the table: what every NVIDIA GPU from Ampere on can do, and the smallest shared memory.
+GENERIC = _family("generic", 101376, _F.MMA_BF16, _F.ASYNC_COPY)
+
+FAMILY_OF_SM: dict[int, Family] = {
+    80: SM80,
+    86: SM86,
+    89: SM89,
+    90: SM90,
+    100: SM100,
+    103: SM100,
+    120: SM120,
+    121: SM120,
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Dense matrix rates in TFLOP/s; ``None`` where the card has no such unit."""
+
+    bf16: float
+    fp8: float | None = None
+    fp4: float | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, real or from the table. Everything that a decision may depend on is in here."""
+
+    name: str
+    family: Family
+    sm: int
+    num_sms: int
+    bandwidth_gbs: float
+    peak: Peak
+    memory_bytes: int
+    unified: bool = False
+    """Memory is shared with the CPU and the operating system (GB10)."""
+    registers_per_sm: int = field(default=65536)
+
+    def has(self, feature: Feature) -> bool:
+        return feature in self.family.features
+
+    @property
+    def shared_per_block(self) -> int:
+        return self.family.shared_per_block
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.family is CPU_FAMILY
+
+
+def _card(
+    name: str, sm: int, sms: int, gbs: float, peak: tuple[float, ...], gib: float, unified: bool = False
+) -> Gpu:
+    return Gpu(name, FAMILY_OF_SM[sm], sm, sms, gbs, Peak(*peak), int(gib * GIB), unified)
+
+
+# name on the command line → card.                 SM  SMs  GB/s  BF16 / FP8 / FP4 TFLOP/s   GiB
+KNOWN: dict[str, Gpu] = {
+    "a100": _card("NVIDIA A100 80GB", 80, 108, 2039, (312,), 80),
+    "rtx3090": _card("NVIDIA GeForce RTX 3090", 86, 82, 936, (71,), 24),
+    "rtx4090": _card("NVIDIA GeForce RTX 4090", 89, 128, 1008, (165, 330), 24),
+    "l40s": _card("NVIDIA L40S", 89, 142, 864, (362, 733), 45),
+    "h100": _card("NVIDIA H100", 90, 132, 3350, (989, 1979), 80),
+    "h200": _card("NVIDIA H200", 90, 132, 4800, (989, 1979), 140),
+    "b200": _card("NVIDIA B200", 100, 148, 8000, (2250, 4500, 9000), 179),
+    "gb300": _card("NVIDIA GB300", 103, 152, 8000, (2500, 5000, 15000), 278),
+    "rtx5090": _card("NVIDIA GeForce RTX 5090", 120, 170, 1792, (210, 419, 1676), 32),
+    "rtxpro6000": _card("NVIDIA RTX PRO 6000 Blackwell", 120, 188, 1792, (250, 500, 2000), 96),
+    "gb10": _card("NVIDIA GB10", 121, 48, 273, (125, 250, 500), 120, unified=True),
+}

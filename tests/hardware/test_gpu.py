@@ -1,0 +1,111 @@
+"""GPU facts: the table, what the driver's answers become, and cards that nobody knows yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from microscale import hardware
+from microscale.errors import Unsupported
+from microscale.hardware import FAMILY_OF_SM, GENERIC, GIB, KNOWN, Feature, UnknownGpu
+
+
+def test_every_card_of_the_design_is_known() -> None:
+    names = "a100 rtx3090 rtx4090 l40s h100 h200 b200 gb300 rtx5090 rtxpro6000 gb10".split()
+    assert list(KNOWN) == names
+    for name in names:
+        card = hardware.known(name)
+        assert card.num_sms > 0
+        assert card.bandwidth_gbs > 0
+        assert card.peak.bf16 > 0
+        assert card.has(Feature.MMA_BF16)
+        assert card.shared_per_block in (101376, 166912, 232448)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(Unsupported, match="rtx5090"):
+        hardware.known("rtx9999")
+
+
+def test_siblings_do_not_inherit_from_each_other() -> None:
+    rtx, datacentre = hardware.known("rtx5090"), hardware.known("b200")
+    assert rtx.has(Feature.MX_MMA)
+    assert not rtx.has(Feature.TCGEN05)
+    assert datacentre.has(Feature.TCGEN05)
+    assert not datacentre.has(Feature.MX_MMA)
+    assert not datacentre.has(Feature.WGMMA)
+    assert hardware.known("gb10").family is rtx.family
+    assert hardware.known("gb10").shared_per_block == 101376
+
+
+@pytest.mark.parametrize(
+    ("name", "sm", "expected"),
+    [
+        ("NVIDIA H200", 90, "h200"),
+        ("NVIDIA H100 80GB HBM3", 90, "h100"),
+        ("NVIDIA A100-SXM4-80GB", 80, "a100"),
+        ("NVIDIA GeForce RTX 5090", 120, "rtx5090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 120, "rtxpro6000"),
+        ("NVIDIA GB10", 121, "gb10"),
+        ("NVIDIA B200", 100, "b200"),
+    ],
+)
+def test_drivers_names_find_their_row(name: str, sm: int, expected: str) -> None:
+    row = KNOWN[expected]
+    gpu = hardware.describe(name, sm, row.num_sms, 77 * GIB)
+    assert (gpu.family, gpu.bandwidth_gbs, gpu.peak, gpu.unified) == (row.family, row.bandwidth_gbs, row.peak, row.unified)
+    assert gpu.memory_bytes == 77 * GIB
+    assert gpu.name == name
+
+
+def test_unknown_card_of_a_known_family_is_estimated_and_said() -> None:
+    with pytest.warns(UnknownGpu, match="RTX 5060"):
+        gpu = hardware.describe("NVIDIA GeForce RTX 5060", 120, 30, 8 * GIB)
+    assert gpu.family is FAMILY_OF_SM[120]
+    assert gpu.bandwidth_gbs < 448  # what the vendor says of that card: the estimate must not promise more
+    assert gpu.has(Feature.MX_MMA)
+
+
+def test_unknown_architecture_is_generic_and_said() -> None:
+    with pytest.warns(UnknownGpu, match="generic"):
+        gpu = hardware.describe("NVIDIA Something", 999, 64, 32 * GIB)
+    assert gpu.family is GENERIC
+    assert gpu.has(Feature.MMA_BF16)
+    for feature in (Feature.WGMMA, Feature.TCGEN05, Feature.MX_MMA, Feature.PDL):
+        assert not gpu.has(feature)
+    assert gpu.shared_per_block == min(family.shared_per_block for family in FAMILY_OF_SM.values())
+
+
+def test_system_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:   600 kB\nHugePages_Total:  0\n")
+    assert hardware.system_memory(meminfo) == (1000 * 1024, 600 * 1024)
+    total, available = hardware.system_memory(tmp_path / "missing")
+    assert total == available > 0
+
+
+def test_unified_memory_is_bounded_by_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 * GIB, 120 * GIB))
+    monkeypatch.setattr("microscale.hardware.gpu.system_memory", lambda: (120 * GIB, 30 * GIB))
+    assert hardware.available_memory(hardware.known("gb10")) == 30 * GIB
+    assert hardware.available_memory(hardware.known("h200")) == 100 * GIB
+
+
+def test_without_a_gpu_the_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu = hardware.detect()
+    assert gpu.is_cpu
+    assert not gpu.family.features
+    assert 0 < hardware.available_memory(gpu) <= gpu.memory_bytes
+
+
+def test_detect_reads_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        name, major, minor, multi_processor_count, total_memory, is_integrated = "NVIDIA GB10", 12, 1, 48, 119 * GIB, True
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    gpu = hardware.detect()
+    assert (gpu.sm, gpu.unified, gpu.memory_bytes) == (121, True, 119 * GIB)
