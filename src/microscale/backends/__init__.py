@@ -1,0 +1,1 @@
+"""Which implementation runs each op, and why."""

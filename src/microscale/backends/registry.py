@@ -1,0 +1,41 @@
+"""Every implementation of every op, in one table. Adding a kernel means adding it here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microscale.errors import Unsupported
+from microscale.kernels.attention.reference import ReferenceAttention
+from microscale.kernels.dense.dequantized import DequantizedDense
+from microscale.kernels.dense.reference import ReferenceDense
+from microscale.kernels.moe.dequantized import DequantizedMoe
+from microscale.kernels.moe.reference import ReferenceMoe
+from microscale.kernels.op import Implementation
+from microscale.kernels.small.reference import ReferenceSmall
+
+IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
+    ReferenceMoe(),
+    DequantizedMoe(),
+    ReferenceDense(),
+    DequantizedDense(),
+    ReferenceAttention(),
+    ReferenceSmall(),
+)
+
+
+def of_op(op: str) -> tuple[Implementation[Any], ...]:
+    """The implementations of one op, in the table's order."""
+    return tuple(entry for entry in IMPLEMENTATIONS if entry.op == op)
+
+
+def names() -> tuple[str, ...]:
+    """Every name that some op has an implementation under."""
+    return tuple(dict.fromkeys(entry.name for entry in IMPLEMENTATIONS))
+
+
+def find(op: str, name: str) -> Implementation[Any]:
+    """The implementation of this name, or an error that lists what there is."""
+    for entry in of_op(op):
+        if entry.name == name:
+            return entry
+    raise Unsupported(f"{op} has no implementation {name!r}; it has {', '.join(e.name for e in of_op(op))}.")

@@ -1,0 +1,1 @@
+"""The ops: contracts, references, costs and kernels. One folder per op."""

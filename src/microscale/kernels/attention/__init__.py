@@ -1,0 +1,1 @@
+"""``attention``: grouped heads over paged KV, with sinks and sliding windows."""

@@ -1,0 +1,52 @@
+"""The contract of ``attention``: causal softmax attention of new tokens over a paged KV cache.
+
+The new tokens' keys and values are already in the cache. A query at position p sees the positions from
+``max(0, p - window + 1)`` to p (from 0 without a window); nothing outside is read, so pages that the window has left
+may hold anything. A sink is one learned logit per query head that takes part in the softmax and has no value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from microscale.kernels.op import Activations
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One attention layer and the work that it is asked to do."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    sinks: bool
+    page_size: int
+    activations: Activations
+    tokens: int
+    """New tokens, over all sequences."""
+    context: int
+    """Cached positions per sequence that a query may see."""
+
+
+@dataclass(frozen=True)
+class PagedKv:
+    """The cache of one layer."""
+
+    k: Tensor  # [pages, kv_heads, page_size, head_dim]
+    v: Tensor  # [pages, kv_heads, page_size, head_dim]
+
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[2]
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """Which new tokens belong to which sequence, and where their pages are. Read on the device by the kernels."""
+
+    query_start: Tensor  # [sequences + 1] int32: new tokens of sequence s are query_start[s] to query_start[s + 1]
+    context_lens: Tensor  # [sequences] int32: positions of s in the cache, the new tokens included
+    page_table: Tensor  # [sequences, max_pages] int32: page of position p is page_table[s, p // page_size]

@@ -1,0 +1,1 @@
+"""``dense``: one matrix product with optional bias and residual."""

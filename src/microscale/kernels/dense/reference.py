@@ -1,0 +1,53 @@
+"""``dense`` as plain float32 arithmetic on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from microscale.formats import FORMATS, BlockScaled, decode
+from microscale.hardware import Gpu
+from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
+from microscale.kernels.dense.spec import DenseSpec, DenseWeights
+from microscale.kernels.op import Activations, Cost, Implementation, Reason
+
+# Rows decoded at a time: a float32 copy of gpt-oss's lm_head would take 2.3 GB.
+CHUNK_ROWS = 16384
+
+
+def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None) -> Tensor:
+    """``x [tokens, columns]`` → ``[tokens, rows]`` in float32."""
+    x = x.float()
+    rows = weights.weight.shape[0]
+    parts = []
+    for start in range(0, rows, CHUNK_ROWS):
+        chunk = weights.weight[start : start + CHUNK_ROWS]
+        parts.append(x @ (decode(chunk) if isinstance(chunk, BlockScaled) else chunk.float()).T)
+    y = torch.cat(parts, dim=-1)
+    if weights.bias is not None:
+        y = y + weights.bias.float()
+    return y if residual is None else y + residual.float()
+
+
+class ReferenceDense(Implementation[DenseSpec]):
+    """Float32, decoded on every call in chunks of rows."""
+
+    op = "dense"
+    name = "reference"
+    layout = "checkpoint"
+
+    def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
+        if spec.weight_format not in ("bf16", *FORMATS):
+            return f"reads bf16, {' and '.join(FORMATS)} weights, not {spec.weight_format}"
+        if spec.activations is Activations.MXFP8:
+            return "computes in float32, not with mxfp8 activations"
+        return None
+
+    def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
+        return Cost(weight_bytes(spec) + activation_bytes(spec), dense_flops(spec), efficiency=0.02)
+
+    def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
+        return weights
+
+    def run(self, packed: DenseWeights, spec: DenseSpec, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return dense(x, packed, residual).to(x.dtype)

@@ -1,0 +1,1 @@
+"""``moe``: the expert layer of a mixture-of-experts model."""

@@ -1,0 +1,70 @@
+"""``moe`` as plain float32 arithmetic on any device: the truth that every other implementation is held against.
+
+Experts are decoded one at a time and only when a token uses them, so the packed weights are all that stays in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from microscale.formats import FORMATS, decode
+from microscale.hardware import Gpu
+from microscale.kernels.moe.cost import expert_flops, expert_weight_bytes
+from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
+from microscale.kernels.op import Cost, Implementation, Reason
+
+
+def apply_gate(h: Tensor, gate: Gate) -> Tensor:
+    """``h [..., 2 * intermediate]`` → ``[..., intermediate]``."""
+    if gate.interleaved:
+        g, up = h[..., 0::2], h[..., 1::2]
+    else:
+        g, up = h.chunk(2, dim=-1)
+    if gate.kind is GateKind.GELU_TANH:
+        return F.gelu(g, approximate="tanh") * up
+    g = g.clamp(max=gate.limit)
+    up = up.clamp(-gate.limit, gate.limit)
+    return (up + 1) * g * torch.sigmoid(gate.alpha * g)
+
+
+def moe(x: Tensor, weights: MoeWeights, routing: Routing, gate: Gate) -> Tensor:
+    """``x [tokens, hidden]`` → ``[tokens, hidden]`` in float32."""
+    x = x.float()
+    y = torch.zeros_like(x)
+    for expert in routing.expert_ids.unique().tolist():
+        token, slot = (routing.expert_ids == expert).nonzero(as_tuple=True)
+        h = x[token] @ decode(weights.gate_up[expert]).T
+        if weights.gate_up_bias is not None:
+            h = h + weights.gate_up_bias[expert].float()
+        out = apply_gate(h, gate) @ decode(weights.down[expert]).T
+        if weights.down_bias is not None:
+            out = out + weights.down_bias[expert].float()
+        y.index_add_(0, token, out * routing.weights[token, slot, None])
+    return y
+
+
+class ReferenceMoe(Implementation[MoeSpec]):
+    """Float32, one expert at a time, nothing kept decoded."""
+
+    op = "moe"
+    name = "reference"
+    layout = "checkpoint"
+
+    def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
+        if spec.weight_format not in FORMATS:
+            return f"reads {' and '.join(FORMATS)} experts, not {spec.weight_format}"
+        if spec.activations is Activations.MXFP8:
+            return "computes in float32, not with mxfp8 activations"
+        return None
+
+    def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
+        # Decoding to float32 writes and reads 4 bytes a weight, in several passes: hence the low efficiency.
+        return Cost(expert_weight_bytes(spec), expert_flops(spec), efficiency=0.01)
+
+    def pack(self, weights: MoeWeights, spec: MoeSpec) -> MoeWeights:
+        return weights
+
+    def run(self, packed: MoeWeights, spec: MoeSpec, x: Tensor, routing: Routing) -> Tensor:
+        return moe(x, packed, routing, spec.gate).to(x.dtype)

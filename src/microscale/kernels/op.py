@@ -1,0 +1,107 @@
+"""The contract between an op's implementations and the rest of Microscale.
+
+An op is a folder: ``spec.py`` (what is asked), ``reference.py`` (what is true), ``cost.py`` (what it must move and
+compute), and one module per implementation. An implementation says for itself whether it can run a spec on a GPU
+(``supports``), what that costs (``cost``), how it wants the weights laid out (``pack``) and every kernel that it may
+launch there (``variants``); ``backends`` chooses among them and never looks inside.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from microscale.hardware import Gpu
+
+SpecT = TypeVar("SpecT")
+Reason = str
+"""Why an implementation cannot run a spec: one clause that a user understands, with the numbers in it."""
+
+
+class Unit(StrEnum):
+    """Which arithmetic units do the work."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    FP4 = "fp4"
+
+
+class Activations(StrEnum):
+    """The number format in which activations meet the weights."""
+
+    FLOAT32 = "float32"
+    BF16 = "bf16"
+    MXFP8 = "mxfp8"
+
+
+def torch_dtype(activations: Activations) -> torch.dtype:
+    """The type in which activations travel between ops; MXFP8 ones travel as bfloat16 and are quantised on the way in."""
+    return torch.float32 if activations is Activations.FLOAT32 else torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least that an implementation must move and compute, and how near to that it is expected to come."""
+
+    bytes: int
+    flops: int
+    unit: Unit = Unit.BF16
+    efficiency: float = 0.5
+    """Fraction of the floor's speed expected where nothing was measured. Stated by the implementation, not fitted."""
+
+    def floor_us(self, gpu: Gpu) -> float:
+        """The time in microseconds that no implementation of this cost can beat on ``gpu``."""
+        peaks = {Unit.BF16: gpu.peak.bf16, Unit.FP8: gpu.peak.fp8, Unit.FP4: gpu.peak.fp4}
+        tflops = peaks[self.unit] or gpu.peak.bf16
+        return max(self.bytes / (gpu.bandwidth_gbs * 1e3), self.flops / (tflops * 1e6))
+
+    def predicted_us(self, gpu: Gpu) -> float:
+        return self.floor_us(gpu) / self.efficiency
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel as it may be launched: all that is needed to compile it without a GPU."""
+
+    op: str
+    implementation: str
+    name: str
+    fn: Any
+    """The jit function (Triton or Gluon)."""
+    signature: Mapping[str, str]
+    """Run-time argument → Triton type: ``*u8``, ``*bf16``, ``i32`` …"""
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Compile options: ``num_warps``, ``num_stages``, ``maxnreg``, ``arch`` …"""
+    divisible: tuple[str, ...] = ()
+    """Arguments that are always divisible by 16: pointers to aligned tensors, strides of whole tiles."""
+    promise: str | None = None
+    """A regular expression that must match in the PTX: the matrix instruction that the caller was promised."""
+    spills_because: str | None = None
+    """Why this variant may spill registers. Without it a spill fails the proof."""
+
+
+class Implementation(ABC, Generic[SpecT]):
+    """One way to run an op. Stateless: everything that it needs is in its arguments."""
+
+    op: ClassVar[str]
+    name: ClassVar[str]
+    layout: ClassVar[str]
+    """Name of the physical layout that ``pack`` makes; implementations with the same layout share packed weights."""
+
+    @abstractmethod
+    def supports(self, spec: SpecT, gpu: Gpu) -> Reason | None:
+        """``None`` when ``run`` works for this spec on this GPU, else why not. The one predicate that decides."""
+
+    @abstractmethod
+    def cost(self, spec: SpecT, gpu: Gpu) -> Cost:
+        """What running the spec costs on this GPU."""
+
+    def variants(self, gpu: Gpu) -> Iterable[Variant]:
+        """Every kernel that ``run`` may launch on this GPU. Plain torch launches none of ours."""
+        return ()

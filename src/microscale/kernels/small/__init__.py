@@ -1,0 +1,1 @@
+"""``small``: everything between the matrix products: norms, rotary positions, KV writes, routing."""
