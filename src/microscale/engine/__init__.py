@@ -1,0 +1,1 @@
+"""Token ids in, token ids out. No text and no asyncio."""

@@ -1,0 +1,80 @@
+"""From what the user asked for to a model that is ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from microscale import hardware
+from microscale.backends.ops import Activations, Ops, Wish
+from microscale.errors import BadSetting
+from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat, open_weights
+
+DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What decides how a model is loaded. Names follow the command line's flags."""
+
+    model: str
+    load_format: LoadFormat = "auto"
+    device: str = "auto"
+    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``."""
+    dtype: str = "auto"
+    """Type of the activations: ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
+    wish: Wish = field(default_factory=Wish)
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    page_size: int = 16
+    offline: bool = False
+    seed: int = 0
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``--device`` means, checked to be there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadSetting(f"Unknown device {name!r}; use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadSetting(f"Device {name!r} is not supported; use auto, cpu, cuda or cuda:N.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise BadSetting(f"Device {name!r} is not there: torch sees {count} CUDA GPUs; `microscale doctor` says why.")
+    return device
+
+
+def choose_activations(dtype: str, device: torch.device) -> Activations:
+    """The activations' type that ``--dtype`` means on this device."""
+    if dtype == "auto":
+        return Activations.BF16 if device.type == "cuda" else Activations.FLOAT32
+    if dtype not in DTYPES:
+        raise BadSetting(f"Unknown dtype {dtype!r}; use auto, {' or '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def load_model(
+    options: LoadOptions,
+    on_open: Callable[[GptOssWeights], None] = lambda weights: None,
+    on_layer: Callable[[], None] = lambda: None,
+) -> GptOss:
+    """Open, check and load. ``on_open`` hears the checked weights, then ``on_layer`` each layer as it is ready."""
+    if options.page_size < 1:
+        raise BadSetting(f"page_size is {options.page_size}; a page holds at least one position.")
+    device = choose_device(options.device)
+    gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
+    ops = Ops(gpu, choose_activations(options.dtype, device), options.wish)
+    weights = open_weights(
+        options.model,
+        load_format=options.load_format,
+        overrides=options.overrides,
+        offline=options.offline,
+        seed=options.seed,
+    )
+    on_open(weights)
+    return GptOss(weights, ops, device, options.page_size, on_layer)

@@ -1,0 +1,59 @@
+"""What one step of a model takes: the tokens, where they are, and the KV cache.
+
+Layers of one kind (full, sliding) share page tables; the two kinds may use pages of their own. All index tensors live on
+the model's device, so that a kernel reads lengths and tables there and a captured graph sees new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import AttentionBatch, PagedKv
+from microscale.models.config import LayerKind
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """New tokens of one or more sequences, laid end to end."""
+
+    token_ids: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    attention: Mapping[LayerKind, AttentionBatch]
+    slots: Mapping[LayerKind, Tensor]
+    """Where each token's keys and values go: ``[tokens]`` int64, page * page_size + offset."""
+    logit_rows: Tensor
+    """Tokens whose logits are wanted: ``[rows]`` int64, usually the last of each sequence."""
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """Paged keys and values of every layer."""
+
+    layers: tuple[PagedKv, ...]
+    page_size: int
+
+    @classmethod
+    def allocate(
+        cls,
+        kinds: Sequence[LayerKind],
+        num_pages: Mapping[LayerKind, int],
+        page_size: int,
+        head_shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KvCache:
+        """Pages for each layer by its kind; ``head_shape`` is (kv_heads, head_dim).
+
+        The memory is not cleared: attention reads no position that was not written.
+        """
+        kv_heads, head_dim = head_shape
+        layers = []
+        for kind in kinds:
+            shape = (num_pages[kind], kv_heads, page_size, head_dim)
+            k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+            layers.append(PagedKv(k, v))
+        return cls(tuple(layers), page_size)

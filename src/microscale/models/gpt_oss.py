@@ -1,0 +1,160 @@
+"""gpt-oss, once: the same code runs on plain references and on the fast kernels.
+
+A decoder layer is: norm, fused QKV, rotary positions, paged attention with a learned sink per head (every other layer
+sees only a window), output projection; norm, router, mixture of experts. Everything is added to the residual stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from microscale.backends.ops import (
+    AttentionSpec,
+    DenseWeights,
+    Gate,
+    GateKind,
+    MoeWeights,
+    Ops,
+    PagedKv,
+    RopeTable,
+    SmallSpec,
+)
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import GptOssConfig, LayerKind, YarnRope
+from microscale.models.gpt_oss_weights import GptOssWeights, LayerTensors
+
+
+def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable:
+    """YaRN: high frequencies stay, low ones are divided by ``factor``, those between are blended.
+
+    A dimension turns ``original_context / wavelength`` times over the original context; ``beta_fast`` turns or more
+    count as high, ``beta_slow`` or fewer as low. Cosine and sine grow by ``0.1 ln(factor) + 1``.
+    """
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    plain = 1.0 / rope.theta ** (index / head_dim)
+    # 0 where the frequency stays, 1 where it is divided; 0.001 keeps a ramp of no width from dividing by zero.
+    ramp = ((index / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
+    return RopeTable(plain * (1 - ramp) + plain / rope.factor * ramp, 0.1 * math.log(rope.factor) + 1.0)
+
+
+class DecoderLayer:
+    """One layer, bound to its kernels."""
+
+    def __init__(self, config: GptOssConfig, kind: LayerKind, tensors: LayerTensors, ops: Ops, page_size: int) -> None:
+        self.config = config
+        self.kind = kind
+        self.attn_norm = tensors.attn_norm
+        self.mlp_norm = tensors.mlp_norm
+        self.qkv = ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias))
+        self.o = ops.dense("o", DenseWeights(tensors.o_weight, tensors.o_bias))
+        self.router = ops.dense("router", DenseWeights(tensors.router_weight, tensors.router_bias))
+        self.experts = ops.moe(
+            MoeWeights(tensors.gate_up, tensors.down, tensors.gate_up_bias, tensors.down_bias),
+            config.top_k,
+            Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=config.swiglu_alpha, limit=config.swiglu_limit),
+        )
+        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
+        self.small = ops.small(small_spec(config, ops))
+
+    def forward(self, x: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
+        """``x [tokens, hidden]``, the residual stream, one layer on."""
+        config, small = self.config, self.small
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        normed = small.rms_norm(x, self.attn_norm, config.rms_epsilon)
+        qkv = self.qkv(normed).view(-1, heads + 2 * kv_heads, dim)
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        q, k = small.rope(q, batch.positions, rope), small.rope(k, batch.positions, rope)
+        small.write_kv(k, v, kv, batch.slots[self.kind])
+        attended = self.attention(q, kv, batch.attention[self.kind])
+        x = self.o(attended.flatten(1), residual=x)
+        normed = small.rms_norm(x, self.mlp_norm, config.rms_epsilon)
+        routing = small.route(self.router(normed), config.top_k)
+        return x + self.experts(normed, routing)
+
+
+def attention_spec(config: GptOssConfig, kind: LayerKind, ops: Ops, page_size: int) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        window=config.sliding_window if kind is LayerKind.SLIDING else None,
+        sinks=True,
+        page_size=page_size,
+        activations=ops.activations,
+        tokens=1,
+        context=config.max_context,
+    )
+
+
+def small_spec(config: GptOssConfig, ops: Ops) -> SmallSpec:
+    return SmallSpec(
+        hidden=config.hidden,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_experts=config.num_experts,
+        top_k=config.top_k,
+        activations=ops.activations,
+        tokens=1,
+    )
+
+
+class GptOss:
+    """The whole model. Loading reads one layer at a time; a layer's checkpoint bytes go as soon as it is packed."""
+
+    def __init__(
+        self,
+        weights: GptOssWeights,
+        ops: Ops,
+        device: torch.device,
+        page_size: int = 16,
+        on_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        config = weights.config
+        self.config = config
+        self.ops = ops
+        self.device = device
+        self.page_size = page_size
+        self.embed = weights.embed(device)
+        self.layers: list[DecoderLayer] = []
+        for layer_idx, kind in enumerate(config.layer_kinds):
+            self.layers.append(DecoderLayer(config, kind, weights.layer(layer_idx, device), ops, page_size))
+            on_layer()
+        self.norm = weights.norm(device)
+        self.lm_head = ops.dense("lm_head", DenseWeights(weights.lm_head(device)))
+        self.rope = yarn_table(config.rope, config.head_dim, device)
+        self.small = ops.small(small_spec(config, ops))
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
+        """An empty KV cache with this many pages for each kind of layer."""
+        config = self.config
+        return KvCache.allocate(
+            config.layer_kinds,
+            num_pages,
+            self.page_size,
+            (config.num_kv_heads, config.head_dim),
+            self.ops.dtype,
+            self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KvCache) -> Tensor:
+        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logit_rows``; the new tokens' KV goes to the cache."""
+        x = F.embedding(batch.token_ids, self.embed).to(self.ops.dtype)
+        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
+            x = layer.forward(x, batch, layer_kv, self.rope)
+        x = self.small.rms_norm(x[batch.logit_rows], self.norm, self.config.rms_epsilon)
+        return self.lm_head(x).float()

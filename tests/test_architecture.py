@@ -1,0 +1,224 @@
+"""The rules of the design that a syntax tree can show: who imports whom, and where knowledge may live."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "microscale"
+TESTS = ROOT / "tests"
+
+FILES = sorted(SRC.rglob("*.py"))
+
+# module → what of ours it may import. A more specific entry (models → backends.ops) admits just that module.
+MAY_IMPORT: dict[str, set[str]] = {
+    "version": set(),
+    "errors": set(),
+    "settings": {"errors"},
+    "hardware": {"errors"},
+    "formats": {"errors"},
+    "text": {"errors", "settings"},
+    "kernels": {"formats", "hardware", "errors"},
+    "backends": {"kernels", "formats", "hardware", "settings", "errors"},
+    "models": {"backends.ops", "formats", "errors"},
+    "parallel": {"errors", "settings"},
+    "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
+    "server": {"engine", "text", "settings", "errors"},
+    "prove": {"kernels", "backends", "hardware", "errors"},
+    "bench": {"engine", "models", "backends", "kernels", "formats", "hardware", "parallel", "text", "settings", "errors", "version"},
+    "quality": {"engine", "models", "backends", "kernels", "formats", "hardware", "parallel", "text", "settings", "errors", "bench", "version"},
+    "doctor": {"hardware", "settings", "errors", "version"},
+    "__init__": {"version"},
+}
+EVERYTHING = {"cli", "__main__"}
+EVERYTHING_BUT_CLI = {"integrations"}
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def owner(path: Path) -> str:
+    """The top-level module that a file belongs to."""
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every import of ours: line and dotted name below ``microscale``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            module = node.module or ""
+            if module == "microscale":
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif module.startswith("microscale."):
+                below = module.removeprefix("microscale.")
+                # `from microscale.backends import ops` imports backends.ops as much as the dotted form does.
+                yield from ((node.lineno, f"{below}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("microscale."):
+                    yield node.lineno, alias.name.removeprefix("microscale.")
+
+
+def allowed(target: str, rules: set[str]) -> bool:
+    parts = target.split(".")
+    return any(parts[: len(rule.split("."))] == rule.split(".") for rule in rules)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_follow_the_table(path: Path) -> None:
+    module = owner(path)
+    if module in EVERYTHING:
+        return
+    found = [(line, target) for line, target in imports(tree_of(path)) if target.split(".")[0] != module]
+    if module in EVERYTHING_BUT_CLI:
+        wrong = [entry for entry in found if entry[1].split(".")[0] == "cli"]
+    else:
+        assert module in MAY_IMPORT, f"{module} is not in the table of the design: add it there and here"
+        wrong = [entry for entry in found if not allowed(entry[1], MAY_IMPORT[module])]
+    assert not wrong, f"{path.relative_to(ROOT)} imports against the design: {wrong}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_stand_at_the_top(path: Path) -> None:
+    tree = tree_of(path)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inner = [n.lineno for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert not inner, f"{path.relative_to(ROOT)} imports inside a function at lines {inner}"
+
+
+# Names of architectures: sm90, SM_120, compute_90a, hopper … Products (rtx5090) and word parts (canada) do not match.
+ARCHITECTURE = re.compile(
+    r"\b(?:sm_?\d{2,3}[a-z]?|compute_\d{2,3}[a-z]?|ampere|hopper|blackwell|lovelace)\b|get_device_capability", re.IGNORECASE
+)
+CAPABILITY_PARTS = {"major", "minor"}
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """Identities of the string nodes that are prose: a string that stands as a statement."""
+    return {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+
+
+def gpu_knowledge(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Code (not prose, not comments, not Triton's own module names) that names an architecture or a capability."""
+    prose = docstrings(tree)
+    for node in ast.walk(tree):
+        words: list[str] = []
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            words = [node.value]
+        elif isinstance(node, ast.Name):
+            words = [node.id]
+        elif isinstance(node, ast.Attribute):
+            words = [node.attr]
+            if node.attr in CAPABILITY_PARTS and "prop" in ast.unparse(node.value):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            words = [node.name]
+        elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+            words = [node.arg]
+        for word in words:
+            for part in re.split(r"(?<=[a-z0-9])_(?=[a-z])", word) + [word]:
+                if ARCHITECTURE.search(part):
+                    yield getattr(node, "lineno", 0), word
+                    break
+
+
+OUTSIDE_HARDWARE = [path for path in FILES if owner(path) != "hardware"]
+
+
+@pytest.mark.parametrize("path", OUTSIDE_HARDWARE, ids=lambda p: str(p.relative_to(SRC)))
+def test_gpu_knowledge_lives_in_hardware(path: Path) -> None:
+    found = list(gpu_knowledge(tree_of(path)))
+    assert not found, f"{path.relative_to(ROOT)} names an architecture: {found}; ask for a Feature instead"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = torch.cuda.get_device_capability()",
+        "if props.major >= 10: pass",
+        "arch = 'sm_120'",
+        "arch = 'sm90a'",
+        "def is_hopper(): pass",
+        "f(arch_sm120=True)",
+        "target = f'compute_{1}' + 'compute_90'",
+    ],
+)
+def test_gpu_knowledge_is_seen(code: str) -> None:
+    assert list(gpu_knowledge(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["'''Runs on SM90.'''", "x = 1  # SM120", "num_sms = 132", "family = 'small'", "self.major = 1", "smem = 'sm'"],
+)
+def test_innocent_code_passes(code: str) -> None:
+    assert not list(gpu_knowledge(ast.parse(code)))
+
+
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_only_settings_reads_the_environment(path: Path) -> None:
+    if owner(path) == "settings":
+        return
+    reads = [
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if (isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT)
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and ENVIRONMENT & {a.name for a in node.names})
+    ]
+    assert not reads, f"{path.relative_to(ROOT)} reads the environment at lines {reads}; settings.py is the place"
+
+
+OPS = sorted(p for p in (SRC / "kernels").iterdir() if p.is_dir() and p.name != "__pycache__")
+
+
+def public_functions(path: Path) -> set[str]:
+    return {n.name for n in tree_of(path).body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")}
+
+
+@pytest.mark.parametrize("folder", OPS, ids=lambda p: p.name)
+def test_every_op_has_contract_reference_cost_and_test(folder: Path) -> None:
+    for part in ("spec.py", "reference.py", "cost.py"):
+        assert (folder / part).exists(), f"kernels/{folder.name} lacks {part}"
+    tests = list((TESTS / "kernels").glob(f"test_{folder.name}*.py"))
+    assert tests, f"tests/kernels has no test_{folder.name}*.py"
+    used = {name for path in tests for name in re.findall(r"\w+", path.read_text())}
+    missing = public_functions(folder / "reference.py") - used
+    assert not missing, f"no test in tests/kernels/test_{folder.name}*.py uses the reference's {sorted(missing)}"
+
+
+def test_small_ops_have_a_cost_each() -> None:
+    missing = public_functions(SRC / "kernels/small/reference.py") - public_functions(SRC / "kernels/small/cost.py")
+    assert not missing, f"kernels/small/cost.py lacks {sorted(missing)}"
+
+
+def test_report_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A report, not a rule: what has grown beyond what the style calls small."""
+    long_files = [(len(p.read_text().splitlines()), p) for p in FILES]
+    functions = [
+        ((node.end_lineno or node.lineno) - node.lineno + 1, f"{path.relative_to(SRC)}:{node.lineno} {node.name}")
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert functions
+    with capsys.disabled():
+        for lines, path in sorted(long_files, reverse=True):
+            if lines > (400 if "kernels" in path.parts else 300):
+                print(f"\nlong file: {path.relative_to(SRC)}, {lines} lines")
+        for lines, name in sorted(functions, reverse=True):
+            if lines > (150 if "_jit.py" in name else 50):
+                print(f"\nlong function: {name}, {lines} lines")

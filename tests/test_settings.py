@@ -1,0 +1,31 @@
+"""The environment: read in one place, strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from microscale import settings
+from microscale.errors import BadSetting
+
+
+def test_defaults() -> None:
+    value = settings.load({"XDG_CACHE_HOME": "/cache"})
+    assert value == settings.Settings(cache_dir=Path("/cache/microscale"), offline=False, debug=False)
+
+
+def test_values() -> None:
+    value = settings.load({"MICROSCALE_CACHE_DIR": "/x", "MICROSCALE_OFFLINE": "yes", "MICROSCALE_DEBUG": "1"})
+    assert value == settings.Settings(Path("/x"), offline=True, debug=True)
+    assert settings.load({"HF_HUB_OFFLINE": "1"}).offline
+
+
+def test_a_value_that_is_no_flag_is_refused() -> None:
+    with pytest.raises(BadSetting, match="MICROSCALE_DEBUG='perhaps'"):
+        settings.load({"MICROSCALE_DEBUG": "perhaps"})
+
+
+def test_a_variable_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(BadSetting, match="MICROSCALE_CACHE_DIRECTORY"):
+        settings.load({"MICROSCALE_CACHE_DIRECTORY": "/x"})
