@@ -121,7 +121,9 @@ def test_greedy_tokens_equal_transformers(folders: dict[str, Path], name: str, p
         assert len(completion.token_ids) == NEW_TOKENS
         assert completion.token_ids == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert completion.finish_reason == "length"
-        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1).gather(1, torch.tensor(completion.token_ids)[:, None])
+        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1).gather(
+            1, torch.tensor(completion.token_ids)[:, None]
+        )
         torch.testing.assert_close(torch.tensor(completion.logprobs), logprobs[:, 0], rtol=1e-3, atol=1e-3)
 
 

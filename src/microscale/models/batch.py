@@ -1,7 +1,7 @@
 """What one step of a model takes: the tokens, where they are, and the KV cache.
 
-Layers of one kind (full, sliding) share page tables; the two kinds may use pages of their own. All index tensors live on
-the model's device, so that a kernel reads lengths and tables there and a captured graph sees new ones.
+Layers of one kind (full, sliding) share page tables; the two kinds may use pages of their own. All index tensors live
+on the model's device, so that a kernel reads lengths and tables there and a captured graph sees new ones.
 """
 
 from __future__ import annotations

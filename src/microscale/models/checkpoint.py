@@ -1,0 +1,153 @@
+"""Reads the tensors of a checkpoint folder, one at a time, and only after all of them were checked.
+
+Opening reads headers and index; ``check`` compares every tensor with what the model expects; ``read`` brings one in.
+On a CPU a tensor stays a view of the mapped file, on a GPU the copy to the device is the only one, so that the peak of
+extra memory is what the caller holds, at most a layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from microscale.errors import BadCheckpoint
+from microscale.formats import SCALE_NAN
+from microscale.models.json_object import read_json_object
+from microscale.models.safetensors_header import TensorEntry, read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_SHARD_NUMBER = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
+_SCALES = ("_scales", ".scales")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that the model expects."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    """The types it may have, in safetensors' words."""
+
+
+class Checkpoint:
+    """The safetensors files of one folder: a single file, shards with an index, or shards alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: Mapping[str, TensorEntry] = _open(folder)
+        self._open_files: dict[Path, Any] = {}
+
+    def check(self, expected: Iterable[TensorSpec]) -> None:
+        """Every expected tensor is there, in shape and type, and no other tensor is."""
+        names = set()
+        for spec in expected:
+            names.add(spec.name)
+            entry = self.entries.get(spec.name)
+            if entry is None:
+                raise BadCheckpoint(f"{self.folder} lacks tensor {spec.name!r}, which its config asks for.")
+            if entry.shape != spec.shape:
+                raise BadCheckpoint(
+                    f"{entry.file}: tensor {spec.name!r} has shape {list(entry.shape)}, "
+                    f"but the config asks for {list(spec.shape)}."
+                )
+            if entry.dtype not in spec.dtypes:
+                raise BadCheckpoint(
+                    f"{entry.file}: tensor {spec.name!r} has type {entry.dtype}, not {' or '.join(spec.dtypes)}."
+                )
+        for name, entry in self.entries.items():
+            if name not in names:
+                raise BadCheckpoint(f"{entry.file}: tensor {name!r} is no part of the model that the config describes.")
+
+    def read(self, name: str, device: torch.device | str) -> Tensor:
+        """One tensor on ``device``. NaN and infinity are refused, and so is 255, the NaN of E8M0, in scales."""
+        entry = self.entries[name]
+        try:
+            if entry.file not in self._open_files:
+                self._open_files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
+            tensor: Tensor = self._open_files[entry.file].get_tensor(name).to(device)
+        except (SafetensorError, OSError) as exc:
+            raise BadCheckpoint(f"{entry.file}: tensor {name!r} cannot be read: {exc}.") from exc
+        _refuse_nan(entry, tensor)
+        return tensor
+
+
+def _refuse_nan(entry: TensorEntry, tensor: Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    if tensor.is_floating_point():
+        # Both ends are NaN if any element is. 0.7 ns an element on one core; isfinite takes 9 and twice the memory.
+        ends = torch.stack(torch.aminmax(tensor)).float()
+        if not torch.isfinite(ends).all():
+            raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains NaN or infinity.")
+    elif tensor.dtype == torch.uint8 and entry.name.endswith(_SCALES) and int(tensor.max()) == SCALE_NAN:
+        raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains the scale byte {SCALE_NAN}, which is NaN.")
+
+
+def _open(folder: Path) -> dict[str, TensorEntry]:
+    if not folder.is_dir():
+        raise BadCheckpoint(f"{folder} is not a folder.")
+    single, index = folder / SINGLE, folder / INDEX
+    if single.is_file() and index.is_file():
+        raise BadCheckpoint(f"{folder} has both {SINGLE} and {INDEX}; remove the one that is not the model.")
+    if single.is_file():
+        return read_header(single)
+    if index.is_file():
+        return _open_indexed(folder, index)
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        raise BadCheckpoint(f"{folder} has no *.safetensors file, so it has no weights.")
+    _check_shard_numbers(folder, shards)
+    return _merge(shards)
+
+
+def _open_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
+    weight_map = read_json_object(index, BadCheckpoint).nested("weight_map")
+    files = {name: weight_map.require(name, str) for name in weight_map.data}
+    for name, file in files.items():
+        # A plain name: an index must not reach outside its folder.
+        if Path(file).name != file or "\\" in file or not file.endswith(".safetensors"):
+            raise weight_map.fault(name, f"names {file!r}, which is not a *.safetensors file of the same folder")
+        if not (folder / file).is_file():
+            raise BadCheckpoint(f"{folder / file} is missing, although {INDEX} names it for tensor {name!r}.")
+    entries = _merge([folder / file for file in sorted(set(files.values()))])
+    for name, file in files.items():
+        if name not in entries:
+            raise BadCheckpoint(f"{folder / file} lacks tensor {name!r}, which {INDEX} says is there.")
+    for name, entry in entries.items():
+        if files.get(name) != entry.file.name:
+            says = f"puts it in {files[name]}" if name in files else "does not know"
+            raise BadCheckpoint(f"{entry.file} holds tensor {name!r}, which {INDEX} {says}.")
+    return entries
+
+
+def _merge(shards: list[Path]) -> dict[str, TensorEntry]:
+    entries: dict[str, TensorEntry] = {}
+    for shard in shards:
+        for name, entry in read_header(shard).items():
+            if name in entries:
+                raise BadCheckpoint(f"{shard}: tensor {name!r} is also in {entries[name].file.name}.")
+            entries[name] = entry
+    return entries
+
+
+def _check_shard_numbers(folder: Path, shards: list[Path]) -> None:
+    """Files that say "3 of 7" must all be there; numbers begin at 0 or at 1."""
+    matches = [match for shard in shards if (match := _SHARD_NUMBER.search(shard.name))]
+    if not matches:
+        return
+    numbers = {int(match[1]) for match in matches}
+    total = max(int(match[2]) for match in matches)
+    first = 0 if 0 in numbers else 1
+    missing = next((number for number in range(first, first + total) if number not in numbers), None)
+    if missing is not None:
+        raise BadCheckpoint(f"{folder} lacks shard {missing} of {total} of its *.safetensors files.")

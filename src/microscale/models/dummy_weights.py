@@ -1,0 +1,95 @@
+"""Random weights of the right shapes, for speed and memory tests without a checkpoint.
+
+A tensor depends on the seed, its name and the kind of device, not on the order of calls. Experts are made as MXFP4
+bytes on the device: no BF16 copy of them ever exists, so that those of two layers of gpt-oss-120b need 3.4 GB and not
+12.7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from microscale.formats import BLOCK, MXFP4, BlockScaled
+from microscale.models.config import GptOssConfig
+from microscale.models.gpt_oss_tensors import LayerTensors
+
+# Uniform E2M1 codes have an RMS of 2.9; under 2**-9 .. 2**-5 the weights have one of 0.047. At gpt-oss's width a layer
+# then adds about 8 to the residual stream, whose RMS is 47 and largest value 193 after 36 layers: far from BF16's end.
+SCALE_BYTES = range(118, 123)
+
+
+class DummyWeights:
+    """A ``GptOssWeights`` made of random numbers: weights near N(0, 0.02), biases and sinks off zero, norms near 1."""
+
+    def __init__(self, config: GptOssConfig, seed: int = 0) -> None:
+        self._config = config
+        self._seed = seed
+
+    @property
+    def config(self) -> GptOssConfig:
+        return self._config
+
+    def embed(self, device: torch.device | str) -> Tensor:
+        return self._normal("embed", (self.config.vocab_size, self.config.hidden), device)
+
+    def norm(self, device: torch.device | str) -> Tensor:
+        return self._normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
+
+    def lm_head(self, device: torch.device | str) -> Tensor:
+        return self._normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
+
+    def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
+        c = self.config
+        hidden, experts = c.hidden, c.num_experts
+
+        def normal(name: str, *shape: int, std: float = 0.02, mean: float = 0.0) -> Tensor:
+            return self._normal(f"layers.{layer_idx}.{name}", shape, device, std, mean)
+
+        def mxfp4(name: str, *shape: int) -> BlockScaled:
+            return self._mxfp4(f"layers.{layer_idx}.{name}", shape, device)
+
+        return LayerTensors(
+            attn_norm=normal("attn_norm", hidden, std=0.05, mean=1.0),
+            qkv_weight=normal("qkv_weight", c.qkv_rows, hidden),
+            qkv_bias=normal("qkv_bias", c.qkv_rows, std=0.1),
+            sinks=normal("sinks", c.num_heads, std=1.0),
+            o_weight=normal("o_weight", hidden, c.num_heads * c.head_dim),
+            o_bias=normal("o_bias", hidden, std=0.1),
+            mlp_norm=normal("mlp_norm", hidden, std=0.05, mean=1.0),
+            router_weight=normal("router_weight", experts, hidden),
+            router_bias=normal("router_bias", experts, std=0.1),
+            gate_up=mxfp4("gate_up", experts, 2 * c.intermediate, hidden),
+            gate_up_bias=normal("gate_up_bias", experts, 2 * c.intermediate, std=0.1),
+            down=mxfp4("down", experts, hidden, c.intermediate),
+            down_bias=normal("down_bias", experts, hidden, std=0.1),
+        )
+
+    def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
+        return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+    def _normal(
+        self, name: str, shape: tuple[int, ...], device: torch.device | str, std: float = 0.02, mean: float = 0.0
+    ) -> Tensor:
+        tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        return tensor.normal_(mean, std, generator=self._generator(name, device))
+
+    def _mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        generator = self._generator(name, device)
+        rows, k = shape[:-1], shape[-1]
+        # 64 bits a draw: eight bytes, sixteen codes. K is a multiple of 32, so the bytes are one of 8.
+        draws = torch.empty(math.prod(rows) * k // 16, dtype=torch.int64, device=device)
+        draws.random_(-(1 << 63), None, generator=generator)
+        scales = torch.randint(
+            SCALE_BYTES.start,
+            SCALE_BYTES.stop,
+            (*rows, k // BLOCK),
+            dtype=torch.uint8,
+            device=device,
+            generator=generator,
+        )
+        return BlockScaled(draws.view(torch.uint8).view(*rows, k // 2), scales, MXFP4)

@@ -1,0 +1,353 @@
+"""Configs: the three published forms, consistency, overrides, presets, and one sentence for all that is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import GptOssConfig as TransformersConfig
+from transformers import Mxfp4Config
+
+from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
+from microscale.models.config import LayerKind, YarnRope, alternating
+from microscale.models.config_file import Layout, read_config, to_hugging_face
+from microscale.models.presets import PRESETS, preset
+from support.tiny_checkpoints import CASES, has_original_form, original_json
+
+TINY = CASES["heads_4_2"]
+
+PUBLISHED_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "pad_token_id": 199999,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.55.0.dev0",
+    "use_cache": True,
+    "vocab_size": 201088,
+}
+
+ORIGINAL_20B = {
+    "num_hidden_layers": 24,
+    "num_experts": 32,
+    "experts_per_token": 4,
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "swiglu_limit": 7.0,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "initial_context_length": 4096,
+    "rope_theta": 150000,
+    "rope_scaling_factor": 32.0,
+    "rope_ntk_alpha": 1,
+    "rope_ntk_beta": 32,
+}
+
+END_TOKENS = [200002, 199999, 200012]
+
+
+def write(folder: Path, data: object, generation: object = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(data))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def changed(**values: object) -> dict[str, object]:
+    """A tiny config.json with some keys changed; ``...`` takes a key away."""
+    data = {**to_hugging_face(TINY), **values}
+    return {key: value for key, value in data.items() if value is not ...}
+
+
+def changed_rope(**values: object) -> dict[str, object]:
+    rope = {**to_hugging_face(TINY)["rope_scaling"], **values}  # type: ignore[dict-item]
+    return changed(rope_scaling={key: value for key, value in rope.items() if value is not ...})
+
+
+def test_published_form_is_the_20b_preset(tmp_path):
+    file = read_config(write(tmp_path, PUBLISHED_20B, {"eos_token_id": END_TOKENS, "do_sample": True}))
+    assert file.layout is Layout.HUGGING_FACE
+    assert file.config == PRESETS["gpt-oss-20b"]
+
+
+def test_original_form_is_the_20b_preset(tmp_path):
+    file = read_config(write(tmp_path, ORIGINAL_20B))
+    assert file.layout is Layout.ORIGINAL
+    assert set(file.config.eos_token_ids) == set(END_TOKENS)
+    assert replace(file.config, eos_token_ids=tuple(END_TOKENS)) == PRESETS["gpt-oss-20b"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_transformers_saves_is_read_back(name, tmp_path):
+    config = CASES[name]
+    theirs = TransformersConfig(**to_hugging_face(config) | {"quantization_config": Mxfp4Config().to_dict()})
+    theirs.save_pretrained(tmp_path)
+    assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
+    assert read_config(tmp_path).config == config
+
+
+def test_transformers_defaults_are_gpt_oss_120b(tmp_path):
+    TransformersConfig(quantization_config=Mxfp4Config().to_dict()).save_pretrained(tmp_path)
+    assert read_config(tmp_path).config == replace(PRESETS["gpt-oss-120b"], eos_token_ids=())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_round_trip(name, tmp_path):
+    assert read_config(write(tmp_path, to_hugging_face(CASES[name]))).config == CASES[name]
+
+
+@pytest.mark.parametrize("name", [name for name, config in CASES.items() if has_original_form(config)])
+def test_original_round_trip(name, tmp_path):
+    assert read_config(write(tmp_path, original_json(CASES[name]))).config == CASES[name]
+
+
+def test_keys_that_transformers_may_leave_out_have_its_defaults(tmp_path):
+    optional = ("attention_bias", "hidden_act", "layer_types", "swiglu_alpha", "swiglu_limit", "tie_word_embeddings")
+    data = changed(**dict.fromkeys(optional, ...), eos_token_id=...)
+    assert read_config(write(tmp_path, data)).config == TINY
+
+
+def test_truncate_defaults_to_what_transformers_computes(tmp_path):
+    assert read_config(write(tmp_path, changed_rope(truncate=...))).config.rope.truncate is True
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [
+        (7, None, (7,)),
+        ([7, 9], None, (7, 9)),
+        (None, None, ()),
+        (7, {"eos_token_id": [8, 9]}, (8, 9)),
+        (7, {"eos_token_id": None}, (7,)),
+        (7, {}, (7,)),
+        ([7, 200002], None, (7,)),
+    ],
+)
+def test_end_tokens(in_config, in_generation, expected, tmp_path):
+    folder = write(tmp_path, changed(eos_token_id=in_config), in_generation)
+    assert read_config(folder).config.eos_token_ids == expected
+
+
+REQUIRED = {
+    "hidden_size": int,
+    "intermediate_size": int,
+    "num_hidden_layers": int,
+    "num_attention_heads": int,
+    "num_key_value_heads": int,
+    "head_dim": int,
+    "num_local_experts": int,
+    "num_experts_per_tok": int,
+    "vocab_size": int,
+    "sliding_window": int,
+    "max_position_embeddings": int,
+    "rms_norm_eps": float,
+    "rope_theta": float,
+    "model_type": str,
+}
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_missing_key_names_file_and_key(key, tmp_path):
+    with pytest.raises(BadConfig, match=rf"config\.json.* has no key '{key}'"):
+        read_config(write(tmp_path, changed(**{key: ...})))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (key, value)
+        for key, kind in REQUIRED.items()
+        for value in ("64", True, None, [64], 1.5)
+        if type(value) is not kind
+    ],
+)
+def test_wrong_type_names_file_and_key(key, value, tmp_path):
+    with pytest.raises(BadConfig, match=rf"config\.json.*'{key}' must be"):
+        read_config(write(tmp_path, changed(**{key: value})))
+
+
+@pytest.mark.parametrize("key", sorted(set(ORIGINAL_20B) - {"swiglu_limit", "experts_per_token"}))
+def test_original_missing_key(key, tmp_path):
+    data = {name: value for name, value in ORIGINAL_20B.items() if name != key}
+    with pytest.raises(BadConfig, match=f"config.json has no key '{key}'"):
+        read_config(write(tmp_path, data))
+
+
+@pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings", "rope_type"])
+def test_missing_rope_key(key, tmp_path):
+    with pytest.raises(BadConfig, match=f"'rope_scaling' has no key '{key}'"):
+        read_config(write(tmp_path, changed_rope(**{key: ...})))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (changed(model_type="llama"), Unsupported, "'model_type' 'llama' is not supported; supported is 'gpt_oss'"),
+        (changed(quantization_config=...), Unsupported, "has no 'quantization_config'"),
+        (changed(quantization_config={"quant_method": "awq"}), Unsupported, "'quant_method' 'awq' is not supported"),
+        (changed(quantization_config={}), BadConfig, "'quantization_config' has no key 'quant_method'"),
+        (changed(quantization_config={"quant_method": 4}), BadConfig, "'quant_method' must be a string"),
+        (changed(attention_bias=False), Unsupported, "'attention_bias' false"),
+        (changed(tie_word_embeddings=True), Unsupported, "'tie_word_embeddings' true"),
+        (changed(hidden_act="gelu"), Unsupported, "'hidden_act' 'gelu'"),
+        (changed(rope_scaling=...), BadConfig, "has no key 'rope_scaling'"),
+        (changed(rope_scaling=None), BadConfig, "'rope_scaling' must be an object"),
+        (changed(rope_parameters={"rope_type": "yarn"}), BadConfig, "both 'rope_scaling' and 'rope_parameters'"),
+        (changed_rope(rope_type="llama3"), Unsupported, "'rope_type' 'llama3' is not supported"),
+        (changed_rope(mscale=0.7), Unsupported, "'mscale' is not supported"),
+        (changed_rope(attention_factor=1.0), Unsupported, "'attention_factor' is not supported"),
+        (changed_rope(factor=0.5), BadConfig, "factor 0.5 at least 1"),
+        (changed_rope(beta_slow=64.0), BadConfig, "below beta_fast"),
+        (changed(layer_types=["sliding_attention", "chunked"]), BadConfig, "'layer_types' may hold only"),
+        (changed(layer_types=["full_attention", 3]), BadConfig, "'layer_types' may hold only"),
+        (changed(layer_types=["full_attention"]), BadConfig, "1 layer kinds do not describe 2 layers"),
+        (changed(num_hidden_layers=10**9, layer_types=...), BadConfig, "more than any model has"),
+        (changed(num_hidden_layers=0, layer_types=[]), BadConfig, "num_layers is 0 and must be above 0"),
+        (changed(num_key_value_heads=3), BadConfig, "4 heads cannot share 3 KV heads"),
+        (changed(head_dim=15), BadConfig, "head_dim 15 is odd"),
+        (changed(hidden_size=72), BadConfig, "hidden size 72 is no multiple"),
+        (changed(intermediate_size=40), BadConfig, "intermediate size 40 is no multiple"),
+        (changed(num_experts_per_tok=5), BadConfig, "5 experts per token cannot be chosen from 4"),
+        (changed(sliding_window=-1), BadConfig, "sliding_window is -1"),
+        (changed(eos_token_id="end"), BadConfig, "'eos_token_id' must be a token"),
+        (changed(eos_token_id=[1, -2]), BadConfig, "'eos_token_id' must be a token"),
+        ([1, 2], BadConfig, "must hold a JSON object"),
+    ],
+)
+def test_refused(data, error, message, tmp_path):
+    with pytest.raises(error, match=message) as caught:
+        read_config(write(tmp_path, data))
+    assert str(tmp_path / "config.json") in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "\xff", "[" * 100_000],
+    ids=["empty", "open", "nan", "twice", "latin1", "deep"],
+)
+def test_text_that_is_not_json(text, tmp_path):
+    (tmp_path / "config.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(BadConfig, match=r"config\.json is not valid JSON"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400])
+def test_numbers_beyond_float(number, tmp_path):
+    text = json.dumps(changed(rms_norm_eps="here")).replace('"here"', number)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadConfig, match="'rms_norm_eps' must be a number"):
+        read_config(tmp_path)
+
+
+def test_folder_that_is_not_there(tmp_path):
+    with pytest.raises(BadCheckpoint, match="nowhere is not a folder"):
+        read_config(tmp_path / "nowhere")
+
+
+def test_folder_without_config(tmp_path):
+    with pytest.raises(BadConfig, match=r"has no config\.json"):
+        read_config(tmp_path)
+
+
+def test_overrides_change_keys(tmp_path):
+    overrides = {"num_hidden_layers": 1, "sliding_window": 9, "rope_scaling": {"factor": 2.0}, "eos_token_id": 5}
+    folder = write(tmp_path, to_hugging_face(TINY), {"eos_token_id": 3})
+    expected = replace(
+        TINY,
+        num_layers=1,
+        layer_kinds=(LayerKind.SLIDING,),
+        sliding_window=9,
+        rope=replace(TINY.rope, factor=2.0),
+        eos_token_ids=(5,),
+    )
+    assert read_config(folder, overrides).config == expected
+
+
+def test_overrides_of_the_original_form(tmp_path):
+    config = read_config(write(tmp_path, ORIGINAL_20B), {"num_hidden_layers": 3, "rope_scaling_factor": 8}).config
+    assert config.layer_kinds == alternating(3)
+    assert (config.rope.factor, config.max_context) == (8.0, 32768)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_layers": 2}, "Unknown override 'num_layers'; known for this model are .*num_hidden_layers"),
+        ({"use_cache": False}, "Unknown override 'use_cache'"),
+        ({"rope_parameters": {}}, "Unknown override 'rope_parameters'"),
+        ({"num_hidden_layers": "2"}, "the override of 'num_hidden_layers' must be an integer"),
+        ({"num_hidden_layers": 3}, "asks for 3 layers of a model that has 2"),
+        ({"sliding_window": None}, "the override of 'sliding_window' must be an integer"),
+        ({"rope_scaling": {"factor": "x"}}, "the override of 'factor' must be a number"),
+        ({"num_experts_per_tok": 9}, "9 experts per token cannot be chosen from 4"),
+    ],
+)
+def test_bad_overrides_are_the_users(overrides, message, tmp_path):
+    with pytest.raises(BadSetting, match=message):
+        read_config(write(tmp_path, to_hugging_face(TINY)), overrides)
+
+
+def test_presets_have_the_published_sizes():
+    small, large, tiny = PRESETS["gpt-oss-20b"], PRESETS["gpt-oss-120b"], PRESETS["gpt-oss-tiny"]
+    assert (small.num_layers, small.num_experts) == (24, 32)
+    assert (large.num_layers, large.num_experts) == (36, 128)
+    assert large.qkv_rows == (64 + 8 + 8) * 64
+    # The tiny one keeps what makes kernels fail: tails in every tile, grouped heads, more query width than hidden.
+    assert tiny.hidden % 128
+    assert tiny.num_heads // tiny.num_kv_heads == large.num_heads // large.num_kv_heads
+    assert tiny.num_heads * tiny.head_dim > tiny.hidden
+
+
+def test_preset_overrides():
+    config = preset("gpt-oss-120b", {"num_hidden_layers": 2})
+    assert config == replace(PRESETS["gpt-oss-120b"], num_layers=2, layer_kinds=alternating(2))
+    assert preset("gpt-oss-tiny", {"vocab_size": 100}).eos_token_ids == ()
+    with pytest.raises(BadSetting, match="Preset gpt-oss-20b: the override of 'head_dim' must be an integer"):
+        preset("gpt-oss-20b", {"head_dim": 1.5})
+
+
+def test_records_refuse_on_their_own():
+    with pytest.raises(BadConfig, match="end token 200 is not in the vocabulary"):
+        replace(TINY, eos_token_ids=(TINY.vocab_size,))
+    with pytest.raises(BadConfig, match="theta 0 must be above 1"):
+        YarnRope(0, 32.0, 32.0, 1.0, 4096, False)
