@@ -30,8 +30,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors"},
     "prove": {"kernels", "backends", "hardware", "errors"},
-    "bench": {"engine", "models", "backends", "kernels", "formats", "hardware", "parallel", "text", "settings", "errors", "version"},
-    "quality": {"engine", "models", "backends", "kernels", "formats", "hardware", "parallel", "text", "settings", "errors", "bench", "version"},
+    "bench": {
+        "engine",
+        "models",
+        "backends",
+        "kernels",
+        "formats",
+        "hardware",
+        "parallel",
+        "text",
+        "settings",
+        "errors",
+        "version",
+    },
+    "quality": {
+        "engine",
+        "models",
+        "backends",
+        "kernels",
+        "formats",
+        "hardware",
+        "parallel",
+        "text",
+        "settings",
+        "errors",
+        "bench",
+        "version",
+    },
     "doctor": {"hardware", "settings", "errors", "version"},
     "__init__": {"version"},
 }
@@ -95,7 +120,8 @@ def test_imports_stand_at_the_top(path: Path) -> None:
 
 # Names of architectures: sm90, SM_120, compute_90a, hopper … Products (rtx5090) and word parts (canada) do not match.
 ARCHITECTURE = re.compile(
-    r"\b(?:sm_?\d{2,3}[a-z]?|compute_\d{2,3}[a-z]?|ampere|hopper|blackwell|lovelace)\b|get_device_capability", re.IGNORECASE
+    r"\b(?:sm_?\d{2,3}[a-z]?|compute_\d{2,3}[a-z]?|ampere|hopper|blackwell|lovelace)\b|get_device_capability",
+    re.IGNORECASE,
 )
 CAPABILITY_PARTS = {"major", "minor"}
 
@@ -127,7 +153,7 @@ def gpu_knowledge(tree: ast.Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.keyword | ast.arg) and node.arg:
             words = [node.arg]
         for word in words:
-            for part in re.split(r"(?<=[a-z0-9])_(?=[a-z])", word) + [word]:
+            for part in (*re.split(r"(?<=[a-z0-9])_(?=[a-z])", word), word):
                 if ARCHITECTURE.search(part):
                     yield getattr(node, "lineno", 0), word
                     break

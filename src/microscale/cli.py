@@ -61,9 +61,9 @@ def _root(
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
-    """A progress bar on standard error that goes away when the work is done."""
+    """A progress bar on standard error that goes away when the work is done; none where that is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task(title, total=None)
         yield progress
 
@@ -83,7 +83,9 @@ def parse_overrides(text: str | None) -> dict[str, object]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadSetting(f"--hf-overrides is not JSON ({error}); use for instance '{{\"num_hidden_layers\": 2}}'.") from None
+        raise BadSetting(
+            f"--hf-overrides is not JSON ({error}); use for instance '{{\"num_hidden_layers\": 2}}'."
+        ) from None
     if not isinstance(value, dict):
         raise BadSetting("--hf-overrides takes a JSON object, for instance '{\"num_hidden_layers\": 2}'.")
     return value
@@ -113,7 +115,9 @@ def generate(
     prompt_ids: Annotated[str, typer.Option(help="The prompt's token ids, such as 1,2,3.")],
     max_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 16,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling (random without) and for dummy weights (0 without).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for sampling (random without) and for dummy weights (0 without).")
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end token.")] = False,
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
@@ -122,14 +126,20 @@ def generate(
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Activations: auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Activations: auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16.")
+    ] = "auto",
     backend: Annotated[
         str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
     ] = None,
     moe_backend: Annotated[str | None, typer.Option(help="The implementation of the expert layers.")] = None,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.")] = 16,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")] = 2048,
-    as_json: Annotated[bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")] = False,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
+    ] = 2048,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
+    ] = False,
 ) -> None:
     """Complete token ids with token ids, without a tokenizer.
 
@@ -175,6 +185,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
     else:
         colours = {"ok": "green", "note": "yellow", "broken": "red"}
         table = Table(box=None, pad_edge=False, show_header=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
         for finding in findings:
             table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
             if finding.mend:
@@ -199,7 +211,3 @@ def _wants_traceback() -> bool:
         return settings.load().debug
     except BadSetting:
         return False
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from microscale.errors import Unsupported
-from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled, block_format, decode, decode_scales, encode
+from microscale.formats import (
+    BLOCK,
+    MXFP4,
+    MXFP8,
+    BlockFormat,
+    BlockScaled,
+    block_format,
+    decode,
+    decode_scales,
+    encode,
+)
 from microscale.formats.mxfp4 import VALUES, pack_nibbles, round_e2m1, unpack_nibbles
 from microscale.formats.mxfp8 import round_e4m3
 
@@ -126,8 +137,10 @@ def test_encode_follows_the_specification(fmt: BlockFormat, data: st.DataObject)
 def test_rounding_at_every_midpoint(fmt: BlockFormat) -> None:
     """Each midpoint between neighbours, and the float32 just below and above it."""
     grid = sorted(v for v in ELEMENTS[fmt] if not math.isnan(v) and math.copysign(1, v) > 0)
-    middles = torch.tensor([(a + b) / 2 for a, b in zip(grid, grid[1:], strict=False)])
-    points = torch.cat([middles, torch.nextafter(middles, torch.tensor(0.0)), torch.nextafter(middles, torch.tensor(1e9))])
+    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(grid)])
+    points = torch.cat(
+        [middles, torch.nextafter(middles, torch.tensor(0.0)), torch.nextafter(middles, torch.tensor(1e9))]
+    )
     points = torch.cat([points, -points])
     rounded = round_e2m1(points) if fmt is MXFP4 else round_e4m3(points)
     sign_bit = 1 << (fmt.bits - 1)
@@ -139,14 +152,16 @@ def test_rounding_at_every_midpoint(fmt: BlockFormat) -> None:
 def test_what_was_decoded_encodes_to_itself(fmt: BlockFormat) -> None:
     """Values that the format holds survive; only the choice of scale may differ."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(64, 4 * BLOCK, generator=generator) * torch.exp2(torch.randint(-90, 90, (64, 1), generator=generator))
+    x = torch.randn(64, 4 * BLOCK, generator=generator) * torch.exp2(
+        torch.randint(-90, 90, (64, 1), generator=generator)
+    )
     once = decode(encode(x, fmt))
     assert torch.equal(decode(encode(once, fmt)), once)
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 def test_error_is_within_half_a_step(fmt: BlockFormat) -> None:
-    """Relative to the block's largest: half the gap at the top of the grid, plus what saturation cuts (448 of 512, 6 of 8)."""
+    """Relative to the block's largest: at most what saturation cuts (448 of 512, 6 of 8), more than half a step."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(256, BLOCK, generator=generator)
     error = (decode(encode(x, fmt)) - x).abs().amax(-1) / x.abs().amax(-1)

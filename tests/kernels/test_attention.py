@@ -15,7 +15,9 @@ from microscale.kernels.op import Activations
 from microscale.kernels.small.reference import write_kv
 
 
-def spec_of(heads: int, kv_heads: int, dim: int, window: int | None, page_size: int, sinks: bool = True) -> AttentionSpec:
+def spec_of(
+    heads: int, kv_heads: int, dim: int, window: int | None, page_size: int, sinks: bool = True
+) -> AttentionSpec:
     return AttentionSpec(heads, kv_heads, dim, window, sinks, page_size, Activations.FLOAT32, tokens=1, context=64)
 
 

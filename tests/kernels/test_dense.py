@@ -58,7 +58,9 @@ def test_rows_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cost_counts_the_formats_own_bytes() -> None:
-    sizes = {f: weight_bytes(DenseSpec(201088, 2880, f, Activations.BF16, False, 1)) for f in ("bf16", "mxfp8", "mxfp4")}
+    sizes = {
+        f: weight_bytes(DenseSpec(201088, 2880, f, Activations.BF16, False, 1)) for f in ("bf16", "mxfp8", "mxfp4")
+    }
     assert sizes == {"bf16": 201088 * 2880 * 2, "mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
     assert dense_flops(DenseSpec(8, 4, "bf16", Activations.BF16, False, 3)) == 2 * 3 * 8 * 4
 

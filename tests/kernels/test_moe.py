@@ -92,7 +92,15 @@ def test_reference_is_the_formula(case: tuple) -> None:
 def spec_for(weights: MoeWeights, activations: Activations, gate: Gate, top_k: int, tokens: int) -> MoeSpec:
     experts, rows, hidden = weights.gate_up.shape
     return MoeSpec(
-        experts, top_k, hidden, rows // 2, weights.gate_up.format.name, activations, gate, weights.down_bias is not None, tokens
+        experts,
+        top_k,
+        hidden,
+        rows // 2,
+        weights.gate_up.format.name,
+        activations,
+        gate,
+        weights.down_bias is not None,
+        tokens,
     )
 
 

@@ -22,7 +22,9 @@ def test_rms_norm(dtype: torch.dtype) -> None:
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     y = rms_norm(x, weight, 1e-5)
     assert y.dtype == dtype
-    torch.testing.assert_close(y.double(), exact.to(dtype).double(), rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        y.double(), exact.to(dtype).double(), rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=1e-6
+    )
 
 
 def test_rms_norm_of_zeros_is_zero() -> None:

@@ -2,11 +2,12 @@
 
 Candidates that support the spec are ranked by predicted time: the cost's floor on the card over the efficiency that the
 implementation states. A layer runs at several batch sizes from one copy of its weights, so ``decide_layer`` first
-chooses the physical layout with the least time over all of them and then, within it, the best for each.
+chooses the physical layout that is fastest over all of them and then, within it, the best for each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,7 +49,9 @@ class Wish:
             registry.find("moe", self.moe_backend)
 
 
-def _candidates(op: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish) -> tuple[list[Implementation[Any]], list[Rejected]]:
+def _candidates(
+    op: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish
+) -> tuple[list[Implementation[Any]], list[Rejected]]:
     """Implementations that can run every spec, and those that cannot or were not asked for."""
     wanted = wish.for_op(op)
     able: list[Implementation[Any]] = []
@@ -79,16 +82,16 @@ def decide_layer(op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, wish: Wis
     best_layout = min(layouts, key=lambda name: _layout_time([times[e.name] for e in layouts[name]]))
     decisions = []
     for index, spec in enumerate(specs):
-        chosen = min(layouts[best_layout], key=lambda entry: times[entry.name][index])
-        best = times[chosen.name][index]
-        losers = tuple(_lost(e, times[e.name][index], best, best_layout) for e in able if e is not chosen)
-        decisions.append(Decision(op, layer, spec.tokens, chosen.name, (*losers, *rejected), best))
+        time = {entry.name: times[entry.name][index] for entry in able}
+        best, chosen = min((time[entry.name], entry.name) for entry in layouts[best_layout])
+        losers = [_lost(e, time[e.name], best, best_layout) for e in able if e.name != chosen]
+        decisions.append(Decision(op, layer, spec.tokens, chosen, (*losers, *rejected), best))
     return decisions
 
 
 def _layout_time(times: list[list[float]]) -> float:
-    """Time over all batch sizes when each takes the best implementation of one layout."""
-    return sum(min(column) for column in zip(*times, strict=True))
+    """How slow a layout is when each batch size takes its best; sizes count alike, so the sum is of logarithms."""
+    return math.fsum(math.log(min(column)) for column in zip(*times, strict=True))
 
 
 def _lost(entry: Implementation[Any], time: float, best: float, layout: str) -> Rejected:

@@ -8,7 +8,8 @@ from itertools import accumulate
 
 import torch
 
-from microscale.models.batch import AttentionBatch, ForwardBatch
+from microscale.backends.ops import AttentionBatch
+from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 
 

@@ -45,7 +45,8 @@ class BlockFormat:
 class BlockScaled:
     """One logical tensor ``[..., K]`` in a block format.
 
-    ``values`` is u8 ``[..., K * bits / 8]`` (MXFP4: the low nibble is the even element), ``scales`` u8 ``[..., K / 32]``.
+    ``values`` is u8 ``[..., K * bits / 8]`` (MXFP4: the low nibble is the even element) and ``scales`` is u8
+    ``[..., K / 32]``.
     """
 
     values: Tensor
@@ -117,7 +118,7 @@ def split_blocks(x: Tensor, fmt: BlockFormat) -> Tensor:
         raise Unsupported(f"{fmt.name} needs a last axis that is a multiple of {BLOCK}; the shape is {tuple(x.shape)}.")
     if not x.is_floating_point():
         raise Unsupported(f"{fmt.name} encodes floating-point tensors, not {x.dtype}.")
-    return x.unflatten(-1, (-1, BLOCK))
+    return x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
 
 
 def apply_scales(elements: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -127,5 +128,5 @@ def apply_scales(elements: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor
     type's largest become infinity (an E2M1 6 under scale 2**127 is 2**129.58), nothing else changes for E2M1.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    blocks = elements.to(wide).unflatten(-1, (-1, BLOCK))
+    blocks = elements.to(wide).reshape(*scales.shape, BLOCK)
     return (blocks * decode_scales(scales, wide)[..., None]).flatten(-2).to(dtype)

@@ -3,7 +3,7 @@
 A family is a *set* of features. Nothing here is ordered: SM100 and SM120 are siblings, and what one has says nothing
 about the other. To teach Microscale a new card, add a row to ``KNOWN``; a new family, add a ``Family`` and its SMs.
 
-Rates are dense (no sparsity) and come from the vendor's sheets, within about 10 %; the shared memory per block is exact.
+Rates are dense (no sparsity), from the vendor's sheets, within about 10 %; the shared memory per block is exact.
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ class Gpu:
         return self.family is CPU_FAMILY
 
 
-def _card(
-    name: str, sm: int, sms: int, gbs: float, peak: tuple[float, ...], gib: float, unified: bool = False
-) -> Gpu:
+def _card(name: str, sm: int, sms: int, gbs: float, peak: tuple[float, ...], gib: float, unified: bool = False) -> Gpu:
     return Gpu(name, FAMILY_OF_SM[sm], sm, sms, gbs, Peak(*peak), int(gib * GIB), unified)
 
 

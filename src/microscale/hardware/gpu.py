@@ -64,9 +64,7 @@ def describe(name: str, sm: int, num_sms: int, memory_bytes: int, integrated: bo
     """The record of a card with these properties; what the table does not know is estimated, and said."""
     row = _match(name, sm, memory_bytes)
     if row is not None:
-        return Gpu(
-            name, row.family, sm, num_sms, row.bandwidth_gbs, row.peak, memory_bytes, row.unified or integrated
-        )
+        return Gpu(name, row.family, sm, num_sms, row.bandwidth_gbs, row.peak, memory_bytes, row.unified or integrated)
     family = FAMILY_OF_SM.get(sm, GENERIC)
     siblings = [card for card in KNOWN.values() if card.family is family] or list(KNOWN.values())
     # The slowest sibling, per SM: an estimate that never promises too much.

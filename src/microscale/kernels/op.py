@@ -40,7 +40,7 @@ class Activations(StrEnum):
 
 
 def torch_dtype(activations: Activations) -> torch.dtype:
-    """The type in which activations travel between ops; MXFP8 ones travel as bfloat16 and are quantised on the way in."""
+    """The type in which activations travel between ops; MXFP8 ones travel as bfloat16 and are quantised inside."""
     return torch.float32 if activations is Activations.FLOAT32 else torch.bfloat16
 
 

@@ -20,7 +20,9 @@ def gather(cache: Tensor, pages: Tensor, first: int, last: int) -> Tensor:
     return rows[:, first - first_page * page_size : last - first_page * page_size]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, first_query: int, first_key: int, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, first_query: int, first_key: int, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """``q [queries, heads, head_dim]`` over ``k, v [kv_heads, keys, head_dim]`` of one sequence."""
     queries, heads, head_dim = q.shape
     group = heads // spec.num_kv_heads

@@ -1,4 +1,4 @@
-"""``dense`` with the weights in the activations' own type, through torch: cuBLAS on a GPU, what a CPU uses by default."""
+"""``dense`` with weights in the activations' own type, through torch: cuBLAS on a GPU, a CPU's default."""
 
 from __future__ import annotations
 

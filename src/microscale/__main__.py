@@ -1,0 +1,5 @@
+"""``python -m microscale``: the command line without the installed script."""
+
+from microscale.cli import main
+
+main()

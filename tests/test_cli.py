@@ -1,0 +1,156 @@
+"""The command line as a user meets it: output, one-sentence errors, exit statuses.
+
+Most runs share this process, which saves importing torch each time; a few are processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from microscale import cli
+from support.tiny_checkpoints import CASES, write_hf
+
+TINY = ("generate", "gpt-oss-tiny", "--load-format", "dummy", "--prompt-ids", "1,2,3")
+
+
+@dataclass(frozen=True)
+class Run:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def microscale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+    """Calls the entry point with these arguments and environment variables."""
+
+    def call(*arguments: str, **env: str) -> Run:
+        monkeypatch.setattr(sys, "argv", ["microscale", *arguments])
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        return Run(status, *capsys.readouterr())
+
+    return call
+
+
+def process(*arguments: str, **env: str) -> Run:
+    """The same in a process of its own with a bare environment."""
+    command = [sys.executable, "-m", "microscale", *arguments]
+    base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=base | env)
+    return Run(run.returncode, run.stdout, run.stderr)
+
+
+def refused(run: Run, *parts: str) -> None:
+    """One sentence on standard error with these parts, exit status 1, nothing on standard output, no traceback."""
+    assert run.returncode == 1, run
+    assert run.stdout == ""
+    assert run.stderr.startswith("error: ")
+    assert len(run.stderr.splitlines()) == 1, run.stderr
+    for part in parts:
+        assert part in run.stderr
+
+
+def test_generate_prints_token_ids(microscale: Callable[..., Run]) -> None:
+    plain = process(*TINY, "--max-tokens", "5")
+    assert plain.returncode == 0, plain.stderr
+    as_json = json.loads(microscale(*TINY, "--max-tokens", "5", "--json").stdout)
+    assert as_json["token_ids"] == [int(t) for t in plain.stdout.strip().split(",")]
+    assert len(as_json["logprobs"]) == len(as_json["token_ids"]) == 5
+    assert all(logprob <= 0 for logprob in as_json["logprobs"])
+    assert as_json["finish_reason"] == "length"
+
+
+def test_a_seed_repeats_and_temperature_matters(microscale: Callable[..., Run]) -> None:
+    sampled = [microscale(*TINY, "--temperature", "5", "--seed", "3").stdout for _ in range(2)]
+    assert sampled[0] == sampled[1] != microscale(*TINY, "--seed", "3").stdout
+
+
+def test_a_checkpoint_on_disk_with_every_option(microscale: Callable[..., Run], tmp_path: Path) -> None:
+    folder = str(write_hf(tmp_path / "model", CASES["heads_4_2"]))
+    ids = ("--prompt-ids", ",".join(map(str, range(40))), "--max-tokens", "4", "--json")
+    outputs = [
+        microscale("generate", folder, *ids, *options)
+        for options in (
+            (),
+            ("--backend", "reference", "--device", "cpu", "--dtype", "float32"),
+            ("--moe-backend", "reference", "--block-size", "3", "--max-num-batched-tokens", "5", "--ignore-eos"),
+        )
+    ]
+    assert all(run.returncode == 0 for run in outputs), outputs
+    tokens = [json.loads(run.stdout)["token_ids"] for run in outputs]
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("generate", "no-such-model", "--prompt-ids", "1"), ("no-such-model", "folder", "hub id")),
+        (("generate", "gpt-oss-20b", "--prompt-ids", "1"), ("gpt-oss-20b", "--load-format dummy")),
+        ((*TINY[:-1], "1,x"), ("--prompt-ids", "'1,x'")),
+        ((*TINY[:-1], "99999"), ("99999", "vocabulary")),
+        ((*TINY, "--max-tokens", "999999999"), ("context",)),
+        ((*TINY, "--max-tokens", "0"), ("max_tokens",)),
+        ((*TINY, "--temperature", "-1"), ("temperature",)),
+        ((*TINY, "--backend", "cuda_magic"), ("cuda_magic", "reference")),
+        ((*TINY, "--moe-backend", "cuda_magic"), ("cuda_magic", "dequantized")),
+        ((*TINY, "--device", "tpu"), ("tpu", "cpu")),
+        ((*TINY, "--device", "cuda:7"), ("cuda:7", "doctor")),
+        ((*TINY, "--dtype", "int8"), ("int8", "bfloat16")),
+        ((*TINY, "--block-size", "0"), ("page_size",)),
+        ((*TINY, "--max-num-batched-tokens", "0"), ("max_num_batched_tokens",)),
+        ((*TINY, "--hf-overrides", "{"), ("--hf-overrides", "JSON")),
+        ((*TINY, "--hf-overrides", "[]"), ("--hf-overrides", "object")),
+        ((*TINY, "--hf-overrides", '{"no_such_key": 1}'), ("no_such_key",)),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else None,
+)
+def test_mistakes_are_one_clear_sentence(
+    microscale: Callable[..., Run], arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    refused(microscale(*arguments), *parts)
+
+
+def test_a_damaged_checkpoint_is_one_clear_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "model", CASES["heads_4_2"])
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    before = sorted(tmp_path.rglob("*"))
+    refused(process("generate", str(folder), "--prompt-ids", "1"), "model.safetensors")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_bad_environment_is_one_clear_sentence(microscale: Callable[..., Run]) -> None:
+    refused(microscale(*TINY, MICROSCALE_OFLINE="1"), "MICROSCALE_OFLINE", "MICROSCALE_OFFLINE")
+
+
+def test_debug_shows_the_traceback() -> None:
+    run = process("generate", "no-such-model", "--prompt-ids", "1", MICROSCALE_DEBUG="1")
+    assert run.returncode == 1
+    assert "Traceback" in run.stderr
+
+
+def test_unknown_options_are_usage_errors(microscale: Callable[..., Run]) -> None:
+    assert microscale(*TINY, "--no-such-option").returncode == 2
+    assert microscale("no-such-command").returncode == 2
+
+
+def test_doctor_and_version(microscale: Callable[..., Run]) -> None:
+    run = microscale("doctor", "--json")
+    report = json.loads(run.stdout)
+    assert run.returncode == (0 if report["ok"] else 1)
+    assert {"Python", "torch", "triton", "ptxas", "Memory"} <= {f["name"] for f in report["findings"]}
+    assert "torch" in microscale("doctor").stdout
+    assert microscale("--version").stdout.startswith("microscale ")

@@ -1,0 +1,98 @@
+"""``doctor`` on machines that lack things: what is broken, what is only a note, and the mend beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from microscale import doctor, hardware
+from microscale.doctor import Finding, Status
+
+
+def finding(name: str) -> Finding:
+    return next(f for f in doctor.examine() if f.name == name)
+
+
+def test_a_machine_without_a_gpu_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    findings = doctor.examine()
+    assert doctor.healthy(findings)
+    assert [f.name for f in findings][:3] == ["Microscale", "Python", "torch"]
+    assert finding("Driver").status is Status.NOTE
+    assert finding("GPU").status is Status.NOTE
+    assert finding("ptxas").status is Status.OK
+    assert "GiB" in finding("Memory").value
+    assert json.loads(json.dumps(doctor.to_json(findings)))["ok"] is True
+
+
+def test_a_missing_package_is_broken_and_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "safetensors":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "3.5.9" if name == "triton" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert finding("safetensors").mend == "pip install 'safetensors>=0.6'"
+    assert finding("triton").mend == "pip install --upgrade 'triton>=3.6'"
+    assert not doctor.healthy(doctor.examine())
+
+
+def with_driver(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0) -> None:
+    """A machine whose nvidia-smi answers this; ptxas still runs for real."""
+    real = subprocess.run
+
+    def run(command: list[str], **options: object) -> object:
+        if command[0] == "/usr/bin/nvidia-smi":
+            return SimpleNamespace(stdout=stdout, stderr="", returncode=returncode)
+        return real(command, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_a_cpu_build_of_torch_beside_a_driver_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver(monkeypatch, "580.159.03\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert finding("Driver").value == "580.159.03"
+    assert finding("GPU").status is Status.BROKEN
+    assert "CUDA support" in (finding("GPU").mend or "")
+
+
+def test_a_driver_too_old_for_torch_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver(monkeypatch, "450.00\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "newer driver" in (finding("GPU").mend or "")
+
+
+def test_a_driver_that_fails_shows_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver(monkeypatch, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9)
+    assert finding("Driver").status is Status.BROKEN
+    assert "couldn't communicate" in finding("Driver").value
+
+
+def test_gpus_are_listed_and_an_unknown_one_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def detect(index: int) -> hardware.Gpu:
+        if index == 1:
+            warnings.warn("NVIDIA New is not in the table", hardware.UnknownGpu, stacklevel=1)
+        return hardware.known("gb10")
+
+    with_driver(monkeypatch, "580.159.03\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(hardware, "detect", detect)
+    monkeypatch.setattr(hardware, "available_memory", lambda gpu, index: 100 * hardware.GIB)
+    assert (
+        finding("GPU 0").value == "NVIDIA GB10, SM 12.1 (family sm120), 48 SMs, 100.0 of 120.0 GiB unified memory free"
+    )
+    assert (finding("GPU 0").status, finding("GPU 1").status) == (Status.OK, Status.NOTE)
