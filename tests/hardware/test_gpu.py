@@ -13,7 +13,7 @@ from microscale.hardware import FAMILY_OF_SM, GENERIC, GIB, KNOWN, Feature, Unkn
 
 
 def test_every_card_of_the_design_is_known() -> None:
-    names = "a100 rtx3090 rtx4090 l40s h100 h200 b200 gb300 rtx5090 rtxpro6000 gb10".split()
+    names = ["a100", "rtx3090", "rtx4090", "l40s", "h100", "h200", "b200", "gb300", "rtx5090", "rtxpro6000", "gb10"]
     assert list(KNOWN) == names
     for name in names:
         card = hardware.known(name)
@@ -55,7 +55,12 @@ def test_siblings_do_not_inherit_from_each_other() -> None:
 def test_drivers_names_find_their_row(name: str, sm: int, expected: str) -> None:
     row = KNOWN[expected]
     gpu = hardware.describe(name, sm, row.num_sms, 77 * GIB)
-    assert (gpu.family, gpu.bandwidth_gbs, gpu.peak, gpu.unified) == (row.family, row.bandwidth_gbs, row.peak, row.unified)
+    assert (gpu.family, gpu.bandwidth_gbs, gpu.peak, gpu.unified) == (
+        row.family,
+        row.bandwidth_gbs,
+        row.peak,
+        row.unified,
+    )
     assert gpu.memory_bytes == 77 * GIB
     assert gpu.name == name
 
@@ -103,7 +108,14 @@ def test_without_a_gpu_the_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_detect_reads_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
-        name, major, minor, multi_processor_count, total_memory, is_integrated = "NVIDIA GB10", 12, 1, 48, 119 * GIB, True
+        name, major, minor, multi_processor_count, total_memory, is_integrated = (
+            "NVIDIA GB10",
+            12,
+            1,
+            48,
+            119 * GIB,
+            True,
+        )
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)

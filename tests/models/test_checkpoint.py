@@ -419,7 +419,7 @@ def test_model_that_is_not_cached(tmp_path):
     "name", ["no-such-folder", "/no/such/folder", "./owner/name", "a/b/c", "../up", "", "own er/x"]
 )
 def test_neither_folder_nor_hub_id(name):
-    with pytest.raises(BadCheckpoint, match="neither an existing folder nor a hub id"):
+    with pytest.raises(BadCheckpoint, match="neither an existing folder, nor a hub id"):
         hub.resolve(name, offline=True)
 
 

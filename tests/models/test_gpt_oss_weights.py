@@ -242,7 +242,7 @@ def test_a_folder_called_like_a_preset_is_opened(tmp_path, monkeypatch):
 
 
 def test_unknown_names_and_formats(tmp_path):
-    with pytest.raises(BadCheckpoint, match="'gpt-oss-7b' is neither an existing folder nor a hub id"):
+    with pytest.raises(BadCheckpoint, match="'gpt-oss-7b' is neither an existing folder, nor a hub id"):
         open_weights("gpt-oss-7b", load_format="dummy")
     with pytest.raises(BadSetting, match="Unknown load format 'gguf'; known are auto, safetensors, dummy"):
         open_weights("gpt-oss-tiny", load_format="gguf")
