@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from microscale import doctor as doctor_module
 from microscale import settings
+from microscale.backends import registry
 from microscale.backends.ops import Wish
 from microscale.engine.generate import Completion, Generation
 from microscale.engine.load import LoadOptions, load_model
@@ -26,6 +28,7 @@ from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.gpt_oss import GptOss
 from microscale.models.gpt_oss_weights import LoadFormat
+from microscale.prove import run_prove
 from microscale.version import __version__
 
 app = typer.Typer(
@@ -193,6 +196,33 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
                 table.add_row("", "", escape(f"→ {finding.mend}"))
         out.print(table)
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)
+
+
+@app.command()
+def prove(
+    gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
+    op: Annotated[str | None, typer.Option(help="One op only: moe, attention …")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; one per core without.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the Triton in use.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
+) -> None:
+    """Compile every kernel for every architecture, without a GPU, and hold it against the card's limits.
+
+    It fails on a compile error, too much shared memory, spilled registers, an instruction that the card does not have,
+    and a matrix instruction that was promised and is missing. What was compiled once is cached.
+    """
+    env = settings.load()
+    raise typer.Exit(
+        run_prove(
+            registry.IMPLEMENTATIONS,
+            gpu=gpu,
+            op=op,
+            jobs=jobs,
+            cache_dir=env.cache_dir / "prove",
+            json_output=as_json,
+            markdown=markdown,
+        )
+    )
 
 
 def main() -> None:

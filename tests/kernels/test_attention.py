@@ -84,14 +84,19 @@ def test_paged_attention_is_the_formula(case: tuple, sink: float | None) -> None
         starts.append(starts[-1] + new)
         queries.append(q)
         want.append(by_formula(q, k, v, cached, window, sinks))
-    batch = AttentionBatch(torch.tensor(starts, dtype=torch.int32), torch.tensor(lens, dtype=torch.int32), table)
+    batch = AttentionBatch(
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(lens, dtype=torch.int32),
+        table,
+        max(new for _, new in sequences),
+    )
     out = attention(torch.cat(queries), kv, batch, spec, sinks)
     torch.testing.assert_close(out.double(), torch.cat(want), rtol=1e-5, atol=1e-5)
 
 
 def test_gather_crosses_pages_in_table_order() -> None:
     cache = torch.arange(5 * 2 * 3 * 1, dtype=torch.float32).view(5, 2, 3, 1)
-    rows = gather(cache, torch.tensor([4, 0, 2], dtype=torch.int32), 2, 7)
+    rows = gather(cache, None, torch.tensor([4, 0, 2], dtype=torch.int32), 2, 7)
     flat = torch.cat([cache[4], cache[0], cache[2]], dim=1)[:, 2:7]
     assert torch.equal(rows, flat)
 

@@ -21,8 +21,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Pag
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Activations, torch_dtype
-from microscale.kernels.small.reference import ReferenceSmall
-from microscale.kernels.small.spec import RopeTable, SmallSpec
+from microscale.kernels.small.spec import RopeTable, SmallOps, SmallSpec
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
 """Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""
@@ -67,13 +66,14 @@ class Dense:
 class Attention:
     """A bound attention layer."""
 
-    def __init__(self, choice: _Choice, sinks: Tensor | None) -> None:
+    def __init__(self, choice: _Choice, gpu: Gpu, sinks: Tensor | None) -> None:
         self._choice = choice
+        self._gpu = gpu
         self._sinks = sinks
 
     def __call__(self, q: Tensor, kv: PagedKv, batch: AttentionBatch) -> Tensor:
         implementation, spec = self._choice.pick(q.shape[0])
-        return implementation.run(spec, q, kv, batch, self._sinks)  # type: ignore[no-any-return]
+        return implementation.run(spec, self._gpu, q, kv, batch, self._sinks)  # type: ignore[no-any-return]
 
 
 class Ops:
@@ -112,12 +112,12 @@ class Ops:
         return Dense(self._choose("dense", layer, spec), weights)
 
     def attention(self, layer: str, spec: AttentionSpec, sinks: Tensor | None) -> Attention:
-        return Attention(self._choose("attention", layer, spec), sinks)
+        return Attention(self._choose("attention", layer, spec), self.gpu, sinks)
 
-    def small(self, spec: SmallSpec) -> ReferenceSmall:
+    def small(self, spec: SmallSpec) -> SmallOps:
         """Norms, rope, KV write and routing: one implementation for all of them."""
         implementation = self._choose("small", "small", spec).implementations[0]
-        assert isinstance(implementation, ReferenceSmall)
+        assert isinstance(implementation, SmallOps)  # the registry files it under this op
         return implementation
 
     def _choose(self, op: str, layer: str, spec: Spec) -> _Choice:
@@ -143,6 +143,7 @@ __all__ = [
     "PagedKv",
     "RopeTable",
     "Routing",
+    "SmallOps",
     "SmallSpec",
     "Wish",
 ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from microscale.errors import Unsupported
+from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import ReferenceAttention
 from microscale.kernels.dense.dequantized import DequantizedDense
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.op import Implementation
+from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import ReferenceSmall
 
 IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
@@ -19,7 +21,9 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     ReferenceDense(),
     DequantizedDense(),
     ReferenceAttention(),
+    PagedAttention(),
     ReferenceSmall(),
+    TritonSmall(),
 )
 
 

@@ -33,13 +33,14 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -
     positions = [range(c.first_position, c.context_len) for c in chunks]
     query_start = torch.tensor(starts, dtype=torch.int32, device=device)
     context_lens = torch.tensor([c.context_len for c in chunks], dtype=torch.int32, device=device)
+    longest = max((len(chunk.token_ids) for chunk in chunks), default=0)
     attention, slots = {}, {}
     for kind in LayerKind:
         tables = [list(chunk.pages[kind]) for chunk in chunks]
         width = max(map(len, tables), default=0)
         padded = [table + [0] * (width - len(table)) for table in tables]
         page_table = torch.tensor(padded, dtype=torch.int32, device=device).view(len(chunks), width)
-        attention[kind] = AttentionBatch(query_start, context_lens, page_table)
+        attention[kind] = AttentionBatch(query_start, context_lens, page_table, longest)
         slots[kind] = torch.tensor(
             [
                 table[position // page_size] * page_size + position % page_size

@@ -72,12 +72,9 @@ class DecoderLayer:
     def forward(self, x: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
         """``x [tokens, hidden]``, the residual stream, one layer on."""
         config, small = self.config, self.small
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         normed = small.rms_norm(x, self.attn_norm, config.rms_epsilon)
-        qkv = self.qkv(normed).view(-1, heads + 2 * kv_heads, dim)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        q, k = small.rope(q, batch.positions, rope), small.rope(k, batch.positions, rope)
-        small.write_kv(k, v, kv, batch.slots[self.kind])
+        qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
+        q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
         attended = self.attention(q, kv, batch.attention[self.kind])
         x = self.o(attended.flatten(1), residual=x)
         normed = small.rms_norm(x, self.mlp_norm, config.rms_epsilon)

@@ -11,13 +11,16 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Pag
 from microscale.kernels.op import Activations, Cost, Implementation, Reason
 
 
-def gather(cache: Tensor, pages: Tensor, first: int, last: int) -> Tensor:
+def gather(cache: Tensor, scale: Tensor | None, pages: Tensor, first: int, last: int) -> Tensor:
     """Positions ``first`` to ``last`` (exclusive) of one sequence: ``[kv_heads, positions, head_dim]`` in float32."""
     page_size = cache.shape[2]
     first_page = first // page_size
-    wanted = pages[first_page : -(-last // page_size)].long()
-    rows = cache[wanted].float().transpose(0, 1).flatten(1, 2)  # [kv_heads, pages * page_size, head_dim]
-    return rows[:, first - first_page * page_size : last - first_page * page_size]
+    wanted = cache[pages[first_page : -(-last // page_size)].long()]
+    if wanted.dtype == torch.uint8:
+        wanted = wanted.view(torch.float8_e4m3fn)
+    rows = wanted.float().transpose(0, 1).flatten(1, 2)  # [kv_heads, pages * page_size, head_dim]
+    rows = rows[:, first - first_page * page_size : last - first_page * page_size]
+    return rows if scale is None else rows * scale[:, None, None]
 
 
 def attend(
@@ -51,8 +54,8 @@ def attention(q: Tensor, kv: PagedKv, batch: AttentionBatch, spec: AttentionSpec
             continue
         first_query = context_len - (end - start)
         first_key = 0 if spec.window is None else max(0, first_query - spec.window + 1)
-        k = gather(kv.k, batch.page_table[seq], first_key, context_len)
-        v = gather(kv.v, batch.page_table[seq], first_key, context_len)
+        k = gather(kv.k, kv.k_scale, batch.page_table[seq], first_key, context_len)
+        v = gather(kv.v, kv.v_scale, batch.page_table[seq], first_key, context_len)
         out[start:end] = attend(q[start:end], k, v, first_query, first_key, spec, sinks)
     return out
 
@@ -75,6 +78,6 @@ class ReferenceAttention(Implementation[AttentionSpec]):
         return Cost(kv_bytes(spec), attention_flops(spec), efficiency=0.05)
 
     def run(
-        self, spec: AttentionSpec, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None = None
+        self, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None = None
     ) -> Tensor:
         return attention(q, kv, batch, spec, sinks).to(q.dtype)

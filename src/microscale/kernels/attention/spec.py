@@ -35,8 +35,10 @@ class AttentionSpec:
 class PagedKv:
     """The cache of one layer."""
 
-    k: Tensor  # [pages, kv_heads, page_size, head_dim]
+    k: Tensor  # [pages, kv_heads, page_size, head_dim]: bf16 or float32, or u8 that is E4M3
     v: Tensor  # [pages, kv_heads, page_size, head_dim]
+    k_scale: Tensor | None = None  # [kv_heads] float32, with E4M3: a key is its code times the scale of its head
+    v_scale: Tensor | None = None  # [kv_heads] float32
 
     @property
     def page_size(self) -> int:
@@ -50,3 +52,5 @@ class AttentionBatch:
     query_start: Tensor  # [sequences + 1] int32: new tokens of sequence s are query_start[s] to query_start[s + 1]
     context_lens: Tensor  # [sequences] int32: positions of s in the cache, the new tokens included
     page_table: Tensor  # [sequences, max_pages] int32: page of position p is page_table[s, p // page_size]
+    max_query_len: int
+    """The most new tokens of any sequence, known to the host: 1 where all sequences decode."""

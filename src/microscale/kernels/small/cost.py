@@ -22,6 +22,12 @@ def write_kv(spec: SmallSpec) -> int:
     return 4 * spec.tokens * spec.num_kv_heads * spec.head_dim * torch_dtype(spec.activations).itemsize
 
 
+def rope_and_write_kv(spec: SmallSpec) -> int:
+    """Queries, keys and values in and out, once."""
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    return 2 * spec.tokens * heads * spec.head_dim * torch_dtype(spec.activations).itemsize
+
+
 def route(spec: SmallSpec) -> int:
     """The router's logits in, ids and weights out."""
     return 4 * spec.tokens * (spec.num_experts + 2 * spec.top_k)
@@ -29,4 +35,4 @@ def route(spec: SmallSpec) -> int:
 
 def per_layer(spec: SmallSpec) -> int:
     """All of them, as often as one decoder layer runs them."""
-    return 2 * rms_norm(spec) + rope(spec) + write_kv(spec) + route(spec)
+    return 2 * rms_norm(spec) + rope_and_write_kv(spec) + route(spec)

@@ -8,9 +8,9 @@ from torch import Tensor
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.spec import Routing
-from microscale.kernels.op import Activations, Cost, Implementation, Reason
+from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost
-from microscale.kernels.small.spec import RopeTable, SmallSpec
+from microscale.kernels.small.spec import RopeTable, SmallOps, SmallSpec
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -36,23 +36,37 @@ def write_kv(k: Tensor, v: Tensor, kv: PagedKv, slots: Tensor) -> None:
     kv.v[pages, :, offsets] = v.to(kv.v.dtype)
 
 
+def rope_and_write_kv(
+    qkv: Tensor, num_heads: int, positions: Tensor, table: RopeTable, kv: PagedKv, slots: Tensor
+) -> Tensor:
+    """Split ``qkv [tokens, heads + 2 * kv_heads, head_dim]``, rotate q and k, put k and v away, and give q."""
+    kv_heads = (qkv.shape[1] - num_heads) // 2
+    q, k, v = torch.split(qkv, [num_heads, kv_heads, kv_heads], dim=1)
+    write_kv(rope(k, positions, table), v, kv, slots)
+    return rope(q, positions, table)
+
+
 def route(logits: Tensor, top_k: int) -> Routing:
     """The ``top_k`` largest of ``logits [tokens, experts]`` with a softmax over just those."""
     values, ids = logits.float().topk(top_k, dim=-1)
     return Routing(ids.to(torch.int32), torch.softmax(values, dim=-1))
 
 
-class ReferenceSmall(Implementation[SmallSpec]):
+class ReferenceSmall(SmallOps):
     """Plain torch, one op at a time."""
 
-    op = "small"
     name = "reference"
-    layout = "checkpoint"
 
-    rms_norm = staticmethod(rms_norm)
-    rope = staticmethod(rope)
-    write_kv = staticmethod(write_kv)
-    route = staticmethod(route)
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return rms_norm(x, weight, epsilon)
+
+    def rope_and_write_kv(
+        self, qkv: Tensor, num_heads: int, positions: Tensor, table: RopeTable, kv: PagedKv, slots: Tensor
+    ) -> Tensor:
+        return rope_and_write_kv(qkv, num_heads, positions, table, kv, slots)
+
+    def route(self, logits: Tensor, top_k: int) -> Routing:
+        return route(logits, top_k)
 
     def supports(self, spec: SmallSpec, gpu: Gpu) -> Reason | None:
         if spec.activations is Activations.MXFP8:

@@ -1,0 +1,271 @@
+"""Routing on the device: which experts each token goes to, and the pairs sorted by expert. Owns the launches.
+
+``route`` turns router logits into ``Routing``; ``dispatch`` sorts its (token, slot) pairs by expert and lists tiles of
+``block`` pairs for the grouped GEMMs; ``route_and_dispatch`` does both, in one launch for few tokens (32 tokens over 128
+experts). Nothing waits for the host and every grid follows from the token count, so all of it can be captured in a graph.
+
+Defined results:
+
+* Two kinds of router are in use: top-k then softmax over the k (gpt-oss), and softmax over all, top-k, renormalise, times
+  a scale per expert (Gemma). Renormalising cancels the sum over all experts, so both are one function here; the twin
+  ``reference_route`` computes each literally.
+* Among equal logits the lowest expert index wins (``torch.topk`` leaves that open); -0.0 equals 0.0.
+* NaN ranks above every number, as in ``torch.topk``. A row with a NaN gets NaN weights, so that the fault shows in the
+  output, and distinct ids in range, so that no kernel reads outside the weights.
+* The order of pairs is stable: by expert, then by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu
+from microscale.kernels.moe import routing_jit
+from microscale.kernels.moe.spec import Routing
+from microscale.kernels.op import Variant
+
+MAX_EXPERTS = 512
+MAX_TOP_K = 16
+FEW_TOKENS = 64
+# Elements of the slot matrix that one program holds: 16 int64 keys a thread, with 8 and with 4 warps. 16 warps or twice
+# the keys spill on some SM at top 8.
+FEW_ELEMENTS = 4096
+MANY_ELEMENTS = 2048
+ELEMENTS_PER_WARP = 512
+PREFIX = {"BLOCKS": 64, "EXPERTS": 32}
+
+
+class RouterKind(StrEnum):
+    TOPK_SOFTMAX = "topk_softmax"
+    """Top-k logits, softmax over the k (gpt-oss)."""
+    SOFTMAX_TOPK = "softmax_topk"
+    """Softmax over all, top-k, renormalise (Gemma)."""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The pairs ``token * top_k + slot`` sorted by expert, and the work list of a grouped GEMM."""
+
+    offsets: Tensor  # [experts + 1] int32: expert e has the places offsets[e] .. offsets[e + 1]
+    order: Tensor  # [pairs] int32: place → pair
+    tiles: Tensor  # [tile_bound, 4] int32: expert, first place, number of pairs, the expert's first tile; padding: -1, 0, 0, 0
+    block: int
+    top_k: int
+
+    @property
+    def counts(self) -> Tensor:
+        return self.offsets.diff()
+
+
+def tile_bound(pairs: int, num_experts: int, block: int) -> int:
+    """The most tiles that ``pairs`` pairs can need: each used expert has one, and a further one per ``block`` pairs."""
+    used = min(num_experts, pairs)
+    return used + (pairs - used) // block
+
+
+def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
+    """``logits [tokens, experts]`` → ids and weights ``[tokens, top_k]``."""
+    job = _Job(logits.shape[0], logits.shape[1], top_k)
+    routing = job.new_routing(logits.device)
+    if job.tokens:
+        job.choose(logits, routing, expert_scale, None)
+    return routing
+
+
+def dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
+    """Sort the pairs of ``expert_ids [tokens, top_k]`` by expert, in tiles of ``block``."""
+    job = _Job(expert_ids.shape[0], num_experts, expert_ids.shape[1])
+    routing = Routing(expert_ids.contiguous(), torch.empty(0, device=expert_ids.device))
+    return job.sort(None, routing, None, block)
+
+
+def route_and_dispatch(
+    logits: Tensor, top_k: int, block: int, expert_scale: Tensor | None = None
+) -> tuple[Routing, Dispatch]:
+    """``route`` and ``dispatch`` together: one launch for few tokens, three for many."""
+    job = _Job(logits.shape[0], logits.shape[1], top_k)
+    routing = job.new_routing(logits.device)
+    return routing, job.sort(logits, routing, expert_scale, block)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The sizes of one call, and what the launches derive from them."""
+
+    tokens: int
+    num_experts: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts <= MAX_EXPERTS:
+            raise Unsupported(f"Routing takes 1 to {MAX_EXPERTS} experts, not {self.num_experts}.")
+        if not 1 <= self.top_k <= min(MAX_TOP_K, self.num_experts):
+            raise Unsupported(f"Routing takes the top 1 to {MAX_TOP_K} of {self.num_experts} experts, not {self.top_k}.")
+
+    @property
+    def e_pad(self) -> int:
+        return int(triton.next_power_of_2(self.num_experts))
+
+    @property
+    def few(self) -> bool:
+        return self.tokens <= min(FEW_TOKENS, FEW_ELEMENTS // self.e_pad)
+
+    def new_routing(self, device: torch.device) -> Routing:
+        shape = (self.tokens, self.top_k)
+        return Routing(
+            torch.empty(shape, dtype=torch.int32, device=device), torch.empty(shape, dtype=torch.float32, device=device)
+        )
+
+    def choice(self, logits: Tensor | None, expert_scale: Tensor | None) -> dict[str, Any]:
+        return {
+            "TOP_K": self.top_k,
+            "K_PAD": int(triton.next_power_of_2(self.top_k)),
+            "E_PAD": self.e_pad,
+            "FROM_LOGITS": logits is not None,
+            "HAS_SCALE": expert_scale is not None,
+        }
+
+    @property
+    def rows(self) -> int:
+        """Tokens that one program holds."""
+        if self.few:
+            return int(triton.next_power_of_2(max(self.tokens, 1)))
+        return max(1, min(32, MANY_ELEMENTS // self.e_pad))
+
+    @property
+    def warps(self) -> int:
+        return max(1, min(8, self.rows * self.e_pad // ELEMENTS_PER_WARP))
+
+    @property
+    def blocks(self) -> int:
+        return int(triton.cdiv(self.tokens, self.rows))
+
+    def entries(self, bound: int) -> int:
+        """Tile-list entries that one program writes at a time."""
+        return min(int(triton.next_power_of_2(max(bound, 1))), max(1, MANY_ELEMENTS // self.e_pad))
+
+    def choose(
+        self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block_counts: Tensor | None
+    ) -> None:
+        ids, weights = routing.expert_ids, routing.weights
+        routing_jit.choose_many[(self.blocks,)](
+            _or(logits, ids), _or(expert_scale, weights), ids, weights, _or(block_counts, ids),
+            self.tokens, self.num_experts, _row_stride(logits),
+            ROWS=self.rows, COUNT=block_counts is not None, **self.choice(logits, expert_scale), num_warps=self.warps,
+        )  # fmt: skip
+
+    def sort(self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block: int) -> Dispatch:
+        ids, weights = routing.expert_ids, routing.weights
+        pairs = self.tokens * self.top_k
+        bound = tile_bound(pairs, self.num_experts, block)
+        if not self.tokens:
+            offsets = torch.zeros(self.num_experts + 1, dtype=torch.int32, device=ids.device)
+            empty = torch.empty(0, dtype=torch.int32, device=ids.device)
+            return Dispatch(offsets, empty, empty.view(0, 4), block, self.top_k)
+        offsets = torch.empty(self.num_experts + 1, dtype=torch.int32, device=ids.device)
+        order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
+        tiles = torch.empty((bound, 4), dtype=torch.int32, device=ids.device)
+        entries = self.entries(bound)
+        if self.few:
+            routing_jit.route_few[(1,)](
+                _or(logits, ids), _or(expert_scale, weights), ids, weights, offsets, order, tiles,
+                self.tokens, self.num_experts, _row_stride(logits), block, bound,
+                ROWS=self.rows, ENTRIES=entries, **self.choice(logits, expert_scale), num_warps=self.warps,
+            )  # fmt: skip
+            return Dispatch(offsets, order, tiles, block, self.top_k)
+        block_counts = torch.empty((self.blocks, self.num_experts), dtype=torch.int32, device=ids.device)
+        counts = torch.empty(self.num_experts, dtype=torch.int32, device=ids.device)
+        self.choose(logits, routing, expert_scale, block_counts)
+        routing_jit.prefix_counts[(triton.cdiv(self.num_experts, PREFIX["EXPERTS"]),)](
+            block_counts, counts, self.blocks, self.num_experts, **PREFIX, num_warps=4
+        )
+        routing_jit.place_many[(self.blocks + triton.cdiv(bound, entries),)](
+            ids, block_counts, counts, offsets, order, tiles,
+            self.tokens, self.num_experts, self.blocks, block, bound,
+            TOP_K=self.top_k, E_PAD=self.e_pad, ROWS=self.rows, ENTRIES=entries, num_warps=self.warps,
+        )  # fmt: skip
+        return Dispatch(offsets, order, tiles, block, self.top_k)
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
+    return other if tensor is None else tensor
+
+
+def _row_stride(logits: Tensor | None) -> int:
+    if logits is None:
+        return 0
+    if logits.stride(-1) != 1:
+        raise Unsupported("Router logits must be contiguous along the experts.")
+    return logits.stride(0)
+
+
+def reference_route(
+    logits: Tensor, top_k: int, kind: RouterKind, expert_scale: Tensor | None = None
+) -> Routing:
+    """The twin of ``route`` in plain torch, each kind as its model states it."""
+    scores = logits.float()
+    if kind is RouterKind.SOFTMAX_TOPK:
+        scores = scores.softmax(dim=-1)
+    # A stable descending sort puts NaN first and keeps equal logits in index order. Gemma's probabilities are ranked by
+    # their logits: the order is the same, and two logits that round to one probability still differ.
+    ids = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    chosen = scores.gather(1, ids)
+    weights = chosen.softmax(dim=-1) if kind is RouterKind.TOPK_SOFTMAX else chosen / chosen.sum(dim=-1, keepdim=True)
+    if expert_scale is not None:
+        weights = weights * expert_scale.float()[ids]
+    return Routing(ids.to(torch.int32), weights)
+
+
+def reference_dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
+    """The twin of ``dispatch`` in plain torch."""
+    flat = expert_ids.flatten().long()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=num_experts)
+    offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    tiles: list[tuple[int, int, int, int]] = []
+    for expert, (start, count) in enumerate(zip(offsets.tolist(), counts.tolist(), strict=False)):
+        first = len(tiles)
+        tiles += [(expert, start + done, min(block, count - done), first) for done in range(0, count, block)]
+    tiles += [(-1, 0, 0, 0)] * (tile_bound(flat.numel(), num_experts, block) - len(tiles))
+    table = torch.tensor(tiles, dtype=torch.int32, device=flat.device).view(-1, 4)
+    return Dispatch(offsets.int(), order.int(), table, block, expert_ids.shape[1])
+
+
+def variants(gpu: Gpu) -> Iterator[Variant]:
+    """The kernels of routing, at the expert counts of known models and at the largest that is allowed."""
+    tensors = {"ids_ptr": "*i32", "offsets_ptr": "*i32", "order_ptr": "*i32", "tiles_ptr": "*i32"}
+    counts = {"block_counts_ptr": "*i32", "counts_ptr": "*i32"}
+    sizes = dict.fromkeys(("num_tokens", "num_experts", "num_blocks", "stride_logits", "block", "bound"), "i32")
+    types = {"logits_ptr": "*bf16", "scale_ptr": "*fp32", "weights_ptr": "*fp32", **tensors, **counts, **sizes}
+
+    def variant(name: str, fn: Any, warps: int, constants: dict[str, Any]) -> Variant:
+        signature = {arg: types[arg] for arg in fn.arg_names if arg not in constants}
+        pointers = tuple(arg for arg in signature if arg.endswith("_ptr"))
+        return Variant("routing", "triton", name, fn, signature, constants, {"num_warps": warps}, pointers)
+
+    for num_experts, top_k, scaled in ((32, 4, False), (128, 4, False), (128, 8, True), (512, 16, True)):
+        scale = torch.empty(0) if scaled else None
+        few = _Job(min(FEW_TOKENS, FEW_ELEMENTS // num_experts), num_experts, top_k)
+        many = _Job(8192, num_experts, top_k)
+        label = f"{num_experts} experts, top {top_k}"
+        for source, logits in (("logits", torch.empty(0)), ("ids", None)):
+            base = few.choice(logits, scale if logits is not None else None)
+            entries = few.entries(tile_bound(few.tokens * top_k, num_experts, 8))
+            sized = {"ROWS": few.rows, "ENTRIES": entries}
+            yield variant(f"few tokens from {source}, {label}", routing_jit.route_few, few.warps, base | sized)
+            base = many.choice(logits, scale if logits is not None else None)
+            sized = {"ROWS": many.rows, "COUNT": True}
+            yield variant(f"choose from {source}, {label}", routing_jit.choose_many, many.warps, base | sized)
+        entries = many.entries(tile_bound(many.tokens * top_k, num_experts, 64))
+        constants = {"TOP_K": top_k, "E_PAD": many.e_pad, "ROWS": many.rows, "ENTRIES": entries}
+        yield variant(f"place, {label}", routing_jit.place_many, many.warps, constants)
+    yield variant("prefix", routing_jit.prefix_counts, 4, dict(PREFIX))

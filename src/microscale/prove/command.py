@@ -1,0 +1,79 @@
+"""What ``microscale prove`` does with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from microscale.errors import BadSetting, Unsupported
+from microscale.kernels.op import Implementation
+from microscale.prove.gate import Row
+from microscale.prove.report import as_json, as_markdown, print_tables, summary, write_section
+from microscale.prove.run import prove
+
+
+def run_prove(
+    implementations: Iterable[Implementation[Any]],
+    *,
+    gpu: str = "all",
+    op: str | None = None,
+    jobs: int | None = None,
+    cache_dir: Path | None = None,
+    json_output: bool = False,
+    markdown: Path | None = None,
+    console: Console | None = None,
+) -> int:
+    """Prove, report on ``console``, and give the exit status: 0 when every kernel passed, 1 when one was refused.
+
+    ``gpu`` is a known card or ``all``; ``markdown`` is a page whose tables for this Triton version are rewritten.
+    """
+    console = console or _console()
+    implementations = list(implementations)
+    if jobs is not None and jobs < 1:
+        raise BadSetting(f"--jobs {jobs}: at least one process is needed.")
+    rows = _prove_with_bar(implementations, gpu, op, jobs, cache_dir)
+    if not rows:
+        ops = ", ".join(dict.fromkeys(implementation.op for implementation in implementations))
+        raise Unsupported(f"There is no kernel to prove for {op or 'any op'} on GPU {gpu}; the ops are {ops}.")
+    if markdown is not None:
+        write_section(markdown, as_markdown(rows))
+    if json_output:
+        console.out(as_json(rows), highlight=False)
+    elif markdown is not None:
+        console.out(summary(rows), highlight=False)
+    else:
+        print_tables(rows, console)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _console() -> Console:
+    # Rich takes a pipe for 80 columns, which breaks the names of the kernels.
+    return Console() if Console().is_terminal else Console(width=120)
+
+
+def _prove_with_bar(
+    implementations: Iterable[Implementation[Any]], gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None
+) -> list[Row]:
+    errors = Console(stderr=True)
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    # No refreshing thread: the compilations are forked, and a fork must not find a lock held by a thread.
+    with Progress(
+        *columns, console=errors, auto_refresh=False, transient=True, disable=not errors.is_terminal
+    ) as progress:
+        bar = progress.add_task("compiling", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total, refresh=True)
+
+        return prove(
+            implementations,
+            "all" if gpu == "all" else [gpu],
+            ops=[op] if op else [],
+            jobs=jobs,
+            cache_dir=cache_dir,
+            progress=show,
+        )

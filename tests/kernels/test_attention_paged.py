@@ -1,0 +1,32 @@
+"""Paged attention in Triton: its cases under the interpreter, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from microscale import hardware
+from microscale.kernels.attention.paged import PagedAttention
+from microscale.kernels.attention.spec import AttentionSpec
+from microscale.kernels.op import Activations
+from support.interpreter import run_cases
+
+
+@pytest.mark.slow
+def test_under_the_interpreter() -> None:
+    run_cases("cases_attention.py", beside=__file__)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"activations": Activations.FLOAT32}, "float32"),
+        ({"head_dim": 48}, "48"),
+        ({"num_heads": 34, "num_kv_heads": 2}, "34 over 2"),
+        ({"page_size": 24}, "24"),
+    ],
+)
+def test_refusals(change: dict, word: str) -> None:
+    sizes = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "page_size": 16, "activations": Activations.BF16}
+    spec = AttentionSpec(window=None, sinks=True, tokens=1, context=64, **(sizes | change))
+    assert word in (PagedAttention().supports(spec, hardware.known("rtx5090")) or "")
+    assert "CPU" in (PagedAttention().supports(spec, hardware.cpu()) or "")

@@ -1,0 +1,37 @@
+"""Runs kernel tests through Triton's interpreter, on a machine without a GPU.
+
+``TRITON_INTERPRET=1`` must be set before Triton is imported and turns every jit function of the process into Python, so
+it cannot be mixed with tests that compile. Kernel tests therefore live in files named ``cases_*.py``, which pytest
+does not collect by itself; the ``test_*.py`` beside each runs it in a process of its own:
+
+    def test_under_the_interpreter():
+        run_cases("cases_moe_routing.py", beside=__file__)
+
+To debug one case: ``TRITON_INTERPRET=1 pytest tests/kernels/cases_moe_routing.py -k name``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run_cases(name: str, beside: str, timeout: float = 280) -> None:
+    """Run the tests of the file ``name`` in the folder of ``beside`` under the interpreter; fail with their report."""
+    path = Path(beside).parent / name
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    # One torch thread: the interpreter's work is small numpy operations, and the machine runs other tests beside it.
+    env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", str(path), "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-W", "ignore::RuntimeWarning"]  # numpy's, for inf - inf: a GPU does the same in silence
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    report = (done.stdout + done.stderr)[-6000:]
+    if done.returncode != 0:
+        pytest.fail(f"{name} failed under the interpreter:\n{report}", pytrace=False)
+    if not re.search(r"\b\d+ passed", done.stdout):
+        pytest.fail(f"{name} ran no test under the interpreter:\n{report}", pytrace=False)
