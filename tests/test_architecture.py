@@ -123,7 +123,6 @@ ARCHITECTURE = re.compile(
     r"\b(?:sm_?\d{2,3}[a-z]?|compute_\d{2,3}[a-z]?|ampere|hopper|blackwell|lovelace)\b|get_device_capability",
     re.IGNORECASE,
 )
-CAPABILITY_PARTS = {"major", "minor"}
 
 
 def docstrings(tree: ast.Module) -> set[int]:
@@ -135,28 +134,47 @@ def docstrings(tree: ast.Module) -> set[int]:
     }
 
 
+def names_architecture(node: ast.AST) -> str | None:
+    """The word of this node that names an architecture, if one does."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        word = node.value
+        if re.search(r"\b(?:sm|compute)_$", word):  # the beginning of f"sm_{…}"
+            return word
+    elif isinstance(node, ast.Name):
+        word = node.id
+    elif isinstance(node, ast.Attribute):
+        word = node.attr
+    elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        word = node.name
+    elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+        word = node.arg
+    else:
+        return None
+    parts = (*re.split(r"(?<=[a-z0-9])_(?=[a-z])", word), word)
+    return word if any(ARCHITECTURE.search(part) for part in parts) else None
+
+
+def uses_capability(node: ast.AST) -> bool:
+    """Arithmetic or comparison on an SM or a capability, its major or minor part, or a target with a literal SM."""
+    if isinstance(node, ast.Attribute) and node.attr in ("major", "minor"):
+        return not ast.unparse(node.value).startswith(("self", "sys.version_info"))
+    if isinstance(node, ast.Compare | ast.BinOp):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.left, node.right]
+        return any(re.search(r"\bsm$|capability(\(.*\))?$", ast.unparse(side)) for side in sides)
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("GPUTarget"):
+        return any(isinstance(arg, ast.Constant) and isinstance(arg.value, int) for arg in node.args[:2])
+    return False
+
+
 def gpu_knowledge(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Code (not prose, not comments, not Triton's own module names) that names an architecture or a capability."""
+    """Code (not prose, not comments, not Triton's own module names) that knows an architecture or a capability."""
     prose = docstrings(tree)
     for node in ast.walk(tree):
-        words: list[str] = []
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            words = [node.value]
-        elif isinstance(node, ast.Name):
-            words = [node.id]
-        elif isinstance(node, ast.Attribute):
-            words = [node.attr]
-            if node.attr in CAPABILITY_PARTS and "prop" in ast.unparse(node.value):
-                yield node.lineno, ast.unparse(node)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            words = [node.name]
-        elif isinstance(node, ast.keyword | ast.arg) and node.arg:
-            words = [node.arg]
-        for word in words:
-            for part in (*re.split(r"(?<=[a-z0-9])_(?=[a-z])", word), word):
-                if ARCHITECTURE.search(part):
-                    yield getattr(node, "lineno", 0), word
-                    break
+        if id(node) in prose:
+            continue
+        word = names_architecture(node)
+        if word is not None or uses_capability(node):
+            yield getattr(node, "lineno", 0), word or ast.unparse(node)
 
 
 OUTSIDE_HARDWARE = [path for path in FILES if owner(path) != "hardware"]
@@ -173,6 +191,14 @@ def test_gpu_knowledge_lives_in_hardware(path: Path) -> None:
     [
         "x = torch.cuda.get_device_capability()",
         "if props.major >= 10: pass",
+        "p = f(); p.major >= 9",
+        "gpu.sm >= 90",
+        "gpu.sm in (120, 121)",
+        "x = gpu.sm // 10",
+        "capability >= (10, 0)",
+        "if device_capability() == (9, 0): pass",
+        "name = f'sm_{gpu}'",
+        "GPUTarget('cuda', 90, 32)",
         "arch = 'sm_120'",
         "arch = 'sm90a'",
         "def is_hopper(): pass",
@@ -186,7 +212,16 @@ def test_gpu_knowledge_is_seen(code: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["'''Runs on SM90.'''", "x = 1  # SM120", "num_sms = 132", "family = 'small'", "self.major = 1", "smem = 'sm'"],
+    [
+        "'''Runs on SM90.'''",
+        "x = 1  # SM120",
+        "num_sms = 132",
+        "family = 'small'",
+        "self.major = 1",
+        "smem = 'sm'",
+        "Row(sm=task.sm)",
+        "GPUTarget('cuda', sm, 32)",
+    ],
 )
 def test_innocent_code_passes(code: str) -> None:
     assert not list(gpu_knowledge(ast.parse(code)))

@@ -99,7 +99,14 @@ def test_a_checkpoint_on_disk_with_every_option(microscale: Callable[..., Run], 
     [
         (("generate", "no-such-model", "--prompt-ids", "1"), ("no-such-model", "folder", "hub id")),
         (("generate", "gpt-oss-20b", "--prompt-ids", "1"), ("gpt-oss-20b", "--load-format dummy")),
+        (("generate", "~nosuchuser/x", "--prompt-ids", "1"), ("nosuchuser",)),
+        (("generate", "x" * 5000, "--prompt-ids", "1"), ("xxx",)),
+        (("generate", "openai/gpt..oss", "--prompt-ids", "1"), ("openai/gpt..oss", "hub id")),
         ((*TINY[:-1], "1,x"), ("--prompt-ids", "'1,x'")),
+        ((*TINY[:-1], ""), ("--prompt-ids",)),
+        ((*TINY[:-1], "1,,2"), ("--prompt-ids",)),
+        ((*TINY[:-1], "1_0"), ("--prompt-ids",)),
+        ((*TINY[:-1], "١٢"), ("--prompt-ids",)),
         ((*TINY[:-1], "99999"), ("99999", "vocabulary")),
         ((*TINY, "--max-tokens", "999999999"), ("context",)),
         ((*TINY, "--max-tokens", "0"), ("max_tokens",)),
@@ -109,13 +116,20 @@ def test_a_checkpoint_on_disk_with_every_option(microscale: Callable[..., Run], 
         ((*TINY, "--device", "tpu"), ("tpu", "cpu")),
         ((*TINY, "--device", "cuda:7"), ("cuda:7", "doctor")),
         ((*TINY, "--dtype", "int8"), ("int8", "bfloat16")),
-        ((*TINY, "--block-size", "0"), ("page_size",)),
+        ((*TINY, "--block-size", "0"), ("--block-size",)),
+        ((*TINY, "--block-size", "1000000000000"), ("--block-size",)),
         ((*TINY, "--max-num-batched-tokens", "0"), ("max_num_batched_tokens",)),
         ((*TINY, "--hf-overrides", "{"), ("--hf-overrides", "JSON")),
         ((*TINY, "--hf-overrides", "[]"), ("--hf-overrides", "object")),
         ((*TINY, "--hf-overrides", '{"no_such_key": 1}'), ("no_such_key",)),
+        ((*TINY, "--hf-overrides", '{"rms_norm_eps": NaN}'), ("--hf-overrides", "NaN")),
+        ((*TINY, "--hf-overrides", "[" * 100000), ("--hf-overrides", "nested")),
+        ((*TINY, "--hf-overrides", '{"sliding_window": 100000000000000000000}'), ("sliding_window", "2**31")),
+        ((*TINY, "--hf-overrides", '{"eos_token_id": [99999]}'), ("99999", "vocabulary")),
+        ((*TINY, "--hf-overrides", '{"vocab_size": 2000000000}'), ("GiB", "free")),
+        (("generate", "gpt-oss-120b", *TINY[2:], "--device", "cpu"), ("GiB", "--backend reference")),
     ],
-    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else None,
+    ids=lambda value: " ".join(value[-2:])[:60].encode("unicode_escape").decode(),
 )
 def test_mistakes_are_one_clear_sentence(
     microscale: Callable[..., Run], arguments: tuple[str, ...], parts: tuple[str, ...]
@@ -134,6 +148,29 @@ def test_a_damaged_checkpoint_is_one_clear_sentence_and_leaves_nothing(tmp_path:
 
 def test_a_bad_environment_is_one_clear_sentence(microscale: Callable[..., Run]) -> None:
     refused(microscale(*TINY, MICROSCALE_OFLINE="1"), "MICROSCALE_OFLINE", "MICROSCALE_OFFLINE")
+
+
+def test_a_tiny_temperature_is_greedy(microscale: Callable[..., Run]) -> None:
+    assert microscale(*TINY, "--temperature", "1e-40").stdout == microscale(*TINY).stdout
+
+
+def test_seeds_sample_from_one_and_the_same_dummy(microscale: Callable[..., Run]) -> None:
+    greedy = [microscale(*TINY, "--seed", seed).stdout for seed in ("1", "2")]
+    assert greedy[0] == greedy[1]
+
+
+def test_offline_asks_nobody(microscale: Callable[..., Run], tmp_path: Path) -> None:
+    hub = ("generate", "some-owner/some-model", "--prompt-ids", "1")
+    refused(
+        microscale(*hub, MICROSCALE_OFFLINE="1", HF_HUB_CACHE=str(tmp_path)), "some-owner/some-model", "switched off"
+    )
+
+
+def test_a_broken_installation_is_one_clear_sentence(tmp_path: Path) -> None:
+    """doctor must be able to say what is wrong when nothing can be imported."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13 is missing', name='torch')")
+    refused(process("doctor", PYTHONPATH=str(tmp_path)), "torch", "libcudart.so.13", "pip install")
 
 
 def test_debug_shows_the_traceback() -> None:

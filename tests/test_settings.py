@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,11 @@ def test_a_value_that_is_no_flag_is_refused() -> None:
 def test_a_variable_that_nobody_knows_is_refused() -> None:
     with pytest.raises(BadSetting, match="MICROSCALE_CACHE_DIRECTORY"):
         settings.load({"MICROSCALE_CACHE_DIRECTORY": "/x"})
+
+
+def test_a_user_without_a_home_has_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert settings.load({}).cache_dir == Path(tempfile.gettempdir()) / "microscale"

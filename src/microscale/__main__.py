@@ -1,5 +1,33 @@
-"""``python -m microscale``: the command line without the installed script."""
+"""The entry point: a Python that is too old or a package that does not import is one sentence, not a traceback.
 
-from microscale.cli import main
+Nothing of ours is imported before that is known, so that the advice also reaches those whose installation is broken.
+"""
 
-main()
+import importlib
+import sys
+
+MIN_PYTHON = (3, 11)
+
+
+def main() -> None:
+    """Check what the command line stands on, then run it."""
+    if sys.version_info[:2] < MIN_PYTHON:
+        needed, here = ".".join(map(str, MIN_PYTHON)), sys.version.split()[0]
+        sys.exit(f"error: Microscale needs Python {needed} or newer; this is {here}.")
+    try:
+        cli = importlib.import_module("microscale.cli")
+    except ImportError as error:
+        name = (error.name or "").split(".")[0]
+        if name == "microscale":
+            raise
+        sys.exit(
+            f"error: the package {name or 'that Microscale needs'} does not import ({error}); "
+            f"install Microscale again with its dependencies: pip install --force-reinstall {name or 'microscale'}"
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,9 @@ Errors that Microscale raises on purpose are one sentence on standard error and 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +23,13 @@ from microscale import doctor as doctor_module
 from microscale import settings
 from microscale.backends import registry
 from microscale.backends.ops import Wish
-from microscale.engine.generate import Completion, Generation
+from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.gpt_oss import GptOss
-from microscale.models.gpt_oss_weights import LoadFormat
+from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat
+from microscale.models.json_object import parse_json
 from microscale.prove import run_prove
 from microscale.version import __version__
 
@@ -63,20 +65,32 @@ def _root(
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Progress]:
-    """A progress bar on standard error that goes away when the work is done; none where that is no terminal."""
+def progress_bar(title: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """A progress bar on standard error that goes away when the work is done; none where that is no terminal.
+
+    Gives two functions: one starts the bar with a total, one advances it. Until it starts, standard error is free for
+    others: the hub's own bar is shown there during a download.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        progress.add_task(title, total=None)
-        yield progress
+    progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    task = progress.add_task(title, start=False)
+
+    def start(total: int) -> None:
+        progress.update(task, total=total)
+        progress.start_task(task)
+        progress.start()
+
+    try:
+        yield start, lambda steps: progress.advance(task, steps)
+    finally:
+        progress.stop()
 
 
 def parse_token_ids(text: str) -> list[int]:
     """``1,2,3`` as numbers."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise BadSetting(f"--prompt-ids takes numbers with commas between them, such as 1,2,3, not {text!r}.") from None
+    if not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text, re.ASCII):
+        raise BadSetting(f"--prompt-ids takes numbers with commas between them, such as 1,2,3, not {text[:80]!r}.")
+    return [int(part) for part in text.split(",")]
 
 
 def parse_overrides(text: str | None) -> dict[str, object]:
@@ -84,7 +98,7 @@ def parse_overrides(text: str | None) -> dict[str, object]:
     if text is None:
         return {}
     try:
-        value = json.loads(text)
+        value = parse_json(text.encode())
     except ValueError as error:
         raise BadSetting(
             f"--hf-overrides is not JSON ({error}); use for instance '{{\"num_hidden_layers\": 2}}'."
@@ -94,22 +108,22 @@ def parse_overrides(text: str | None) -> dict[str, object]:
     return value
 
 
-def load_with_progress(options: LoadOptions) -> GptOss:
-    """Load a model and show each layer as it comes."""
-    with progress_bar(f"Loading {options.model}") as progress:
-        task = progress.task_ids[0]
-        return load_model(
-            options,
-            on_open=lambda weights: progress.update(task, total=weights.config.num_layers),
-            on_layer=lambda: progress.advance(task),
-        )
+def load_with_progress(options: LoadOptions, on_open: Callable[[GptOssWeights], None]) -> GptOss:
+    """Load a model and show each layer as it comes. ``on_open`` hears the checked weights before anything is loaded."""
+    with progress_bar(f"Loading {options.model}") as (start, advance):
+
+        def opened(weights: GptOssWeights) -> None:
+            on_open(weights)
+            start(weights.config.num_layers)
+
+        return load_model(options, opened, on_layer=lambda: advance(1))
 
 
 def generate_with_progress(model: GptOss, prompt: list[int], params: SamplingParams, chunk: int) -> Completion:
     generation = Generation(model, [prompt], params, chunk)
-    with progress_bar("Generating") as progress:
-        progress.update(progress.task_ids[0], total=params.max_tokens)
-        return generation.run(on_step=lambda tokens: progress.advance(progress.task_ids[0], tokens))[0]
+    with progress_bar("Generating") as (start, advance):
+        start(params.max_tokens)
+        return generation.run(on_step=advance)[0]
 
 
 @app.command()
@@ -118,13 +132,11 @@ def generate(
     prompt_ids: Annotated[str, typer.Option(help="The prompt's token ids, such as 1,2,3.")],
     max_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 16,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed for sampling (random without) and for dummy weights (0 without).")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; random without.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end token.")] = False,
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
-    ] = "auto",
+    ] = LoadFormat.AUTO,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
@@ -160,9 +172,10 @@ def generate(
         overrides=parse_overrides(hf_overrides),
         page_size=block_size,
         offline=env.offline,
-        seed=seed or 0,
     )
-    completion = generate_with_progress(load_with_progress(options), prompt, params, max_num_batched_tokens)
+    check_budget(max_num_batched_tokens)
+    loaded = load_with_progress(options, on_open=lambda weights: check_prompt(prompt, max_tokens, weights.config))
+    completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens)
     if as_json:
         print_json(
             {
@@ -193,7 +206,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
         for finding in findings:
             table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
             if finding.mend:
-                table.add_row("", "", escape(f"→ {finding.mend}"))
+                table.add_row("", "", escape(f"mend: {finding.mend}"))
         out.print(table)
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)
 
@@ -226,10 +239,10 @@ def prove(
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose become one sentence."""
+    """Run the command line: errors raised on purpose, and a full disk or a closed pipe, become one sentence."""
     try:
         app()
-    except MicroscaleError as error:
+    except (MicroscaleError, OSError) as error:
         if _wants_traceback():
             raise
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from microscale import hardware
+from microscale.errors import Unsupported
 from microscale.version import __version__
 
-MIN_PYTHON = (3, 11)
 # Distribution → least version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "safetensors": (0, 6), "huggingface-hub": (1, 0)}
 
@@ -48,10 +48,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _python() -> Finding:
-    value = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info[:2] < MIN_PYTHON:
-        return Finding("Python", Status.BROKEN, value, f"Install Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer.")
-    return Finding("Python", Status.OK, value)
+    return Finding("Python", Status.OK, f"{platform.python_version()} at {sys.executable}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -113,11 +110,15 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            gpu = hardware.detect(index)
+            try:
+                gpu = hardware.detect(index)
+            except Unsupported as error:
+                yield Finding(f"GPU {index}", Status.NOTE, torch.cuda.get_device_name(index), str(error))
+                continue
         free = hardware.available_memory(gpu, index) / hardware.GIB
         kind = "unified" if gpu.unified else "GPU"
         value = (
-            f"{gpu.name}, SM {gpu.sm // 10}.{gpu.sm % 10} (family {gpu.family.name}), {gpu.num_sms} SMs, "
+            f"{gpu.name}, SM {gpu.capability} (family {gpu.family.name}), {gpu.num_sms} SMs, "
             f"{free:.1f} of {gpu.memory_bytes / hardware.GIB:.1f} GiB {kind} memory free"
         )
         unknown = next((str(w.message) for w in caught if issubclass(w.category, hardware.UnknownGpu)), None)

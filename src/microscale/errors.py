@@ -36,4 +36,4 @@ class OutOfPages(MicroscaleError):
 
 
 class BadLogits(MicroscaleError):
-    """The model produced NaN or infinity for a request; only that request ends."""
+    """The model produced NaN or infinity."""

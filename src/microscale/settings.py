@@ -7,6 +7,7 @@ silent default, and so is an unknown variable that starts with ``MICROSCALE_``: 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -37,6 +38,16 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     raise BadSetting(f"{name}={env[name]!r} is neither true nor false; use 1 or 0.")
 
 
+def _cache_base(env: Mapping[str, str]) -> Path:
+    """Where caches go; a user without a home directory (a bare container user) has the temporary folder."""
+    if env.get("XDG_CACHE_HOME"):
+        return Path(env["XDG_CACHE_HOME"])
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return Path(tempfile.gettempdir())
+
+
 def load(env: Mapping[str, str] | None = None) -> Settings:
     """Read the settings from ``env`` (the process's own environment by default)."""
     env = os.environ if env is None else env
@@ -44,9 +55,8 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     for name in env:
         if name.startswith(PREFIX) and name not in known:
             raise BadSetting(f"Unknown environment variable {name}; known are {', '.join(sorted(known))}.")
-    base = env.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Settings(
-        cache_dir=Path(env.get("MICROSCALE_CACHE_DIR") or Path(base) / "microscale"),
+        cache_dir=Path(env.get("MICROSCALE_CACHE_DIR") or _cache_base(env) / "microscale"),
         offline=_flag(env, "MICROSCALE_OFFLINE") or _flag(env, "HF_HUB_OFFLINE"),
         debug=_flag(env, "MICROSCALE_DEBUG"),
     )

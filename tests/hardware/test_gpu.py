@@ -41,36 +41,66 @@ def test_siblings_do_not_inherit_from_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sm", "expected"),
+    ("name", "gib", "expected"),
     [
-        ("NVIDIA H200", 90, "h200"),
-        ("NVIDIA H100 80GB HBM3", 90, "h100"),
-        ("NVIDIA A100-SXM4-80GB", 80, "a100"),
-        ("NVIDIA GeForce RTX 5090", 120, "rtx5090"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 120, "rtxpro6000"),
-        ("NVIDIA GB10", 121, "gb10"),
-        ("NVIDIA B200", 100, "b200"),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("NVIDIA H100 80GB HBM3", 79.2, "h100"),
+        ("NVIDIA A100-SXM4-80GB", 79.3, "a100"),
+        ("NVIDIA GeForce RTX 5090", 31.4, "rtx5090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.0, "rtxpro6000"),
+        ("NVIDIA GB10", 119.7, "gb10"),
+        ("NVIDIA B200", 178.4, "b200"),
     ],
 )
-def test_drivers_names_find_their_row(name: str, sm: int, expected: str) -> None:
+def test_drivers_names_find_their_row(name: str, gib: float, expected: str) -> None:
     row = KNOWN[expected]
-    gpu = hardware.describe(name, sm, row.num_sms, 77 * GIB)
+    memory = int(gib * GIB)
+    gpu = hardware.describe(name, row.sm, row.num_sms, memory)
     assert (gpu.family, gpu.bandwidth_gbs, gpu.peak, gpu.unified) == (
         row.family,
         row.bandwidth_gbs,
         row.peak,
         row.unified,
     )
-    assert gpu.memory_bytes == 77 * GIB
-    assert gpu.name == name
+    assert (gpu.memory_bytes, gpu.name) == (memory, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sm", "num_sms", "gib"),
+    [
+        ("NVIDIA H100 PCIe", 90, 114, 79),
+        ("NVIDIA A100-PCIE-40GB", 80, 108, 39),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 89, 76, 16),
+        ("NVIDIA GeForce RTX 4090 D", 89, 114, 24),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", 120, 82, 24),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 90, 16, 9),
+        ("NVIDIA GH200 480GB", 90, 132, 95),
+    ],
+)
+def test_namesakes_of_another_size_are_estimated_and_said(name: str, sm: int, num_sms: int, gib: int) -> None:
+    with pytest.warns(UnknownGpu, match=name):
+        gpu = hardware.describe(name, sm, num_sms, gib * GIB)
+    assert gpu.family is FAMILY_OF_SM[sm]
+    assert gpu.num_sms == num_sms
 
 
 def test_unknown_card_of_a_known_family_is_estimated_and_said() -> None:
     with pytest.warns(UnknownGpu, match="RTX 5060"):
-        gpu = hardware.describe("NVIDIA GeForce RTX 5060", 120, 30, 8 * GIB)
+        gpu = hardware.describe("NVIDIA GeForce RTX 5060", 120, 30, 8 * GIB, integrated=True)
     assert gpu.family is FAMILY_OF_SM[120]
-    assert gpu.bandwidth_gbs < 448  # what the vendor says of that card: the estimate must not promise more
+    assert gpu.bandwidth_gbs < 448  # what the vendor says of that card
     assert gpu.has(Feature.MX_MMA)
+    assert gpu.peak.fp8
+    assert gpu.peak.fp4
+    assert gpu.unified
+
+
+@pytest.mark.parametrize(
+    ("name", "sm"), [("Tesla T4", 75), ("Tesla V100-SXM2-16GB", 70), ("NVIDIA GeForce GTX 1080", 61)]
+)
+def test_cards_before_ampere_are_refused(name: str, sm: int) -> None:
+    with pytest.raises(Unsupported, match=rf"{name} \(SM {sm // 10}.{sm % 10}\) is older than Ampere"):
+        hardware.describe(name, sm, 40, 16 * GIB)
 
 
 def test_unknown_architecture_is_generic_and_said() -> None:
@@ -80,6 +110,8 @@ def test_unknown_architecture_is_generic_and_said() -> None:
     assert gpu.has(Feature.MMA_BF16)
     for feature in (Feature.WGMMA, Feature.TCGEN05, Feature.MX_MMA, Feature.PDL):
         assert not gpu.has(feature)
+    assert gpu.peak.fp8 is None
+    assert gpu.peak.fp4 is None
     assert gpu.shared_per_block == min(family.shared_per_block for family in FAMILY_OF_SM.values())
 
 

@@ -148,7 +148,8 @@ def entry(begin: int, end: int, shape: object = None, dtype: object = "U8") -> d
         ({"x": entry(0, 6)}, "2 bytes follow the last tensor, 'x'"),
         ({}, "8 bytes follow the last tensor, the header"),
         ({"x": entry(0, 9)}, "is truncated: tensor 'x' ends at byte 9 of the data, which has only 8"),
-        ({"x": entry(0, 1 << 70)}, "is truncated: tensor 'x'"),
+        ({"x": entry(0, 1 << 60)}, "is truncated: tensor 'x'"),
+        ({"x": entry(0, 1 << 70)}, "must be a list of sizes"),
     ],
 )
 def test_bad_header(header, message, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tens
         chunks = [Chunk(prompts[i][start : start + chunk], start, pages[i], wants_logits=True) for i in live]
         batch = build_batch(chunks, size, model.device)
         # Every token's logits, not just the last of each chunk.
-        object.__setattr__(batch, "logit_rows", torch.arange(len(batch.token_ids)))
+        batch = replace(batch, logit_rows=torch.arange(len(batch.token_ids)))
         logits = model.forward(batch, kv)
         for i, part in zip(live, logits.split([len(c.token_ids) for c in chunks]), strict=True):
             rows[i].append(part)

@@ -93,23 +93,29 @@ class Ops:
 
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
         experts, rows, hidden = weights.gate_up.shape
-        spec = MoeSpec(
-            num_experts=experts,
-            top_k=top_k,
-            hidden=hidden,
-            intermediate=rows // 2,
-            weight_format=weights.gate_up.format.name,
-            activations=self.activations,
-            gate=gate,
-            bias=weights.gate_up_bias is not None,
-            tokens=1,
-        )
+        has_bias = weights.gate_up_bias is not None
+        spec = self.moe_spec(experts, top_k, hidden, rows // 2, weights.gate_up.format.name, gate, has_bias)
         return Moe(self._choose("moe", "experts", spec), weights)
+
+    def moe_spec(
+        self, experts: int, top_k: int, hidden: int, intermediate: int, weight_format: str, gate: Gate, bias: bool
+    ) -> MoeSpec:
+        """The spec of an expert layer of this model, before its weights are there."""
+        return MoeSpec(experts, top_k, hidden, intermediate, weight_format, self.activations, gate, bias, tokens=1)
 
     def dense(self, layer: str, weights: DenseWeights) -> Dense:
         rows, columns = weights.weight.shape
-        spec = DenseSpec(rows, columns, weights.format, self.activations, weights.bias is not None, tokens=1)
+        spec = self.dense_spec(rows, columns, weights.format, weights.bias is not None)
         return Dense(self._choose("dense", layer, spec), weights)
+
+    def dense_spec(self, rows: int, columns: int, weight_format: str = "bf16", bias: bool = False) -> DenseSpec:
+        """The spec of a dense layer of this model, before its weights are there."""
+        return DenseSpec(rows, columns, weight_format, self.activations, bias, tokens=1)
+
+    def packed_bytes(self, op: str, spec: Spec) -> int:
+        """Bytes that a layer's weights will take in the layout that will be chosen for them."""
+        chosen = self._choose(op, "sizing", spec, keep=False)
+        return int(chosen.implementations[0].packed_bytes(chosen.specs[0]))
 
     def attention(self, layer: str, spec: AttentionSpec, sinks: Tensor | None) -> Attention:
         return Attention(self._choose("attention", layer, spec), self.gpu, sinks)
@@ -120,10 +126,11 @@ class Ops:
         assert isinstance(implementation, SmallOps)  # the registry files it under this op
         return implementation
 
-    def _choose(self, op: str, layer: str, spec: Spec) -> _Choice:
+    def _choose(self, op: str, layer: str, spec: Spec, keep: bool = True) -> _Choice:
         specs = tuple(replace(spec, tokens=tokens) for tokens in BUCKETS)  # type: ignore[type-var]
         decisions = decide_layer(op, layer, specs, self.gpu, self.wish)
-        self.plan.add(decisions)
+        if keep:
+            self.plan.add(decisions)
         return _Choice(specs, tuple(registry.find(op, decision.chosen) for decision in decisions))
 
 

@@ -63,14 +63,19 @@ def check_prompt(prompt: Sequence[int], max_tokens: int, config: GptOssConfig) -
         )
 
 
+def check_budget(max_num_batched_tokens: int) -> None:
+    """Refuse a step that holds no token."""
+    if max_num_batched_tokens < 1:
+        raise BadRequest(f"max_num_batched_tokens is {max_num_batched_tokens}; a step takes at least one token.")
+
+
 class Generation:
     """One batch of prompts on its way. ``step()`` runs the model once; ``run()`` until every prompt is done."""
 
     def __init__(
         self, model: Model, prompts: Sequence[Sequence[int]], params: SamplingParams, max_num_batched_tokens: int = 2048
     ) -> None:
-        if max_num_batched_tokens < 1:
-            raise BadRequest(f"max_num_batched_tokens is {max_num_batched_tokens}; a step takes at least one token.")
+        check_budget(max_num_batched_tokens)
         for prompt in prompts:
             check_prompt(prompt, params.max_tokens, model.config)
         self._model = model

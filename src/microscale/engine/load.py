@@ -9,10 +9,12 @@ import torch
 
 from microscale import hardware
 from microscale.backends.ops import Activations, Ops, Wish
+from microscale.engine.memory import check_fits
 from microscale.errors import BadSetting
 from microscale.models.gpt_oss import GptOss
 from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat, open_weights
 
+MAX_PAGE_SIZE = 1024
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 
 
@@ -21,7 +23,7 @@ class LoadOptions:
     """What decides how a model is loaded. Names follow the command line's flags."""
 
     model: str
-    load_format: LoadFormat = "auto"
+    load_format: LoadFormat | str = LoadFormat.AUTO
     device: str = "auto"
     """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``."""
     dtype: str = "auto"
@@ -64,8 +66,8 @@ def load_model(
     on_layer: Callable[[], None] = lambda: None,
 ) -> GptOss:
     """Open, check and load. ``on_open`` hears the checked weights, then ``on_layer`` each layer as it is ready."""
-    if options.page_size < 1:
-        raise BadSetting(f"page_size is {options.page_size}; a page holds at least one position.")
+    if not 1 <= options.page_size <= MAX_PAGE_SIZE:
+        raise BadSetting(f"--block-size is {options.page_size}; a page holds 1 to {MAX_PAGE_SIZE} positions.")
     device = choose_device(options.device)
     gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
     ops = Ops(gpu, choose_activations(options.dtype, device), options.wish)
@@ -77,4 +79,5 @@ def load_model(
         seed=options.seed,
     )
     on_open(weights)
+    check_fits(weights.config, ops, device.index or 0)
     return GptOss(weights, ops, device, options.page_size, on_layer)

@@ -49,6 +49,7 @@ class Sampler:
         if self._temperature == 0.0:
             token = int(logits.argmax())
         else:
-            weights = torch.softmax(logits / self._temperature, dim=-1)
+            # Less the largest first: a tiny temperature then gives 0 and -inf, not inf - inf.
+            weights = torch.softmax((logits - logits.max()).double() / self._temperature, dim=-1)
             token = int(torch.multinomial(weights, 1, generator=self._generator))
         return token, float(logprobs[token])

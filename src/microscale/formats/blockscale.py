@@ -98,7 +98,7 @@ def decode_scales(scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def shared_scales(blocks: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:
     """Scale bytes for ``blocks [..., 32]`` and the blocks divided by them (zeros where the block is not finite)."""
-    x = blocks.to(torch.float32)
+    x = blocks if blocks.dtype == torch.float64 else blocks.to(torch.float32)
     finite = torch.isfinite(x).all(dim=-1)
     x = torch.where(finite[..., None], x, 0.0)
     largest = x.abs().amax(dim=-1)
@@ -107,9 +107,21 @@ def shared_scales(blocks: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:
     exponent = torch.where(largest == 0, -SCALE_BIAS, exponent).clamp(-SCALE_BIAS, SCALE_BIAS)
     # 2**-exponent lies between 2**-127 and 2**127: a power of two that float32 holds, so the product is exact or the
     # element rounds to zero anyway.
-    scaled = x * decode_scales((SCALE_BIAS - exponent).to(torch.uint8))[..., None]
+    scaled = x * decode_scales((SCALE_BIAS - exponent).to(torch.uint8), x.dtype)[..., None]
     scales = torch.where(finite, exponent + SCALE_BIAS, SCALE_NAN).to(torch.uint8)
-    return scales, scaled
+    return scales, scaled if scaled.dtype == torch.float32 else _round_to_odd(scaled)
+
+
+def _round_to_odd(x: Tensor) -> Tensor:
+    """float64 to float32 so that rounding the result once more, to fewer bits, equals rounding ``x`` at once.
+
+    What float32 cannot hold exactly goes towards zero and gets its last bit set: it then stands on the right side of
+    every midpoint of a coarser format.
+    """
+    near = x.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max).to(torch.float32)
+    bits = near.view(torch.int32)
+    bits = torch.where(near.double().abs() > x.abs(), bits - 1, bits)
+    return torch.where(bits.view(torch.float32).double() != x, bits | 1, bits).view(torch.float32)
 
 
 def split_blocks(x: Tensor, fmt: BlockFormat) -> Tensor:

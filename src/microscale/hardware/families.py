@@ -72,6 +72,15 @@ FAMILY_OF_SM: dict[int, Family] = {
 }
 
 
+# Older than Ampere: no bf16 matrix units and no asynchronous copies. Listed, because families are sets and no order.
+BEFORE_AMPERE = frozenset({30, 32, 35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75})
+
+
+def capability_text(sm: int) -> str:
+    """``90`` as people write it: ``9.0``."""
+    return f"{sm // 10}.{sm % 10}"
+
+
 @dataclass(frozen=True)
 class Peak:
     """Dense matrix rates in TFLOP/s; ``None`` where the card has no such unit."""
@@ -98,6 +107,11 @@ class Gpu:
 
     def has(self, feature: Feature) -> bool:
         return feature in self.family.features
+
+    @property
+    def capability(self) -> str:
+        """The SM as people write it: ``9.0``."""
+        return capability_text(self.sm)
 
     @property
     def shared_per_block(self) -> int:

@@ -13,7 +13,19 @@ from pathlib import Path
 import torch
 
 from microscale.errors import Unsupported
-from microscale.hardware.families import CPU_FAMILY, FAMILY_OF_SM, GENERIC, KNOWN, Gpu, Peak
+from microscale.hardware.families import (
+    BEFORE_AMPERE,
+    CPU_FAMILY,
+    FAMILY_OF_SM,
+    GENERIC,
+    GIB,
+    KNOWN,
+    Family,
+    Feature,
+    Gpu,
+    Peak,
+    capability_text,
+)
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -49,10 +61,26 @@ def system_memory(meminfo: Path = MEMINFO) -> tuple[int, int]:
         return total, total
 
 
-def _match(name: str, sm: int, memory_bytes: int) -> Gpu | None:
-    """The table's row for a card of this name: the longest known name that the driver's name starts with."""
-    rows = [card for card in KNOWN.values() if card.sm == sm and name.startswith(_stem(card.name))]
-    return max(rows, key=lambda card: (len(_stem(card.name)), -abs(card.memory_bytes - memory_bytes)), default=None)
+# How far a card may be from a row of the table in SMs and memory and still be that card. Laptop, PCIe, 40 GB and MIG
+# versions carry the same name and differ by more.
+SAME_CARD = 0.1
+
+
+def _match(name: str, sm: int, num_sms: int, memory_bytes: int) -> Gpu | None:
+    """The table's row for this card: its name begins like the row's, and it has the row's SMs and memory."""
+
+    def near(value: int, of_row: int) -> bool:
+        return abs(value - of_row) <= SAME_CARD * of_row
+
+    rows = [
+        card
+        for card in KNOWN.values()
+        if card.sm == sm
+        and name.startswith(_stem(card.name))
+        and near(num_sms, card.num_sms)
+        and near(memory_bytes, card.memory_bytes)
+    ]
+    return max(rows, key=lambda card: len(_stem(card.name)), default=None)
 
 
 def _stem(name: str) -> str:
@@ -60,28 +88,39 @@ def _stem(name: str) -> str:
     return name.removesuffix(" 80GB").removesuffix(" Blackwell")
 
 
+def _estimate(family: Family, num_sms: int) -> tuple[float, Peak]:
+    """Bandwidth and rates of an unknown card: the least per SM among the family's cards, for what the family has."""
+    siblings = [card for card in KNOWN.values() if card.family is family] or list(KNOWN.values())
+    bandwidth = min(card.bandwidth_gbs / card.num_sms for card in siblings)
+    bf16 = min(card.peak.bf16 / card.num_sms for card in siblings)
+    fp8 = min((card.peak.fp8 / card.num_sms for card in siblings if card.peak.fp8), default=0.0)
+    fp4 = min((card.peak.fp4 / card.num_sms for card in siblings if card.peak.fp4), default=0.0)
+    has_fp8 = Feature.MMA_FP8 in family.features
+    has_fp4 = family.features & {Feature.MX_MMA, Feature.TCGEN05}
+    peak = Peak(bf16 * num_sms, fp8 * num_sms if has_fp8 else None, fp4 * num_sms if has_fp4 else None)
+    return bandwidth * num_sms, peak
+
+
 def describe(name: str, sm: int, num_sms: int, memory_bytes: int, integrated: bool = False) -> Gpu:
     """The record of a card with these properties; what the table does not know is estimated, and said."""
-    row = _match(name, sm, memory_bytes)
+    if sm in BEFORE_AMPERE:
+        raise Unsupported(
+            f"{name} (SM {capability_text(sm)}) is older than Ampere, the first that Microscale's kernels run on; "
+            f"use --device cpu, or an RTX 30-series, A100 or newer GPU."
+        )
+    row = _match(name, sm, num_sms, memory_bytes)
     if row is not None:
         return Gpu(name, row.family, sm, num_sms, row.bandwidth_gbs, row.peak, memory_bytes, row.unified or integrated)
     family = FAMILY_OF_SM.get(sm, GENERIC)
-    siblings = [card for card in KNOWN.values() if card.family is family] or list(KNOWN.values())
-    # The slowest sibling, per SM: an estimate that never promises too much.
-    nearest = min(siblings, key=lambda card: card.bandwidth_gbs / card.num_sms)
-    share = num_sms / nearest.num_sms
-    peak = Peak(
-        nearest.peak.bf16 * share,
-        nearest.peak.fp8 * share if nearest.peak.fp8 else None,
-        nearest.peak.fp4 * share if nearest.peak.fp4 else None,
-    )
+    bandwidth, peak = _estimate(family, num_sms)
     warnings.warn(
-        f"{name} (SM {sm // 10}.{sm % 10}) is not in Microscale's table: using the features of family "
-        f"{family.name!r} and rates estimated from {nearest.name}. Speeds that `explain` predicts are rough.",
+        f"{name} (SM {capability_text(sm)}, {num_sms} SMs, {memory_bytes / GIB:.0f} GiB) is not in Microscale's table: "
+        f"using the features of family {family.name!r} and rates estimated from its known cards. "
+        f"Speeds that are predicted for it are rough.",
         UnknownGpu,
         stacklevel=3,
     )
-    return Gpu(name, family, sm, num_sms, nearest.bandwidth_gbs * share, peak, memory_bytes, integrated)
+    return Gpu(name, family, sm, num_sms, bandwidth, peak, memory_bytes, integrated)
 
 
 def detect(index: int = 0) -> Gpu:

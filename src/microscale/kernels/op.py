@@ -102,6 +102,10 @@ class Implementation(ABC, Generic[SpecT]):
     def cost(self, spec: SpecT, gpu: Gpu) -> Cost:
         """What running the spec costs on this GPU."""
 
+    def packed_bytes(self, spec: SpecT) -> int:
+        """Bytes that the packed weights of one layer take; ops without weights take none."""
+        return 0
+
     def variants(self, gpu: Gpu) -> Iterable[Variant]:
         """Every kernel that ``run`` may launch on this GPU. Plain torch launches none of ours."""
         return ()

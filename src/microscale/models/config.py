@@ -11,6 +11,9 @@ from enum import StrEnum
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK
 
+MAX_NUMBER = 2**31 - 1
+"""No size or constant of a model is larger, and every one fits the kernels' 32-bit arguments."""
+
 
 class LayerKind(StrEnum):
     """What the attention of a layer sees. The values are the words of ``layer_types`` in config.json."""
@@ -34,11 +37,12 @@ class YarnRope:
     """Whether the ends of the ramp are rounded outwards to whole dimensions (gpt-oss: no)."""
 
     def __post_init__(self) -> None:
-        _positive(self, "original_context")
-        if self.theta <= 1 or self.factor < 1:
+        for name in ("original_context", "beta_fast", "beta_slow"):
+            _positive(self, name)
+        if not 1 < self.theta <= MAX_NUMBER or not 1 <= self.factor <= MAX_NUMBER:
             raise BadConfig(f"rope theta {self.theta} must be above 1 and factor {self.factor} at least 1.")
-        if not 0 < self.beta_slow < self.beta_fast:
-            raise BadConfig(f"rope beta_slow {self.beta_slow} must be above 0 and below beta_fast {self.beta_fast}.")
+        if self.beta_slow >= self.beta_fast:
+            raise BadConfig(f"rope beta_slow {self.beta_slow} must be below beta_fast {self.beta_fast}.")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,15 @@ class GptOssConfig:
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
             _positive(self, name)
-        for name in ("top_k", "vocab_size", "sliding_window", "rms_epsilon", "swiglu_limit", "max_context"):
+        for name in (
+            "top_k",
+            "vocab_size",
+            "sliding_window",
+            "rms_epsilon",
+            "swiglu_limit",
+            "max_context",
+            "swiglu_alpha",
+        ):
             _positive(self, name)
         if len(self.layer_kinds) != self.num_layers:
             raise BadConfig(f"{len(self.layer_kinds)} layer kinds do not describe {self.num_layers} layers.")
@@ -97,5 +109,5 @@ def alternating(num_layers: int) -> tuple[LayerKind, ...]:
 
 def _positive(record: object, name: str) -> None:
     value = getattr(record, name)
-    if value <= 0:
-        raise BadConfig(f"{name} is {value} and must be above 0.")
+    if not 0 < value <= MAX_NUMBER:
+        raise BadConfig(f"{name} is {value if abs(value) < 1e30 else 'huge'} and must be above 0 and below 2**31.")

@@ -67,10 +67,13 @@ class ModelFile:
 
 def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelFile:
     """The config in ``folder``, with ``overrides`` applied to its keys."""
-    if not folder.is_dir():
-        raise BadCheckpoint(f"{folder} is not a folder; a model is a folder with config.json and *.safetensors in it.")
-    if not (folder / CONFIG).is_file():
-        raise BadConfig(f"{folder} has no {CONFIG}, so it is not the folder of a model.")
+    try:
+        if not folder.is_dir():
+            raise BadCheckpoint(f"{folder} is not a folder; a model is one with config.json and *.safetensors in it.")
+        if not (folder / CONFIG).is_file():
+            raise BadConfig(f"{folder} has no {CONFIG}, so it is not the folder of a model.")
+    except OSError as exc:
+        raise BadCheckpoint(f"{folder} cannot be read: {exc.strerror}.") from exc
     file = read_json_object(folder / CONFIG)
     if "model_type" not in file.data and "experts_per_token" in file.data:
         file = apply_overrides(file, overrides or {}, _ORIGINAL_KEYS)
@@ -147,7 +150,8 @@ def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) ->
         swiglu_limit=file.optional("swiglu_limit", float, 7.0),
         swiglu_alpha=file.optional("swiglu_alpha", float, 1.702),
         max_context=file.require("max_position_embeddings", int),
-        eos_token_ids=_producible(eos, vocab_size),
+        # Ids that the user gave are not dropped in silence: the record refuses those outside the vocabulary.
+        eos_token_ids=eos if "eos_token_id" in file.overridden else _producible(eos, vocab_size),
     )
 
 

@@ -7,8 +7,8 @@ Both layouts hold the same numbers. Experts are MXFP4 ``blocks`` u8 [E, rows, K 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,14 @@ from microscale.models.dummy_weights import DummyWeights
 from microscale.models.gpt_oss_tensors import GptOssWeights, LayerTensors
 from microscale.models.presets import PRESETS, preset
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+class LoadFormat(StrEnum):
+    """Where weights come from."""
+
+    AUTO = "auto"
+    SAFETENSORS = "safetensors"
+    DUMMY = "dummy"
+
 
 _BF16 = ("BF16",)
 # The published norms are BF16; OpenAI's own model keeps them in float32, and so may what is saved from it.
@@ -165,7 +172,7 @@ _READERS: dict[Layout, type[HuggingFaceWeights] | type[OriginalWeights]] = {
 def open_weights(
     model: str,
     *,
-    load_format: LoadFormat = "auto",
+    load_format: LoadFormat | str = LoadFormat.AUTO,
     overrides: Mapping[str, object] | None = None,
     offline: bool = False,
     seed: int = 0,
@@ -176,19 +183,19 @@ def open_weights(
     change constants, but not the shape of a tensor.
     """
     overrides = overrides or {}
-    if load_format not in get_args(LoadFormat):
-        raise BadSetting(f"Unknown load format {load_format!r}; known are {', '.join(get_args(LoadFormat))}.")
+    if load_format not in list(LoadFormat):
+        raise BadSetting(f"Unknown load format {load_format!r}; known are {', '.join(LoadFormat)}.")
     # A folder comes first, so that one that is called like a preset can be opened.
     if model in PRESETS and not Path(model).is_dir():
-        if load_format != "dummy":
+        if load_format != LoadFormat.DUMMY:
             raise BadCheckpoint(
                 f"{model} is a preset without weights: add --load-format dummy, or give a folder or a hub id such as "
                 f"openai/gpt-oss-20b."
             )
         return DummyWeights(preset(model, overrides), seed)
-    folder = hub.resolve(model, offline=offline, config_only=load_format == "dummy")
+    folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
     file = read_config(folder, overrides)
-    if load_format == "dummy":
+    if load_format == LoadFormat.DUMMY:
         return DummyWeights(file.config, seed)
     reader = _READERS[file.layout]
     checkpoint = Checkpoint(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: httpx's or, from 2.0 on, httpx2's
     GatedRepoError,
+    HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -37,12 +38,15 @@ def resolve(
     progress bar, and a broken download goes on where it stopped. What is cached is used when ``offline`` or when the
     hub cannot be reached. ``cache_dir`` and ``endpoint`` are the hub library's own unless given.
     """
-    folder = Path(model).expanduser()
-    # An empty name is the current folder to pathlib, and a forgotten argument to us.
-    if model and folder.is_dir():
-        return folder
-    if model and folder.exists():
-        raise BadCheckpoint(f"{model} is a file; give the folder of the model.")
+    try:
+        folder = Path(model).expanduser()
+        # An empty name is the current folder to pathlib, and a forgotten argument to us.
+        if model and folder.is_dir():
+            return folder
+        if model and folder.exists():
+            raise BadCheckpoint(f"{model} is a file; give the folder of the model.")
+    except (OSError, RuntimeError, ValueError) as exc:  # no access, a name too long, a user who is not there, a NUL
+        raise BadCheckpoint(f"{model[:200]!r} cannot be opened as a folder: {exc}.") from exc
     if not _HUB_ID.fullmatch(model):
         raise BadCheckpoint(
             f"{model!r} is neither an existing folder, nor a hub id like openai/gpt-oss-20b, nor a preset's name."
@@ -58,6 +62,8 @@ def resolve(
                 ignore_patterns=_UNWANTED,
             )
         )
+    except HFValidationError as exc:
+        raise BadCheckpoint(f"There is no folder {model}, and it is no valid hub id.") from exc
     except GatedRepoError as exc:
         raise BadCheckpoint(f"{model} is gated: accept its terms on the hub and log in with `hf auth login`.") from exc
     except RepositoryNotFoundError as exc:

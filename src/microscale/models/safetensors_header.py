@@ -82,6 +82,11 @@ def _header_length(path: Path, first: bytes, file_bytes: int) -> int:
     return length
 
 
+# Above any tensor, and small enough to multiply and print.
+_MAX_SIZE = 1 << 63
+_MAX_AXES = 16
+
+
 def _entry(path: Path, name: str, value: object) -> TensorEntry:
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{path}: the header's entry for {name!r} must be an object.")
@@ -91,9 +96,9 @@ def _entry(path: Path, name: str, value: object) -> TensorEntry:
         raise fields.fault("dtype", f"is {dtype!r}, which is not a known type")
     shape = fields.require("shape", list)
     offsets = fields.require("data_offsets", list)
-    if not all(type(size) is int and size >= 0 for size in shape):
+    if not all(type(size) is int and 0 <= size < _MAX_SIZE for size in shape) or len(shape) > _MAX_AXES:
         raise fields.fault("shape", "must be a list of sizes")
-    if len(offsets) != 2 or not all(type(offset) is int and offset >= 0 for offset in offsets):
+    if len(offsets) != 2 or not all(type(offset) is int and 0 <= offset < _MAX_SIZE for offset in offsets):
         raise fields.fault("data_offsets", "must be two offsets, begin and end")
     begin, end = offsets
     needed = math.prod(shape) * DTYPE_BYTES[dtype]

@@ -30,6 +30,9 @@ class DequantizedDense(Implementation[DenseSpec]):
         size = torch_dtype(spec.activations).itemsize
         return Cost(spec.rows * spec.columns * size + activation_bytes(spec), dense_flops(spec), efficiency=0.6)
 
+    def packed_bytes(self, spec: DenseSpec) -> int:
+        return spec.rows * spec.columns * torch_dtype(spec.activations).itemsize
+
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         dtype = torch_dtype(spec.activations)
         weight = weights.weight

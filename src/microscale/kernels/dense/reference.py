@@ -46,6 +46,9 @@ class ReferenceDense(Implementation[DenseSpec]):
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         return Cost(weight_bytes(spec) + activation_bytes(spec), dense_flops(spec), efficiency=0.02)
 
+    def packed_bytes(self, spec: DenseSpec) -> int:
+        return weight_bytes(spec)
+
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         return weights
 

@@ -55,6 +55,9 @@ class DequantizedMoe(Implementation[MoeSpec]):
         weights = round(expected_experts(spec) * weights_per_expert(spec) * size)
         return Cost(weights + activation_bytes(spec), expert_flops(spec), efficiency=0.4)
 
+    def packed_bytes(self, spec: MoeSpec) -> int:
+        return spec.num_experts * weights_per_expert(spec) * torch_dtype(spec.activations).itemsize
+
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> DequantizedExperts:
         dtype = torch_dtype(spec.activations)
         return DequantizedExperts(

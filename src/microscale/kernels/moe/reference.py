@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microscale.formats import FORMATS, decode
 from microscale.hardware import Gpu
-from microscale.kernels.moe.cost import expert_flops, expert_weight_bytes
+from microscale.kernels.moe.cost import bytes_per_expert, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Cost, Implementation, Reason
 
@@ -62,6 +62,9 @@ class ReferenceMoe(Implementation[MoeSpec]):
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
         # Decoding to float32 writes and reads 4 bytes a weight, in several passes: hence the low efficiency.
         return Cost(expert_weight_bytes(spec), expert_flops(spec), efficiency=0.01)
+
+    def packed_bytes(self, spec: MoeSpec) -> int:
+        return spec.num_experts * bytes_per_expert(spec)
 
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> MoeWeights:
         return weights
