@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The oldest Triton that must work: torch 2.11 pins it.
+OLD := .venv-triton36
+OLD_INSTALLED := $(OLD)/.installed
 
-.PHONY: help install test check clean
+.PHONY: help install test check prove gpu-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -13,6 +16,12 @@ help: ## Show what there is
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(OLD_INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLD)
+	sed 's/^triton==.*/triton==3.6.0/' constraints.txt > $(OLD)/constraints.txt
+	$(OLD)/bin/python -m pip install --quiet --constraint $(OLD)/constraints.txt --editable .
 	@touch $@
 
 install: $(INSTALLED) ## Make the virtual environment in .venv
@@ -25,6 +34,13 @@ check: $(INSTALLED) ## Lint, types and the fast tests (under two minutes)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
+
+prove: $(INSTALLED) $(OLD_INSTALLED) ## Compile every kernel for every architecture, with the pinned Triton and with 3.6.0
+	$(BIN)/microscale prove --gpu all --markdown docs/kernels.md
+	$(OLD)/bin/microscale prove --gpu all --markdown docs/kernels.md
+
+gpu-test: $(INSTALLED) ## Run the tests that need a GPU, on this machine's own
+	$(BIN)/python -m pytest tests/gpu
 
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

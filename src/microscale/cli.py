@@ -10,9 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+import triton
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -20,13 +23,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from microscale import doctor as doctor_module
-from microscale import settings
+from microscale import hardware, settings
 from microscale.backends import registry
 from microscale.backends.ops import Wish
+from microscale.bench import moe as bench_moe
+from microscale.bench.tune import tune as run_tune
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadSetting, MicroscaleError
+from microscale.hardware.tiles import GemmPath
 from microscale.models.gpt_oss import GptOss
 from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat
 from microscale.models.json_object import parse_json
@@ -40,6 +46,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+bench_app = typer.Typer(help="Measure speed on this machine's GPU.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+class KernelBench(StrEnum):
+    """The ops that `bench kernels` times."""
+
+    MOE = "moe"
+
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -86,10 +102,10 @@ def progress_bar(title: str) -> Iterator[tuple[Callable[[int], None], Callable[[
         progress.stop()
 
 
-def parse_token_ids(text: str) -> list[int]:
+def parse_numbers(option: str, text: str) -> list[int]:
     """``1,2,3`` as numbers."""
     if not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text, re.ASCII):
-        raise BadSetting(f"--prompt-ids takes numbers with commas between them, such as 1,2,3, not {text[:80]!r}.")
+        raise BadSetting(f"{option} takes numbers with commas between them, such as 1,2,3, not {text[:80]!r}.")
     return [int(part) for part in text.split(",")]
 
 
@@ -161,7 +177,7 @@ def generate(
     Try it with no files at all: microscale generate gpt-oss-tiny --load-format dummy --prompt-ids 1,2,3
     """
     env = settings.load()
-    prompt = parse_token_ids(prompt_ids)
+    prompt = parse_numbers("--prompt-ids", prompt_ids)
     params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
     options = LoadOptions(
         model=model,
@@ -209,6 +225,49 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
                 table.add_row("", "", escape(f"mend: {finding.mend}"))
         out.print(table)
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    op: Annotated[KernelBench, typer.Argument(help="Whose kernels.")] = KernelBench.MOE,
+    model: Annotated[
+        str, typer.Option(help=f"The layer of this model: {', '.join(bench_moe.LAYERS)}.")
+    ] = "gpt-oss-120b",
+    tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one row per token count as JSON.")] = False,
+) -> None:
+    """Time kernels on this machine's GPU, against the ceilings that it measures on the same card.
+
+    Every row is checked against the reference first; a wrong kernel has no figure.
+    """
+    settings.load()
+    counts = bench_moe.TOKENS if tokens is None else parse_numbers("--tokens", tokens)
+    rows = []
+    with progress_bar(f"Timing {op.value} of {model}") as (start, advance):
+        start(len(counts))
+        for row in bench_moe.run(model, counts):
+            rows.append(row)
+            advance(1)
+    if as_json:
+        print_json(bench_moe.as_json(rows))
+    else:
+        gpu = hardware.detect()
+        print(f"{gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value} of {model}")
+        print(bench_moe.table(rows))
+
+
+@app.command()
+def tune(
+    path: Annotated[list[GemmPath] | None, typer.Option(help="Only this path; may be given several times.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
+) -> None:
+    """Measure the expert kernels' tiles on this machine's GPU and write the file for its family.
+
+    Until a family is tuned, a rule that knows the card's shared memory, registers and SMs chooses the tiles.
+    """
+    settings.load()
+    written = run_tune(hardware.detect(), directory, paths=path)
+    out.print(f"Wrote {written}", soft_wrap=True)
 
 
 @app.command()

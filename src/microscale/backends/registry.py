@@ -11,6 +11,10 @@ from microscale.kernels.dense.dequantized import DequantizedDense
 from microscale.kernels.dense.reference import ReferenceDense
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.reference import ReferenceMoe
+from microscale.kernels.moe.w4a8 import TritonW4A8
+from microscale.kernels.moe.w4a16 import TritonW4A16
+from microscale.kernels.moe.w8a8 import TritonW8A8
+from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.op import Implementation
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import ReferenceSmall
@@ -18,6 +22,10 @@ from microscale.kernels.small.reference import ReferenceSmall
 IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     ReferenceMoe(),
     DequantizedMoe(),
+    TritonW4A16(),
+    TritonW8A16(),
+    TritonW4A8(),
+    TritonW8A8(),
     ReferenceDense(),
     DequantizedDense(),
     ReferenceAttention(),

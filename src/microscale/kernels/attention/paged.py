@@ -54,24 +54,34 @@ class Tile:
 _PREFILL = {
     # 8192 tokens on H200, triton 3.6: 334 TFLOP/s; 128 x 64 with 4 warps 326, 64 x 128 315, 128 x 32 271.
     64: (Tile(64, 64, 4, 3),),
-    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)),
-    256: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2)),
+    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
+    256: (Tile(64, 32, 8, 2),),
     512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
 }
 _PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2),)}  # 64 rows spill 248 bytes while they convert
+# Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
+_PREFILL_MMA = _PREFILL | {128: (Tile(64, 32, 4, 3),)}
+_PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(32, 16, 8, 2),)}
 _DECODE = {
     64: (Tile(16, 128, 4, 3),),  # 8 sequences of 8192 on H200: 44 µs, the best of seven shapes (the worst: 80)
     128: (Tile(16, 64, 4, 3),),
     256: (Tile(16, 32, 4, 3), Tile(16, 32, 4, 2)),
     512: (Tile(16, 32, 8, 3), Tile(16, 16, 8, 3)),
 }
+_DECODE_FP8 = _DECODE | {64: (Tile(16, 64, 8, 3),)}
 
 
 def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card."""
-    tiles = (_DECODE if decode else _PREFILL_FP8 if fp8 else _PREFILL)[head_dim]
+    if decode:
+        tiles = _DECODE_FP8 if fp8 else _DECODE
+    elif gpu.has(Feature.WGMMA) or gpu.has(Feature.TCGEN05):
+        tiles = _PREFILL_FP8 if fp8 else _PREFILL
+    else:
+        tiles = _PREFILL_MMA_FP8 if fp8 else _PREFILL_MMA
     size = 1 if fp8 else 2
-    return next((tile for tile in tiles if tile.shared_bytes(head_dim, size) <= gpu.shared_per_block), tiles[-1])
+    choices = tiles[head_dim]
+    return next((tile for tile in choices if tile.shared_bytes(head_dim, size) <= gpu.shared_per_block), choices[-1])
 
 
 def choose_splits(sequences: int, kv_heads: int, max_keys: int, block_n: int, gpu: Gpu) -> int:

@@ -1,14 +1,15 @@
 """Routing on the device: which experts each token goes to, and the pairs sorted by expert. Owns the launches.
 
 ``route`` turns router logits into ``Routing``; ``dispatch`` sorts its (token, slot) pairs by expert and lists tiles of
-``block`` pairs for the grouped GEMMs; ``route_and_dispatch`` does both, in one launch for few tokens (32 tokens over 128
-experts). Nothing waits for the host and every grid follows from the token count, so all of it can be captured in a graph.
+``block`` pairs for the grouped GEMMs; ``route_and_dispatch`` does both, in one launch for few tokens (32 tokens over
+128 experts). Nothing waits for the host and every grid follows from the token count, so all of it can be captured in a
+graph.
 
 Defined results:
 
-* Two kinds of router are in use: top-k then softmax over the k (gpt-oss), and softmax over all, top-k, renormalise, times
-  a scale per expert (Gemma). Renormalising cancels the sum over all experts, so both are one function here; the twin
-  ``reference_route`` computes each literally.
+* Two kinds of router are in use: top-k then softmax over the k (gpt-oss), and softmax over all, top-k, renormalise,
+  times a scale per expert (Gemma). Renormalising cancels the sum over all experts, so both are one function here; the
+  twin ``reference_route`` computes each literally.
 * Among equal logits the lowest expert index wins (``torch.topk`` leaves that open); -0.0 equals 0.0.
 * NaN ranks above every number, as in ``torch.topk``. A row with a NaN gets NaN weights, so that the fault shows in the
   output, and distinct ids in range, so that no kernel reads outside the weights.
@@ -40,6 +41,7 @@ FEW_TOKENS = 64
 FEW_ELEMENTS = 4096
 MANY_ELEMENTS = 2048
 ELEMENTS_PER_WARP = 512
+FEW_ENTRIES = 64
 PREFIX = {"BLOCKS": 64, "EXPERTS": 32}
 
 
@@ -56,9 +58,10 @@ class Dispatch:
 
     offsets: Tensor  # [experts + 1] int32: expert e has the places offsets[e] .. offsets[e + 1]
     order: Tensor  # [pairs] int32: place → pair
-    tiles: Tensor  # [tile_bound, 4] int32: expert, first place, number of pairs, the expert's first tile; padding: -1, 0, 0, 0
+    tiles: Tensor  # [tile_bound, 4] int32: expert, first place, number of pairs, the expert's first tile
     block: int
     top_k: int
+    # Tiles past the last one are (-1, 0, 0, 0).
 
     @property
     def counts(self) -> Tensor:
@@ -108,7 +111,9 @@ class _Job:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
             raise Unsupported(f"Routing takes 1 to {MAX_EXPERTS} experts, not {self.num_experts}.")
         if not 1 <= self.top_k <= min(MAX_TOP_K, self.num_experts):
-            raise Unsupported(f"Routing takes the top 1 to {MAX_TOP_K} of {self.num_experts} experts, not {self.top_k}.")
+            raise Unsupported(
+                f"Routing takes the top 1 to {MAX_TOP_K} of {self.num_experts} experts, not {self.top_k}."
+            )
 
     @property
     def e_pad(self) -> int:
@@ -173,14 +178,14 @@ class _Job:
         offsets = torch.empty(self.num_experts + 1, dtype=torch.int32, device=ids.device)
         order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
         tiles = torch.empty((bound, 4), dtype=torch.int32, device=ids.device)
-        entries = self.entries(bound)
         if self.few:
             routing_jit.route_few[(1,)](
                 _or(logits, ids), _or(expert_scale, weights), ids, weights, offsets, order, tiles,
                 self.tokens, self.num_experts, _row_stride(logits), block, bound,
-                ROWS=self.rows, ENTRIES=entries, **self.choice(logits, expert_scale), num_warps=self.warps,
+                ROWS=self.rows, ENTRIES=FEW_ENTRIES, **self.choice(logits, expert_scale), num_warps=self.warps,
             )  # fmt: skip
             return Dispatch(offsets, order, tiles, block, self.top_k)
+        entries = self.entries(bound)
         block_counts = torch.empty((self.blocks, self.num_experts), dtype=torch.int32, device=ids.device)
         counts = torch.empty(self.num_experts, dtype=torch.int32, device=ids.device)
         self.choose(logits, routing, expert_scale, block_counts)
@@ -208,16 +213,16 @@ def _row_stride(logits: Tensor | None) -> int:
     return logits.stride(0)
 
 
-def reference_route(
-    logits: Tensor, top_k: int, kind: RouterKind, expert_scale: Tensor | None = None
-) -> Routing:
+def reference_route(logits: Tensor, top_k: int, kind: RouterKind, expert_scale: Tensor | None = None) -> Routing:
     """The twin of ``route`` in plain torch, each kind as its model states it."""
-    scores = logits.float()
+    logits = logits.float()
+    logits = logits.where(~logits.isnan(), torch.nan)  # one NaN: a sort may rank those with a sign elsewhere
+    scores = logits
     if kind is RouterKind.SOFTMAX_TOPK:
         scores = scores.softmax(dim=-1)
     # A stable descending sort puts NaN first and keeps equal logits in index order. Gemma's probabilities are ranked by
     # their logits: the order is the same, and two logits that round to one probability still differ.
-    ids = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     chosen = scores.gather(1, ids)
     weights = chosen.softmax(dim=-1) if kind is RouterKind.TOPK_SOFTMAX else chosen / chosen.sum(dim=-1, keepdim=True)
     if expert_scale is not None:
@@ -259,8 +264,7 @@ def variants(gpu: Gpu) -> Iterator[Variant]:
         label = f"{num_experts} experts, top {top_k}"
         for source, logits in (("logits", torch.empty(0)), ("ids", None)):
             base = few.choice(logits, scale if logits is not None else None)
-            entries = few.entries(tile_bound(few.tokens * top_k, num_experts, 8))
-            sized = {"ROWS": few.rows, "ENTRIES": entries}
+            sized = {"ROWS": few.rows, "ENTRIES": FEW_ENTRIES}
             yield variant(f"few tokens from {source}, {label}", routing_jit.route_few, few.warps, base | sized)
             base = many.choice(logits, scale if logits is not None else None)
             sized = {"ROWS": many.rows, "COUNT": True}

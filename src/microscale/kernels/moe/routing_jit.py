@@ -1,9 +1,9 @@
 """Jit code of routing: top-k over the experts, and the sort of (token, expert) pairs by expert.
 
 A pair is ``token * TOP_K + slot``. Everything is computed from one matrix, ``slot[token, expert]``: the slot in which a
-token chose an expert, or -1. A token chooses an expert at most once, so the exclusive sum of ``slot >= 0`` down a column
-is the rank of a pair among its expert's pairs. Order, offsets and tiles follow from sums: no sort network, no atomics,
-and the same result in every run.
+token chose an expert, or -1. A token chooses an expert at most once, so the exclusive sum of ``slot >= 0`` down a
+column is the rank of a pair among its expert's pairs. Order, offsets and tiles follow from sums: no sort network, no
+atomics, and the same result in every run.
 
 Few tokens: one program does it all (``route_few``). Many: ``choose_many`` per block of tokens, ``prefix_counts`` over
 the blocks, ``place_many`` per block again.
@@ -91,7 +91,7 @@ def _slots_of(ids_ptr, rows, num_tokens, TOP_K: tl.constexpr, E_PAD: tl.constexp
 
 @triton.jit
 def _place(order_ptr, slot, rows, first, TOP_K: tl.constexpr):
-    """Writes the pairs of ``slot`` to their places; ``first [E_PAD]`` is where each expert's pairs of these rows begin."""
+    """Writes the pairs of ``slot`` to their places; ``first [E_PAD]``: where the pairs of these rows begin."""
     chosen = (slot >= 0).to(tl.int32)
     rank = tl.cumsum(chosen, axis=0) - chosen
     tl.store(order_ptr + first[None, :] + rank, rows[:, None] * TOP_K + slot, mask=slot >= 0)
@@ -106,7 +106,7 @@ def _store_offsets(offsets_ptr, counts, ends, num_experts):
 
 @triton.jit
 def _store_tiles(tiles_ptr, entry, bound, counts, ends, block):
-    """Tile-list entries ``entry``: expert, first pair, number of pairs, the expert's first tile. Past the end: -1, 0, 0, 0.
+    """Tiles ``entry``: expert, first place, number of pairs, the expert's first tile; past the end -1, 0, 0, 0.
 
     The expert of an entry is the number of experts whose tiles all come before it: experts in ascending order, an
     expert's tiles side by side, so that a launch in list order reads each weight from memory once.
@@ -126,6 +126,27 @@ def _store_tiles(tiles_ptr, entry, bound, counts, ends, block):
     tl.store(at + 1, tl.where(ok, end - count + done, 0), mask=entry < bound)
     tl.store(at + 2, tl.where(ok, tl.minimum(count - done, block), 0), mask=entry < bound)
     tl.store(at + 3, tl.where(ok, first, 0), mask=entry < bound)
+
+
+@triton.jit
+def _store_tiles_few(tiles_ptr, counts, ends, rounds, block, bound, ENTRIES: tl.constexpr):
+    """The same tiles, all experts at once and tile by tile: no expert has more than ``rounds``."""
+    expert = tl.arange(0, counts.shape[0])
+    num_tiles = (counts + block - 1) // block
+    tile_ends = tl.cumsum(num_tiles, axis=0)
+    first = tile_ends - num_tiles
+    for i in range(rounds):
+        at = tiles_ptr + (first + i) * 4
+        ok = i < num_tiles
+        tl.store(at, expert, mask=ok)
+        tl.store(at + 1, ends - counts + i * block, mask=ok)
+        tl.store(at + 2, tl.minimum(counts - i * block, block), mask=ok)
+        tl.store(at + 3, first, mask=ok)
+    total = tl.max(tile_ends, axis=0)
+    column = tl.arange(0, 4)[None, :]
+    for start in range(0, bound, ENTRIES):
+        entry = start + tl.arange(0, ENTRIES)[:, None]
+        tl.store(tiles_ptr + entry * 4 + column, tl.where(column == 0, -1, 0), mask=(entry >= total) & (entry < bound))
 
 
 @triton.jit
@@ -163,8 +184,8 @@ def route_few(
     ends = tl.cumsum(counts, axis=0)
     _store_offsets(offsets_ptr, counts, ends, num_experts)
     _place(order_ptr, slot, rows, ends - counts, TOP_K)
-    for start in range(0, bound, ENTRIES):
-        _store_tiles(tiles_ptr, start + tl.arange(0, ENTRIES), bound, counts, ends, block)
+    # A token chooses an expert once at most, so no expert has more pairs than there are tokens.
+    _store_tiles_few(tiles_ptr, counts, ends, tl.cdiv(num_tokens, block), block, bound, ENTRIES)
 
 
 @triton.jit

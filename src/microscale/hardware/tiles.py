@@ -1,0 +1,245 @@
+"""Which tile a grouped GEMM runs in on which GPU: measured where a file says so, else by rule. Nothing else may choose.
+
+``choose`` looks in ``tuned/<family>.json``, which ``microscale tune`` writes on a real card; without an entry the rule
+below knows the card's shared memory and registers. ``possible`` lists all that ``choose`` may ever return for a card,
+which is what ``prove`` compiles. A tile that does not fit is never returned: the rule does not make it, and a file that
+holds one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from microscale.errors import BadSetting
+from microscale.hardware.families import Family, Feature, Gpu
+
+TUNED_DIR = Path(__file__).parent / "tuned"
+BLOCK_MS = (16, 32, 64, 128)
+MAX_STAGES = 4
+# Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
+# from shared memory (wgmma); more fit nowhere.
+MAX_ACCUMULATORS = 128
+BUSY_PAIRS = 1 << 20
+"""More pairs for one expert than any bucket ends at."""
+
+
+class GemmPath(StrEnum):
+    """The kinds of grouped GEMM: weight bits, and the bits of the activations that they meet."""
+
+    W4A16 = "w4a16"
+    W8A16 = "w8a16"
+    W4A8 = "w4a8"
+    W8A8 = "w8a8"
+
+    @property
+    def weight_bits(self) -> int:
+        return 4 if self in (GemmPath.W4A16, GemmPath.W4A8) else 8
+
+    @property
+    def block_scaled(self) -> bool:
+        """Activations in MXFP8, scales inside the matrix instruction."""
+        return self in (GemmPath.W4A8, GemmPath.W8A8)
+
+    @property
+    def block_k(self) -> int:
+        # Bytes of a step along K: 128 of activations either way, whole words of four scales where there are scales.
+        return 128 if self.block_scaled else 64
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of one program of a grouped GEMM."""
+
+    block_m: int
+    """Pairs (tokens) of one expert."""
+    block_n: int
+    """Weight rows."""
+    block_k: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, path: GemmPath, family: Family) -> int:
+        """An upper bound on the shared memory that a compiler may need for this tile."""
+        activations = self.block_m * self.block_k * (1 if path.block_scaled else 2)
+        weights = self.block_n * self.block_k * path.weight_bits // 8
+        scales = (self.block_n + (self.block_m if path.block_scaled else 0)) * self.block_k // 32
+        # tcgen05 cannot read its left operand from registers: the unpacked weights stand in shared memory, once.
+        unpacked = self.block_n * self.block_k * (1 if path.block_scaled else 2)
+        loop = self.stages * (activations + weights + scales) + (unpacked if Feature.TCGEN05 in family.features else 0)
+        # The accumulators of a part change layout before they are stored; rows are padded by 16 bytes.
+        epilogue = self.part_m(family) * (self.block_n + 4) * 4
+        return max(loop, epilogue)
+
+    def part_m(self, family: Family) -> int:
+        """Columns of one matrix product. Units that take whole tiles: all. ``mma.sync``: so few that the compiler lays
+        all warps along the rows, and each unpacks its own weights once; in 2 x 2 warps bf16 weights cross shared
+        memory and E4M3 ones are unpacked twice."""
+        whole = not family.features.isdisjoint({Feature.WGMMA, Feature.TCGEN05})
+        return self.block_m if whole else min(self.block_m, 8 * self.warps)
+
+    def accumulators(self) -> int:
+        """float32 accumulators of one thread."""
+        return self.block_m * self.block_n // (32 * self.warps)
+
+    def misfit(self, path: GemmPath, family: Family) -> str | None:
+        """Why this tile cannot run on the family's cards, or ``None``."""
+        shared = self.shared_bytes(path, family)
+        if shared > family.shared_per_block:
+            return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
+        if self.accumulators() > MAX_ACCUMULATORS:
+            return f"needs {self.accumulators()} accumulators a thread, more than {MAX_ACCUMULATORS} spill"
+        if self.block_k != path.block_k:
+            return f"has block_k {self.block_k}, {path} runs in steps of {path.block_k}"
+        return None
+
+
+@dataclass(frozen=True)
+class Choice:
+    tile: Tile
+    tuned: bool
+
+
+def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Choice:
+    """The tile for ``pairs`` (token, expert) pairs over ``num_experts`` experts whose matrices have ``rows`` rows."""
+    per_expert = -(-pairs // num_experts)
+    for row in tuned(gpu.family).get(path, ()):
+        if per_expert <= row.up_to:
+            return Choice(row.tile, tuned=True)
+    return Choice(_by_rule(path, gpu, pairs, num_experts, rows), tuned=False)
+
+
+def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Tile:
+    # The smallest tile that holds the mean share of an expert.
+    sizes = _rule_sizes(path, gpu.family)
+    per_expert = -(-pairs // num_experts)
+    block_m = next((size for size in sizes if per_expert <= size), sizes[-1])
+    # With fewer programs than SMs smaller tiles fill the machine.
+    while block_m > BLOCK_MS[0] and max(min(num_experts, pairs), pairs // block_m) * (rows // 128) < gpu.num_sms:
+        block_m //= 2
+    return rule_tile(path, gpu, block_m)
+
+
+def _rule_sizes(path: GemmPath, family: Family) -> tuple[int, ...]:
+    # In bf16 from registers 128 columns are slower than 64 whatever the share: 5970 against 4540 us on wgmma and 7920
+    # against 6550 us with mma.sync at 256 pairs an expert (H200, gpt-oss-120b's layer, Triton 3.6.0).
+    return BLOCK_MS if path.block_scaled or Feature.TCGEN05 in family.features else BLOCK_MS[:-1]
+
+
+def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
+    """The largest number of stages with which two programs share an SM, or else one runs alone."""
+    warps = 8 if block_m == BLOCK_MS[-1] else 4  # 128 accumulators a thread leave too few registers on mma.sync
+    tiles = [Tile(block_m, 128, path.block_k, warps, stages) for stages in range(MAX_STAGES, 1, -1)]
+    # The driver keeps 1 KiB of shared memory for each block.
+    paired = [tile for tile in tiles if 2 * (tile.shared_bytes(path, gpu.family) + 1024) <= gpu.family.shared_per_sm]
+    alone = [tile for tile in tiles if tile.misfit(path, gpu.family) is None]
+    return (paired or alone)[0]
+
+
+def possible(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
+    """Every tile that ``choose`` may return for this card, each once."""
+    rows = tuned(gpu.family).get(path, ())
+    seen = dict.fromkeys(row.tile for row in rows)
+    if not rows or rows[-1].up_to < BUSY_PAIRS:
+        seen |= dict.fromkeys(rule_tile(path, gpu, block_m) for block_m in _rule_sizes(path, gpu.family))
+    yield from seen
+
+
+def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
+    """What ``tune`` measures: every combination that fits."""
+    for block_m in BLOCK_MS:
+        for block_n in (64, 128):
+            for warps in (4, 8):
+                for stages in range(2, MAX_STAGES + 1):
+                    tile = Tile(block_m, block_n, path.block_k, warps, stages)
+                    if tile.misfit(path, gpu.family) is None and tile.accumulators() >= 4:
+                        yield tile
+
+
+# ---- tuned files ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """The best tile measured for experts with up to ``up_to`` pairs each."""
+
+    up_to: int
+    tile: Tile
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class TunedFile:
+    """What ``microscale tune`` found on one card; it serves the card's whole family."""
+
+    family: str
+    gpu: str
+    torch: str
+    triton: str
+    date: str
+    paths: Mapping[GemmPath, tuple[TunedRow, ...]]
+
+    def to_json(self) -> str:
+        head = {name: getattr(self, name) for name in ("family", "gpu", "torch", "triton", "date")}
+        paths = {path.value: [asdict(row) for row in rows] for path, rows in self.paths.items()}
+        return json.dumps(head | {"paths": paths}, indent=1) + "\n"
+
+
+@cache
+def tuned(family: Family) -> Mapping[GemmPath, tuple[TunedRow, ...]]:
+    """The measured tiles of a family; empty where nobody has measured."""
+    path = TUNED_DIR / f"{family.name}.json"
+    return read(path, family).paths if path.exists() else {}
+
+
+def read(file: Path, family: Family) -> TunedFile:
+    """A tuned file, checked: every key present, none unknown, every tile fits every card of the family."""
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BadSetting(f"{file} cannot be read as JSON ({error}); run `microscale tune` to write it again.") from None
+    head = {name: _take(file, data, name, str) for name in ("family", "gpu", "torch", "triton", "date")}
+    if head["family"] != family.name:
+        raise BadSetting(f"{file} was measured for family {head['family']!r}, not {family.name!r}.")
+    paths = {}
+    for name, rows in _take(file, data, "paths", dict).items():
+        if name not in list(GemmPath):
+            raise BadSetting(f"{file} holds tiles for {name!r}; known are {', '.join(GemmPath)}.")
+        paths[GemmPath(name)] = tuple(_row(file, row, GemmPath(name), family) for row in rows)
+        bounds = [row.up_to for row in paths[GemmPath(name)]]
+        if not bounds or bounds != sorted(set(bounds)):
+            raise BadSetting(f"{file} must list the tiles of {name} by ascending up_to, not {bounds}.")
+    _no_more(file, data, {"family", "gpu", "torch", "triton", "date", "paths"})
+    return TunedFile(**head, paths=paths)
+
+
+def _row(file: Path, data: Any, path: GemmPath, family: Family) -> TunedRow:
+    numbers = _take(file, data, "tile", dict)
+    names = [field.name for field in fields(Tile)]
+    tile = Tile(**{name: _take(file, numbers, name, int) for name in names})
+    _no_more(file, numbers, set(names))
+    _no_more(file, data, {"up_to", "tile", "microseconds"})
+    reason = tile.misfit(path, family)
+    if reason is not None:
+        raise BadSetting(f"{file} holds a tile for {path} that {reason}.")
+    return TunedRow(_take(file, data, "up_to", int), tile, float(_take(file, data, "microseconds", (int, float))))
+
+
+def _take(file: Path, data: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+    if not isinstance(data, dict) or key not in data:
+        raise BadSetting(f"{file} lacks the key {key!r}; run `microscale tune` to write it again.")
+    value = data[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise BadSetting(f"{file} has {value!r} for {key!r}, which is of the wrong type.")
+    return value
+
+
+def _no_more(file: Path, data: Mapping[str, Any], keys: set[str]) -> None:
+    unknown = sorted(set(data) - keys)
+    if unknown:
+        raise BadSetting(f"{file} has the unknown keys {', '.join(unknown)}; known are {', '.join(sorted(keys))}.")

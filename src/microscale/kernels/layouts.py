@@ -1,0 +1,292 @@
+"""Physical layouts of expert weights: what the kernels read, made once at load, straight from checkpoint bytes.
+
+There is one layout per weight format, and every expert kernel reads it (the small-batch kernel, the grouped kernels,
+the 8-bit ones), so weights are never held twice. It is made for ``mma.sync`` m16n8k16 with the *weights on the left*:
+a warp owns tiles of 16 rows by 64 K, each lane finds its own fragment in one 16-byte load, and neither shared memory
+nor a shuffle stands between memory and the matrix units. ``wgmma`` takes its left operand from registers in the same
+fragments.
+
+Tiles
+-----
+Packed row ``16 R + 8 h + g`` and column ``64 T + 32 G + 8 t + i`` of an expert lie in tile (R, T), lane ``4 g + t``,
+with h, G in 0..1, g, i in 0..7, t in 0..3: a lane owns rows g and g + 8, and of each group of 32 the eight consecutive
+columns from 8 t. (A group's columns may meet the matrix unit in any order, because the tokens' loads follow the same
+order: a lane reads its eight activations as one 16-byte load too.)
+
+             K = 64 T ...
+             |---------- group G = 0 ----------|---------- group G = 1 ----------|
+    row      | 0..7    8..15   16..23  24..31  | 32..39  40..47  48..55  56..63  |
+    g        | t=0 v0  t=1 v0  t=2 v0  t=3 v0  | t=0 v2  t=1 v2  t=2 v2  t=3 v2  |   h = 0   (gate of unit 8 R + g)
+    g + 8    | t=0 v1  t=1 v1  t=2 v1  t=3 v1  | t=0 v3  t=1 v3  t=2 v3  t=3 v3  |   h = 1   (up of unit 8 R + g)
+
+``v = 2 G + h`` numbers a lane's four (row, group) pairs. Scales: one 32-bit word per (R, T, g), whose byte v is the
+E8M0 byte of pair v.
+
+    scales  int32 [experts, R, T, 8]                 byte v = 2 G + h
+
+MXFP4: one 32-bit word holds the eight codes of one pair; a lane's 16 bytes are its four pairs.
+
+    words   int32 [experts, R, T, 32 lanes, 4 = v]
+
+Column i = 2 f + p of the pair is field f of half-word p. Bits are placed so that nine integer operations make eight
+bf16 numbers E2M1 * 2**-126 (sign at bit 15, the code's three low bits at bits 8..6 of each half; see
+``moe/fragments_jit.py``):
+
+    bit of half p   15  14  13  12  11  10   9   8   7   6   5   4   3   2   1   0
+    field           0s  2c  2b  2a  3s  3a  1s  0c  0b  0a  2s* 3c  3b  1c  1b  1a
+
+    field 0: w              (in place)            f: sign s and magnitude bits c b a (c highest)
+    field 1: w << 6                               * the sign of field 2 stands in the *other* half-word, because
+    field 2: w rotated right by 6                   the rotation carries it over
+    field 3: w << 4 (s, c, b) and w >> 4 (a)
+
+MXFP8: one 32-bit word holds four E4M3 bytes; a lane's 16 bytes are the pairs of one group, both rows.
+
+    words   int32 [experts, R, T, 2 = G, 32 lanes, 4 = 2 j + h]     columns i = 4 j .. 4 j + 3
+
+    byte of word     3     2     1     0
+    column - 4 j     1     3     0     2          bytes 3 and 1 make the bf16 pair (0, 1), bytes 2 and 0 the pair (2, 3)
+
+Row order
+---------
+``gate_up`` puts the gate rows of units 8 R .. 8 R + 7 in the upper half of tile R and their up rows in the lower half,
+whether the checkpoint interleaves them (gpt-oss) or stacks them (Gemma): a lane then holds gate and up of one unit and
+applies the activation in registers. ``down`` keeps its order. Biases follow their rows (``pack_rows``).
+
+Edges
+-----
+Rows must be a multiple of 16. K must be a multiple of 32; if it is odd in groups, the last tile is filled with zero
+codes and scale bytes 0. NaN is refused (scale 255, E4M3 0x7F and 0xFF), and so is a scale above 192, over 2**65: the
+grouped kernels fold the scale into bf16 weights less 2**64, which the activations carry, and 192 is the last that fits.
+At the other end a weight below 2**-62 (a group scale under 2**-61) may lose bits or read as zero: an error of at most
+2**-62.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from microscale.errors import BadCheckpoint, Unsupported
+from microscale.formats import BLOCK, MXFP4, MXFP8, SCALE_NAN, BlockFormat, BlockScaled
+
+TILE_ROWS = 16
+TILE_K = 64
+LANES = 32
+MAX_SCALE = 192
+"""The largest scale byte that every kernel can fold into bf16."""
+
+# Field f of a half-word: where its sign and its magnitude bits c, b, a stand; `True`: the sign is in the other half.
+_FIELDS = ((15, (8, 7, 6), False), (9, (2, 1, 0), False), (5, (14, 13, 12), True), (11, (4, 3, 10), False))
+# Column i of an MXFP8 word's four → its byte.
+_BYTES = (1, 3, 0, 2)
+
+
+class RowOrder(StrEnum):
+    """How the checkpoint arranges the rows that a layout packs."""
+
+    PLAIN = "plain"
+    """``down``: rows keep their order."""
+    INTERLEAVED = "interleaved"
+    """``gate_up`` with gate rows even and up rows odd (gpt-oss)."""
+    HALVES = "halves"
+    """``gate_up`` with all gate rows, then all up rows (Gemma)."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One stack of expert matrices ``[experts, rows, k]`` as the kernels read it."""
+
+    words: Tensor  # int32, see the module's text
+    scales: Tensor  # int32 [experts, rows / 16, ceil(k / 64), 8]
+    format: BlockFormat
+    order: RowOrder
+    k: int
+
+    @property
+    def layout(self) -> str:
+        return layout_name(self.format)
+
+    @property
+    def num_experts(self) -> int:
+        return self.words.shape[0]
+
+    @property
+    def rows(self) -> int:
+        return self.words.shape[1] * TILE_ROWS
+
+    @property
+    def k_tiles(self) -> int:
+        return self.words.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scales.nbytes
+
+
+def layout_name(fmt: BlockFormat) -> str:
+    return f"{fmt.name}_fragments_{TILE_ROWS}x{TILE_K}"
+
+
+def _mxfp4_moves() -> dict[int, int]:
+    """Bit of a checkpoint word (eight nibbles, the even column low) → bit of a packed word."""
+    moves = {}
+    for f, (sign, magnitude, crossed) in enumerate(_FIELDS):
+        for p in range(2):
+            nibble = 4 * (2 * f + p)
+            for bit, place in zip((2, 1, 0), magnitude, strict=True):
+                moves[nibble + bit] = 16 * p + place
+            moves[nibble + 3] = 16 * (1 - p if crossed else p) + sign
+    return moves
+
+
+def _mxfp8_moves() -> dict[int, int]:
+    """Bit of a checkpoint word (four bytes) → bit of a packed word."""
+    return {8 * column + bit: 8 * byte + bit for column, byte in enumerate(_BYTES) for bit in range(8)}
+
+
+_MOVES = {MXFP4: _mxfp4_moves(), MXFP8: _mxfp8_moves()}
+
+
+def _signed(mask: int) -> int:
+    return mask - (1 << 32) if mask >> 31 else mask
+
+
+def _move_bits(words: Tensor, moves: Iterable[tuple[int, int]]) -> Tensor:
+    """int32 words with bit ``source`` at ``target`` for each pair; bits that move equally far move together."""
+    masks: dict[int, int] = {}
+    for source, target in moves:
+        masks[target - source] = masks.get(target - source, 0) | 1 << target
+    out = torch.zeros_like(words)
+    for distance, mask in masks.items():
+        moved = words << distance if distance >= 0 else words >> -distance
+        # The mask also clears what an arithmetic shift to the right drags in.
+        out |= moved & _signed(mask)
+    return out
+
+
+def _split_rows(x: Tensor, order: RowOrder) -> Tensor:
+    """``[rows, ...]`` as a view ``[R, 2 = h, 8 = g, ...]`` in packed order."""
+    rows = x.shape[0]
+    rest = x.shape[1:]
+    if order is RowOrder.PLAIN:
+        return x.reshape(rows // 16, 2, 8, *rest)
+    if order is RowOrder.INTERLEAVED:
+        return x.reshape(rows // 16, 8, 2, *rest).transpose(1, 2)
+    return x.reshape(2, rows // 16, 8, *rest).transpose(0, 1)
+
+
+def _join_rows(x: Tensor, order: RowOrder) -> Tensor:
+    """The inverse of ``_split_rows``."""
+    if order is RowOrder.INTERLEAVED:
+        x = x.transpose(1, 2)
+    elif order is RowOrder.HALVES:
+        x = x.transpose(0, 1)
+    return x.flatten(0, 2)
+
+
+def pack_rows(x: Tensor, order: RowOrder) -> Tensor:
+    """``[experts, rows]``, a bias for one, in packed row order."""
+    return torch.stack([_split_rows(rows, order).flatten() for rows in x]) if len(x) else x
+
+
+def _pad_groups(x: Tensor, groups: int) -> Tensor:
+    """``[rows, groups, ...]`` with zeros up to ``groups``."""
+    if x.shape[1] == groups:
+        return x
+    return torch.cat((x, x.new_zeros(x.shape[0], groups - x.shape[1], *x.shape[2:])), dim=1)
+
+
+def _pack_words(values: Tensor, fmt: BlockFormat, order: RowOrder, k_tiles: int) -> Tensor:
+    """Bytes ``[rows, k * bits / 8]`` of one expert → words of one expert."""
+    words = values.contiguous().view(torch.int32).unflatten(1, (-1, fmt.bits))  # [rows, group, 4 t (x 2 j)]
+    words = _move_bits(_pad_groups(words, 2 * k_tiles), _MOVES[fmt].items())
+    words = _split_rows(words.unflatten(1, (k_tiles, 2)), order)  # [R, h, g, T, G, t (j)]
+    if fmt is MXFP4:
+        return words.permute(0, 3, 2, 5, 4, 1).flatten(4, 5).flatten(2, 3)  # [R, T, (g t), (G h)]
+    words = words.reshape(*words.shape[:-1], 4, 2)  # [R, h, g, T, G, t, j]
+    return words.permute(0, 3, 4, 2, 5, 6, 1).flatten(5, 6).flatten(3, 4)  # [R, T, G, (g t), (j h)]
+
+
+def _unpack_words(words: Tensor, fmt: BlockFormat, order: RowOrder, groups: int) -> Tensor:
+    """The inverse of ``_pack_words``."""
+    if fmt is MXFP4:
+        words = words.unflatten(2, (8, 4)).unflatten(4, (2, 2)).permute(0, 5, 2, 1, 4, 3)  # [R, h, g, T, G, t]
+    else:
+        words = words.unflatten(3, (8, 4)).unflatten(5, (2, 2)).permute(0, 6, 3, 1, 2, 4, 5).flatten(5, 6)
+    words = _join_rows(words, order).flatten(1, 2)[:, :groups]
+    words = _move_bits(words, ((target, source) for source, target in _MOVES[fmt].items()))
+    return words.flatten(1).contiguous().view(torch.uint8)
+
+
+def _pack_scales(scales: Tensor, order: RowOrder, k_tiles: int) -> Tensor:
+    """Bytes ``[rows, groups]`` of one expert → int32 ``[R, T, 8]``."""
+    padded = _split_rows(_pad_groups(scales, 2 * k_tiles).unflatten(1, (k_tiles, 2)), order)  # [R, h, g, T, G]
+    return padded.permute(0, 3, 2, 4, 1).contiguous().flatten(3).view(torch.int32).squeeze(-1)
+
+
+def _unpack_scales(scales: Tensor, order: RowOrder, groups: int) -> Tensor:
+    """The inverse of ``_pack_scales``."""
+    split = scales.contiguous()[..., None].view(torch.uint8).unflatten(-1, (2, 2)).permute(0, 4, 2, 1, 3)
+    return _join_rows(split, order).flatten(1)[:, :groups].contiguous()
+
+
+def check_packable(tensor: BlockScaled) -> None:
+    """Refuses a tensor ``[experts, rows, k]`` that the layout cannot hold, with the reason."""
+    if len(tensor.shape) != 3:
+        raise Unsupported(f"Expert weights have three axes; this tensor is {tensor.shape}.")
+    if tensor.format not in _MOVES:
+        raise Unsupported(f"There is no packed layout for {tensor.format.name} weights.")
+    if tensor.shape[1] % TILE_ROWS:
+        raise Unsupported(f"Expert weights need a multiple of {TILE_ROWS} rows, not {tensor.shape[1]}.")
+
+
+def _check_numbers(one: BlockScaled, expert: int) -> None:
+    """Refuses what no kernel would treat as a NaN, or cannot scale. Reads the device twice an expert, at load only."""
+    largest = int(one.scales.max()) if one.scales.numel() else 0
+    if largest == SCALE_NAN:
+        raise BadCheckpoint(f"Expert {expert} has a NaN among its scales; the checkpoint is damaged.")
+    if largest > MAX_SCALE:
+        raise BadCheckpoint(
+            f"Expert {expert} has a group scale of 2**{largest - 127}; the expert kernels read at most "
+            f"2**{MAX_SCALE - 127}."
+        )
+    if one.format is MXFP8 and bool(((one.values & 0x7F) == 0x7F).any()):
+        raise BadCheckpoint(f"Expert {expert} has a NaN among its values; the checkpoint is damaged.")
+
+
+def pack(tensor: BlockScaled, order: RowOrder, device: torch.device | str | None = None) -> Packed:
+    """``[experts, rows, k]`` in the packed layout on ``device`` (by default where it is), expert by expert.
+
+    Temporary memory is a few times one expert, whatever their number.
+    """
+    check_packable(tensor)
+    device = torch.device(device) if device is not None else tensor.device
+    fmt = tensor.format
+    experts, rows, k = tensor.shape
+    k_tiles = -(-k // TILE_K)
+    lanes = (LANES, 4) if fmt is MXFP4 else (2, LANES, 4)
+    words = torch.empty((experts, rows // TILE_ROWS, k_tiles, *lanes), dtype=torch.int32, device=device)
+    scales = torch.empty((experts, rows // TILE_ROWS, k_tiles, 8), dtype=torch.int32, device=device)
+    for expert in range(experts):
+        one = tensor[expert].to(device)
+        _check_numbers(one, expert)
+        words[expert] = _pack_words(one.values, fmt, order, k_tiles)
+        scales[expert] = _pack_scales(one.scales, order, k_tiles)
+    return Packed(words, scales, fmt, order, k)
+
+
+def unpack(packed: Packed) -> BlockScaled:
+    """The tensor that was packed, bit for bit."""
+    groups = packed.k // BLOCK
+    values = [_unpack_words(words, packed.format, packed.order, groups) for words in packed.words]
+    scales = [_unpack_scales(scales, packed.order, groups) for scales in packed.scales]
+    return BlockScaled(torch.stack(values), torch.stack(scales), packed.format)

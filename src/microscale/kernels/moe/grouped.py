@@ -1,0 +1,245 @@
+"""Launches of the grouped expert layer: the path for batches, on any GPU. ``grouped_jit`` has the arithmetic.
+
+    dispatch → [quantise_tokens] → gate_up → down → combine
+
+``bf16`` activations need no pass of their own. MXFP8 ones are made once per token before the first GEMM and in its
+epilogue for the second. No launch waits for the host, no sum depends on the order of execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from microscale.errors import Unsupported
+from microscale.hardware import Feature, Gpu, detect
+from microscale.hardware.tiles import GemmPath, Tile, choose, possible
+from microscale.kernels.layouts import Packed
+from microscale.kernels.moe import grouped_jit as jit
+from microscale.kernels.moe import mxfp8_jit
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.routing import Dispatch, dispatch
+from microscale.kernels.moe.small_batch import combine
+from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.op import Variant
+
+# One program of quantise_tokens: 16 values a thread with 4 warps.
+QUANTISE = {"ROWS": 4, "COLUMNS": 512}
+SCALED_COLUMNS = 128
+"""Quantised rows are padded to this many columns: one word of four scale bytes."""
+MMA = {
+    Feature.MX_MMA: r"mma\.sync\S*block_scale",
+    Feature.TCGEN05: r"tcgen05\.mma\S*block_scale",
+}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Rows on their way into a GEMM: bf16, or E4M3 codes in fragment order with their scale bytes."""
+
+    values: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def empty(cls, rows: int, columns: int, block_scaled: bool, device: torch.device) -> Activation:
+        if not block_scaled:
+            return cls(torch.empty((rows, columns), dtype=torch.bfloat16, device=device), None)
+        padded = triton.cdiv(columns, SCALED_COLUMNS) * SCALED_COLUMNS
+        values = torch.empty((rows, padded), dtype=torch.uint8, device=device)
+        return cls(values, torch.empty((rows, padded // 32), dtype=torch.uint8, device=device))
+
+    @property
+    def scale_words(self) -> Tensor:
+        """What the GEMM reads: four scale bytes to a word."""
+        return self.values if self.scales is None else self.scales.view(torch.int32)
+
+    @property
+    def scale_bytes(self) -> Tensor:
+        return self.values if self.scales is None else self.scales
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """The card that a tensor is on, looked up once."""
+    return detect(device.index or 0)
+
+
+def gemm_path(bits: int, block_scaled: bool) -> GemmPath:
+    return GemmPath(f"w{bits}a{8 if block_scaled else 16}")
+
+
+def run(
+    packed: PackedExperts,
+    gate: Gate,
+    x: Tensor,
+    routing: Routing,
+    gpu: Gpu,
+    *,
+    block_scaled: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. ``block_scaled``: activations in MXFP8 inside."""
+    tokens, top_k = routing.expert_ids.shape
+    y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    if not tokens:
+        return y
+    if x.dtype != torch.bfloat16 or x.stride(1) != 1:
+        raise Unsupported(f"The grouped expert kernels read rows of bfloat16, not {x.dtype} with strides {x.stride()}.")
+    path = gemm_path(packed.gate_up.format.bits, block_scaled)
+    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
+    work = dispatch(routing.expert_ids, packed.num_experts, tile.block_m)
+    inputs = quantise(x) if block_scaled else Activation(x, None)
+    h = Activation.empty(tokens * top_k, packed.intermediate, block_scaled, x.device)
+    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    options = _options(gpu, path, tile)
+    _gate_up(packed, gate, inputs, work, h, _constants(gpu, path, tile), options)
+    _down(packed, h, work, routing, parts, _constants(gpu, path, tile), options)
+    combine(parts, y, top_k, gpu)
+    return y
+
+
+def quantise(x: Tensor) -> Activation:
+    """Tokens in MXFP8, in fragment order."""
+    tokens, k = x.shape
+    out = Activation.empty(tokens, k, True, x.device)
+    stride = out.values.stride(0)
+    grid = (triton.cdiv(tokens, QUANTISE["ROWS"]), triton.cdiv(stride, QUANTISE["COLUMNS"]))
+    mxfp8_jit.quantise_tokens[grid](
+        x, out.values, out.scale_bytes, tokens, k, x.stride(0), stride, PLAIN=_plain(), **QUANTISE, num_warps=4
+    )
+    return out
+
+
+def _gate_up(
+    packed: PackedExperts,
+    gate: Gate,
+    x: Activation,
+    work: Dispatch,
+    h: Activation,
+    constants: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    weights = packed.gate_up
+    jit.gate_up[_grid(weights, work, constants)](
+        x.values, x.scale_words, weights.words, weights.scales, _or(packed.gate_up_bias, x.values),
+        h.values, h.scale_bytes, work.tiles, work.offsets, work.order,
+        weights.rows, weights.k, x.values.stride(0), h.values.stride(0),
+        TOP_K=work.top_k, HAS_BIAS=packed.gate_up_bias is not None, **gate_constants(gate), **constants, **options,
+    )  # fmt: skip
+
+
+def _down(
+    packed: PackedExperts,
+    h: Activation,
+    work: Dispatch,
+    routing: Routing,
+    parts: Tensor,
+    constants: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    weights = packed.down
+    jit.down[_grid(weights, work, constants)](
+        h.values, h.scale_words, weights.words, weights.scales, _or(packed.down_bias, h.values),
+        parts, routing.weights, work.tiles, work.offsets, work.order, weights.rows, weights.k, h.values.stride(0),
+        HAS_BIAS=packed.down_bias is not None, **constants, **options,
+    )  # fmt: skip
+
+
+def _grid(weights: Packed, work: Dispatch, constants: dict[str, Any]) -> tuple[int]:
+    return (work.tiles.shape[0] * triton.cdiv(weights.rows, constants["BLOCK_N"]),)
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
+    return other if tensor is None else tensor
+
+
+def _plain() -> bool:
+    """Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def gate_constants(gate: Gate) -> dict[str, Any]:
+    kind = jit.GELU if gate.kind is GateKind.GELU_TANH else jit.SWIGLU
+    return {"GATE": kind.value, "ALPHA": gate.alpha, "LIMIT": gate.limit}
+
+
+def _constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+    return {
+        "BITS": path.weight_bits,
+        "MX": path.block_scaled,
+        "PLAIN": _plain(),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "PART_M": tile.part_m(gpu.family),
+        "QUADS": not (gpu.has(Feature.WGMMA) or gpu.has(Feature.TCGEN05)),
+        "STAGES": tile.stages,
+    }
+
+
+def _options(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+    # Left alone, ptxas aims at one more program an SM and spills: 36 bytes at 168 registers (w8a8, 64 x 128, SM120).
+    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": 255}
+    if path.block_scaled and gpu.family.triton_arch is not None:
+        options["arch"] = gpu.family.triton_arch
+    return options
+
+
+def variants(gpu: Gpu, implementation: str, path: GemmPath) -> Iterator[Variant]:
+    """Every grouped kernel of one path that may be launched on this card.
+
+    gpt-oss's combination (SwiGLU with bias) in every tile; Gemma's (GELU, no bias) in the largest, where registers are
+    tightest: the two differ only in a few operations of the epilogue.
+    """
+    tiles = list(possible(path, gpu))
+    swiglu, gelu = ({"GATE": kind.value, "ALPHA": 1.702, "LIMIT": 7.0} for kind in (jit.SWIGLU, jit.GELU))
+    for tile in tiles:
+        first = {"TOP_K": 4, "HAS_BIAS": True, **swiglu}
+        yield _variant(gpu, implementation, path, tile, jit.gate_up, first, "SwiGLU, bias")
+        yield _variant(gpu, implementation, path, tile, jit.down, {"HAS_BIAS": True}, "bias")
+    first = {"TOP_K": 8, "HAS_BIAS": False, **gelu}
+    yield _variant(gpu, implementation, path, tiles[-1], jit.gate_up, first, "GELU")
+    yield _variant(gpu, implementation, path, tiles[-1], jit.down, {"HAS_BIAS": False}, "no bias")
+    if path.block_scaled:
+        yield _quantise_variant(implementation)
+
+
+def _variant(
+    gpu: Gpu, implementation: str, path: GemmPath, tile: Tile, fn: Any, extra: dict[str, Any], label: str
+) -> Variant:
+    values = "*u8" if path.block_scaled else "*bf16"
+    types = {
+        **dict.fromkeys(("words_ptr", "scales_ptr", "tiles_ptr", "offsets_ptr", "order_ptr", "xs_ptr"), "*i32"),
+        **dict.fromkeys(("rows", "k", "stride_x", "stride_h"), "i32"),
+        "x_ptr": values,
+        "h_ptr": values,
+        "hs_ptr": "*u8" if fn is jit.gate_up else "*i32",
+        "bias_ptr": "*bf16" if extra["HAS_BIAS"] else values,
+        "parts_ptr": "*bf16",
+        "weights_ptr": "*fp32",
+    }
+    if not path.block_scaled:  # no scales: the activations stand in for them
+        types |= {"xs_ptr": values, "hs_ptr": values}
+    constants = extra | _constants(gpu, path, tile) | {"PLAIN": False}
+    signature = {name: types[name] for name in fn.arg_names if name not in constants}
+    promise = next((text for feature, text in MMA.items() if gpu.has(feature)), None) if path.block_scaled else None
+    name = f"grouped {fn.__name__} {path} {tile.block_m}x{tile.block_n}x{tile.block_k} {tile.stages} stages, {label}"
+    return Variant(
+        "moe", implementation, name, fn, signature, constants, _options(gpu, path, tile), tuple(signature), promise
+    )
+
+
+def _quantise_variant(implementation: str) -> Variant:
+    types = {"x_ptr": "*bf16", "codes_ptr": "*u8", "scales_ptr": "*u8", "tokens": "i32"}
+    types |= dict.fromkeys(("k", "stride_x", "stride_codes"), "i32")
+    divisible = tuple(name for name in types if name != "tokens")
+    constants = {"PLAIN": False, **QUANTISE}
+    fn = mxfp8_jit.quantise_tokens
+    return Variant("moe", implementation, "quantise tokens", fn, types, constants, {"num_warps": 4}, divisible)

@@ -1,0 +1,56 @@
+"""An expert layer in the packed layout: what ``pack`` of every Triton implementation of ``moe`` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microscale.kernels import layouts
+from microscale.kernels.layouts import Packed, RowOrder
+from microscale.kernels.moe.spec import Gate, MoeWeights
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """Both matrices of all experts, biases in packed row order and bf16."""
+
+    gate_up: Packed
+    down: Packed
+    gate_up_bias: Tensor | None  # bf16 [experts, 2 * intermediate]
+    down_bias: Tensor | None  # bf16 [experts, hidden]
+
+    @property
+    def hidden(self) -> int:
+        return self.down.rows
+
+    @property
+    def intermediate(self) -> int:
+        return self.gate_up.rows // 2
+
+    @property
+    def num_experts(self) -> int:
+        return self.gate_up.num_experts
+
+    @property
+    def nbytes(self) -> int:
+        biases = sum(bias.nbytes for bias in (self.gate_up_bias, self.down_bias) if bias is not None)
+        return self.gate_up.nbytes + self.down.nbytes + biases
+
+
+def pack_experts(weights: MoeWeights, gate: Gate, device: torch.device | str | None = None) -> PackedExperts:
+    """The checkpoint's experts in the packed layout on ``device`` (by default where they are)."""
+    order = RowOrder.INTERLEAVED if gate.interleaved else RowOrder.HALVES
+    gate_up = layouts.pack(weights.gate_up, order, device)
+    down = layouts.pack(weights.down, RowOrder.PLAIN, device)
+    return PackedExperts(
+        gate_up,
+        down,
+        _bias(weights.gate_up_bias, order, gate_up.device),
+        _bias(weights.down_bias, RowOrder.PLAIN, down.device),
+    )
+
+
+def _bias(bias: Tensor | None, order: RowOrder, device: torch.device) -> Tensor | None:
+    return None if bias is None else layouts.pack_rows(bias.to(device, torch.bfloat16), order).contiguous()

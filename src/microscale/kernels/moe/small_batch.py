@@ -1,0 +1,310 @@
+"""Launches of the small-batch expert layer, and the rule that chooses their tiles.
+
+    direct (1 or 2 tokens):   gate_up_small → down_direct
+    list (up to 64):          list_few → gate_up_small → down_small → combine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.layouts import TILE_K, TILE_ROWS
+from microscale.kernels.moe import pairs_jit
+from microscale.kernels.moe import small_batch_jit as jit
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.routing import Dispatch, tile_bound
+from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.op import Variant
+
+MAX_TOKENS = 64
+MAX_TOP_K = 16
+DIRECT_TOKENS = 2
+COLUMNS = 8
+"""Tokens that one program of the list serves: the columns of m16n8k16."""
+COMBINE_BLOCK = 1024
+LIST_WARPS = 4
+OPTIONS = ("num_warps", "maxnreg", "launch_pdl")
+MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
+# With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200: 14.6 against
+# 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
+FEW_WARPS = 24
+# To hide a microsecond of latency an SM needs as many KB in flight as it gets GB/s. Under 15 (all cards with GDDR or
+# LPDDR; H200: 36) 16 warps with batches of 3 tiles of 544 bytes, 26 to 52 KB, are plenty, and take fewer registers.
+SLOW_GBS_PER_SM = 15
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The shape of one small-batch GEMM program."""
+
+    row_tiles: int
+    """Row tiles of 16 rows."""
+    warps_n: int
+    """Warps across the row tiles."""
+    slices: int
+    """Warps along K; their sums are added through shared memory."""
+    ahead: int
+    """Tiles of K in a batch; a warp keeps one to two batches in flight."""
+
+    def constants(self) -> dict[str, int]:
+        return {"B": self.row_tiles, "WARPS_N": self.warps_n, "SLICES": self.slices, "AHEAD": self.ahead}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the choice of tiles depends on, of one of the two matrices of an expert."""
+
+    rows: int
+    k: int
+    bits: int
+
+    @property
+    def row_tiles(self) -> int:
+        return self.rows // TILE_ROWS
+
+    @property
+    def k_tiles(self) -> int:
+        return triton.cdiv(self.k, TILE_K)
+
+
+def direct_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
+    """One row tile a program; its warps are slices of K (and for down the token's experts)."""
+    # 16 warps of 128 registers would take a whole SM.
+    split = tokens * top_k * shape.row_tiles < FEW_WARPS * gpu.num_sms and top_k <= 4 and shape.k_tiles > 1
+    slices = 2 if split else 1
+    return Tiles(1, 1, slices, _ahead(shape, gpu, 4, slices))
+
+
+def list_tiles(shape: Shape, gpu: Gpu) -> Tiles:
+    """Four row tiles, one for each warp.
+
+    16 warps of at most 128 registers on an SM. Measured on an H200, 8 tokens of gpt-oss-120b: batches of 3 and of 5
+    tiles within 1 %, of 7 and 9 (more registers, fewer warps) 15 % slower; two row tiles a warp 6 % slower.
+    """
+    return Tiles(4, 4, 1, _ahead(shape, gpu, 5, 1))
+
+
+def _ahead(shape: Shape, gpu: Gpu, tiles: int, slices: int) -> int:
+    """``tiles`` of MXFP4, or as many bytes of MXFP8; never more than a slice has."""
+    if _slow_memory(gpu):
+        tiles = 3
+    return max(1, min(tiles * 4 // shape.bits, triton.cdiv(shape.k_tiles, slices)))
+
+
+def gate_constants(gate: Gate) -> dict[str, Any]:
+    return {"GELU": gate.kind is GateKind.GELU_TANH, "ALPHA": gate.alpha, "LIMIT": gate.limit}
+
+
+def launch_options(gpu: Gpu) -> dict[str, Any]:
+    """What every launch that takes part in programmatic dependent launch passes."""
+    return {"PDL": True, "launch_pdl": True} if gpu.has(Feature.PDL) else {"PDL": False}
+
+
+def _gemm_options(gpu: Gpu, warps: int) -> dict[str, Any]:
+    """Launch options of a GEMM. Left alone ptxas aims at 16 warps an SM, 128 registers, and rather spills a word or two
+    than take 129. That many warps pay where memory is fast; elsewhere 12 do, and nothing spills."""
+    options = launch_options(gpu) | {"num_warps": warps}
+    if _slow_memory(gpu):
+        options["maxnreg"] = min(168, gpu.registers_per_sm // (32 * warps))
+    return options
+
+
+def _slow_memory(gpu: Gpu) -> bool:
+    return gpu.bandwidth_gbs < SLOW_GBS_PER_SM * gpu.num_sms
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A pointer that the kernel does not follow stands in for a tensor that is not there."""
+    return other if tensor is None else tensor
+
+
+def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
+    tokens, top_k = routing.expert_ids.shape
+    h = torch.empty((tokens * top_k, packed.intermediate), dtype=torch.bfloat16, device=x.device)
+    y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    if not tokens:
+        return y
+    gate_up = Shape(packed.gate_up.rows, packed.gate_up.k, packed.gate_up.format.bits)
+    down = Shape(packed.down.rows, packed.down.k, packed.down.format.bits)
+    if tokens <= DIRECT_TOKENS:
+        _gate_up(packed, gate, x, h, routing.expert_ids, None, gpu, direct_tiles(gate_up, tokens, top_k, gpu))
+        _down_direct(packed, h, routing, y, gpu, direct_tiles(down, tokens, top_k, gpu))
+        return y
+    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
+    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
+    _gate_up(packed, gate, scaled, h, routing.expert_ids, work, gpu, list_tiles(gate_up, gpu))
+    _down(packed, h, routing, work, parts, gpu, list_tiles(down, gpu))
+    combine(parts, y, top_k, gpu)
+    return y
+
+
+def make_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[Dispatch, Tensor]:
+    """The work list of at most ``MAX_TOKENS`` tokens, and ``x`` times 2**64. Of ``offsets`` the list has no need."""
+    tokens, top_k = ids.shape
+    bound = tile_bound(ids.numel(), num_experts, COLUMNS)
+    order = torch.empty(ids.numel(), dtype=torch.int32, device=x.device)
+    tiles = torch.empty((bound, 4), dtype=torch.int32, device=x.device)
+    scaled = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    pairs_jit.list_few[(num_experts + tokens,)](
+        ids, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0),
+        **_list_constants(ids.numel(), num_experts, gpu), num_warps=LIST_WARPS,
+    )  # fmt: skip
+    return Dispatch(order, order, tiles, COLUMNS, top_k), scaled
+
+
+def _list_constants(pairs: int, num_experts: int, gpu: Gpu) -> dict[str, Any]:
+    sizes = {"PAIRS": max(32, triton.next_power_of_2(pairs)), "EXPERTS": max(32, triton.next_power_of_2(num_experts))}
+    return {**sizes, "COLUMNS": COLUMNS, "BLOCK": 1024, **launch_options(gpu)}
+
+
+def _gate_up(
+    packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | None, gpu: Gpu, tiles: Tiles
+) -> None:
+    weights = packed.gate_up
+    entries = ids.numel() if work is None else work.tiles.shape[0]
+    blocks = triton.cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    jit.gate_up_small[(entries * blocks,)](
+        x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h,
+        ids if work is None else work.tiles, ids if work is None else work.order, x.stride(0),
+        K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=ids.shape[1], BITS=weights.format.bits,
+        DIRECT=work is None, HAS_BIAS=packed.gate_up_bias is not None, **gate_constants(gate), **tiles.constants(),
+        **_gemm_options(gpu, tiles.warps_n * tiles.slices),
+    )  # fmt: skip
+
+
+def _down(
+    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch, parts: Tensor, gpu: Gpu, tiles: Tiles
+) -> None:
+    weights = packed.down
+    blocks = triton.cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    jit.down_small[(work.tiles.shape[0] * blocks,)](
+        h, weights.words, weights.scales, _or(packed.down_bias, h), parts, work.tiles, work.order, routing.weights,
+        K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, BITS=weights.format.bits,
+        HAS_BIAS=packed.down_bias is not None, **tiles.constants(),
+        **_gemm_options(gpu, tiles.warps_n * tiles.slices),
+    )  # fmt: skip
+
+
+def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tiles: Tiles) -> None:
+    weights = packed.down
+    tokens, top_k = routing.expert_ids.shape
+    experts = triton.next_power_of_2(top_k)
+    blocks = triton.cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    jit.down_direct[(tokens * blocks,)](
+        h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
+        K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=top_k, EXPERTS=experts, BITS=weights.format.bits,
+        HAS_BIAS=packed.down_bias is not None, **tiles.constants(),
+        **_gemm_options(gpu, experts * tiles.warps_n * tiles.slices),
+    )  # fmt: skip
+
+
+def combine(parts: Tensor, y: Tensor, top_k: int, gpu: Gpu) -> None:
+    """``parts [tokens * top_k, hidden]`` with their weights applied → ``y [tokens, hidden]``."""
+    tokens, width = y.shape
+    grid = (tokens, triton.cdiv(width, COMBINE_BLOCK))
+    pairs_jit.combine[grid](parts, y, width, TOP_K=top_k, BLOCK=COMBINE_BLOCK, num_warps=4, **launch_options(gpu))
+
+
+# ---- what prove compiles ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """The expert layer of a known model. K is a constant of these kernels: each shape is a kernel of its own."""
+
+    label: str
+    num_experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    gelu: bool
+    bias: bool
+
+    def gate(self) -> dict[str, Any]:
+        return {"GELU": self.gelu, "ALPHA": 1.702, "LIMIT": 7.0}
+
+
+MODELS = (
+    Model("gpt-oss", 128, 4, 2880, 2880, gelu=False, bias=True),
+    Model("Gemma 4", 128, 8, 2816, 704, gelu=True, bias=False),
+)
+TYPES = {
+    "x_ptr": "*bf16",
+    "w_ptr": "*i32",
+    "s_ptr": "*i32",
+    "bias_ptr": "*bf16",
+    "h_ptr": "*bf16",
+    "work_ptr": "*i32",
+    "order_ptr": "*i32",
+    "tiles_ptr": "*i32",
+    "ids_ptr": "*i32",
+    "offsets_ptr": "*i32",
+    "weights_ptr": "*fp32",
+    "scaled_ptr": "*bf16",
+    **dict.fromkeys(("stride_x", "width", "pairs", "bound", "num_experts"), "i32"),
+}
+
+
+def make_variant(
+    implementation: str,
+    name: str,
+    fn: Any,
+    warps: int,
+    constants: dict[str, Any],
+    types: dict[str, str] | None = None,
+    promise: str | None = None,
+) -> Variant:
+    """A variant whose launch options may stand among its constants, as ``launch_options`` gives them."""
+    options = {"num_warps": warps} | {key: constants[key] for key in OPTIONS if key in constants}
+    constants = {key: value for key, value in constants.items() if key not in OPTIONS}
+    signature = {arg: (TYPES | (types or {}))[arg] for arg in fn.arg_names if arg not in constants}
+    divisible = tuple(arg for arg in signature if arg.endswith("_ptr") or arg in ("stride_x", "width"))
+    return Variant("moe", implementation, name, fn, signature, constants, options, divisible, promise)
+
+
+def variants(gpu: Gpu, implementation: str, bits: int) -> Iterator[Variant]:
+    """Every small-batch kernel that may be launched on this card for the known models."""
+    for model in MODELS:
+        yield from _model_variants(gpu, implementation, bits, model)
+    for top_k in sorted({model.top_k for model in MODELS}):
+        for kind in ("*fp32", "*bf16"):
+            constants = {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK, **launch_options(gpu)}
+            types = {"parts_ptr": kind, "y_ptr": "*bf16"}
+            yield make_variant(implementation, f"combine {top_k} {kind}", pairs_jit.combine, 4, constants, types)
+    for experts in (32, 128, 512):
+        for tokens in (8, 16, 32, 64, 128, 256):  # times 4; 256 is 64 tokens of 16 experts each
+            constants = _list_constants(4 * tokens, experts, gpu)
+            name = f"list of {4 * tokens} pairs, {experts} experts"
+            yield make_variant(implementation, name, pairs_jit.list_few, LIST_WARPS, constants)
+
+
+def _model_variants(gpu: Gpu, implementation: str, bits: int, model: Model) -> Iterator[Variant]:
+    first = Shape(2 * model.intermediate, model.hidden, bits)
+    second = Shape(model.hidden, model.intermediate, bits)
+
+    def variant(fn: Any, shape: Shape, tiles: Tiles, warps: int, extra: dict[str, Any], y: str = "*bf16") -> Variant:
+        shared = {"K": shape.k, "ROW_TILES": shape.row_tiles, "BITS": bits, "HAS_BIAS": model.bias}
+        constants = shared | tiles.constants() | _gemm_options(gpu, warps) | extra
+        label = f"{fn.__name__}{' direct' if extra.get('DIRECT') else ''} {model.label} {tuple(vars(tiles).values())}"
+        return make_variant(implementation, label, fn, warps, constants, {"y_ptr": y}, MMA)
+
+    choices = {tokens: direct_tiles(first, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
+    for tiles in dict.fromkeys(choices.values()):
+        extra = {"TOP_K": model.top_k, "DIRECT": True, **model.gate()}
+        yield variant(jit.gate_up_small, first, tiles, tiles.slices, extra)
+    experts = triton.next_power_of_2(model.top_k)
+    choices = {tokens: direct_tiles(second, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
+    for tiles in dict.fromkeys(choices.values()):
+        extra = {"TOP_K": model.top_k, "EXPERTS": experts}
+        yield variant(jit.down_direct, second, tiles, experts * tiles.slices, extra)
+    extra = {"TOP_K": model.top_k, "DIRECT": False, **model.gate()}
+    yield variant(jit.gate_up_small, first, list_tiles(first, gpu), 4, extra)
+    yield variant(jit.down_small, second, list_tiles(second, gpu), 4, {}, "*fp32")

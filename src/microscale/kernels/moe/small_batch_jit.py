@@ -1,0 +1,376 @@
+"""Jit code of the small-batch expert layer: 1 to 64 tokens, limited by reading the weights.
+
+Weights are the left operand of ``mma.sync`` m16n8k16 and up to 8 tokens the right one. A warp walks along K over one
+or more row tiles at once; each lane reads its own fragments from memory in 16-byte loads, a batch of ``AHEAD`` tiles
+while it computes the batch before, and applies the group scales in float32 after every 32 columns. No shared memory,
+except to add up slices of K where they are spread over warps; no atomics, so results are the same in every run.
+
+Two ways to name the work. *Direct*, for very few tokens: a program per (token, expert, rows) for gate and up, and for
+down a program per (token, rows) whose warps are the token's experts, so that the weighted sum over experts happens in
+the program. *List*: a program per (tile of the work list, rows), and ``pairs_jit.combine`` adds up a token's experts.
+
+Activations between the two GEMMs are stored times 2**64 (``fragments_jit``). With programmatic dependent launch
+``down`` fetches its first weights before it waits for ``gate_up`` to end.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from microscale.kernels.moe.fragments_jit import (
+    MXFP4_UNSCALE,
+    MXFP8_UNSCALE,
+    X_SCALE,
+    gated,
+    group_scales,
+    mxfp4_fragments,
+    mxfp8_fragments,
+    scale_activations,
+    token_fragments,
+)
+
+
+@gluon.jit
+def _issue_loads_here():
+    """Loads above stay above: without this ptxas may sink a load to its use, and nothing is in flight any more."""
+    gl.inline_asm_elementwise("bar.warp.sync -1; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _load_tile(w_ptrs, s_ptrs, t, w_ok, s_ok, BITS: gl.constexpr, MASKED: gl.constexpr):
+    """Weights of groups 0 and 1 (MXFP4 holds both in one load) and scale words of tile ``t`` of the walk."""
+    w_ptrs += t * (32 * BITS)
+    s_ptrs += t * 8
+    if MASKED:
+        q0 = gl.load(w_ptrs, mask=w_ok, other=0, eviction_policy="evict_first")
+        s = gl.load(s_ptrs, mask=s_ok, other=0)
+        q1 = gl.load(w_ptrs + 128, mask=w_ok, other=0, eviction_policy="evict_first") if BITS == 8 else q0
+    else:
+        q0 = gl.load(w_ptrs, eviction_policy="evict_first")
+        s = gl.load(s_ptrs)
+        q1 = gl.load(w_ptrs + 128, eviction_policy="evict_first") if BITS == 8 else q0
+    return q0, q1, s
+
+
+@gluon.jit
+def _load_batch(
+    w_ptrs, s_ptrs, t, first_w, first_s, N: gl.constexpr, KT: gl.constexpr, BITS: gl.constexpr, MASKED: gl.constexpr
+):
+    """Tiles t .. t + N of the walk, all in flight when this returns."""
+    batch = ()
+    for u in gl.static_range(N):
+        tile = _load_tile(w_ptrs, s_ptrs, t + u, first_w + (t + u) < KT, first_s + (t + u) < KT, BITS, MASKED)
+        batch = batch + (tile,)
+    if N > 0:
+        _issue_loads_here()
+    return batch
+
+
+@gluon.jit
+def _load_tokens(x_ptrs, ok, LB: gl.constexpr, SCALE_X: gl.constexpr, MASKED: gl.constexpr):
+    x = gl.load(x_ptrs, mask=ok, other=0.0) if MASKED else gl.load(x_ptrs)
+    if SCALE_X:
+        x = scale_activations(x)
+    return token_fragments(x, LB)
+
+
+@gluon.jit
+def _walk(
+    x_ptr,
+    x_rows,  # [8] row of x for each column
+    w_ptr,
+    s_ptr,
+    expert,  # [S] expert of each slice
+    row_tile,  # first row tile of this program
+    stride_x,
+    x_row_step,  # distance in rows of x between the slices of different experts
+    K: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+    B: gl.constexpr,
+    WARPS_N: gl.constexpr,
+    EXPERTS: gl.constexpr,
+    SLICES: gl.constexpr,
+    AHEAD: gl.constexpr,
+    BITS: gl.constexpr,
+    SCALE_X: gl.constexpr,
+    WAIT: gl.constexpr,
+    mma: gl.constexpr,
+):
+    """Partial sums [EXPERTS * SLICES, 16 B, 8]: each expert's rows times the tokens over each slice of K."""
+    S: gl.constexpr = EXPERTS * SLICES
+    KT: gl.constexpr = (K + 63) // 64
+    STEPS: gl.constexpr = (KT + SLICES - 1) // SLICES
+    MASK_W: gl.constexpr = STEPS * SLICES != KT
+    MASK_X: gl.constexpr = STEPS * SLICES * 64 != K
+    LA: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    LB: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    LX: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [S, 1, WARPS_N], [2, 1, 0])
+    # Words [S, B, 32 lanes, 4] under the places p of a pair; scale words [S, B, 8 = g] under h and the lanes t.
+    LP: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4, 2], [1, 1, 32, 1, 1], [S, WARPS_N, 1, 1, 1], [4, 3, 2, 1, 0])
+    LH: gl.constexpr = gl.BlockedLayout([1, 1, 2, 1, 1], [1, 1, 1, 8, 4], [S, WARPS_N, 1, 1, 1], [4, 3, 2, 1, 0])
+    LW: gl.constexpr = gl.SliceLayout(4, LP)
+    LS: gl.constexpr = gl.SliceLayout(4, LH)
+    LW3: gl.constexpr = gl.SliceLayout(3, LW)
+    LS3: gl.constexpr = gl.SliceLayout(3, LS)
+
+    # Slice s of the walk is expert s // SLICES, K tiles from STEPS * (s % SLICES).
+    slice_w = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, LW3)))
+    slice_s = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, LS3)))
+    slice_x = gl.arange(0, S, gl.SliceLayout(1, gl.SliceLayout(2, LX)))[:, None, None]
+    first_w = (slice_w % SLICES * STEPS)[:, None, None, None]
+    first_s = (slice_s % SLICES * STEPS)[:, None, None, None]
+    # Row tiles past the end repeat the last one: every address is valid, and the result is not stored.
+    tile_w = row_tile + gl.arange(0, B, gl.SliceLayout(0, gl.SliceLayout(2, LW3)))[None, :, None, None]
+    tile_s = row_tile + gl.arange(0, B, gl.SliceLayout(0, gl.SliceLayout(2, LS3)))[None, :, None, None]
+    if ROW_TILES % B:
+        tile_w = gl.minimum(tile_w, ROW_TILES - 1)
+        tile_s = gl.minimum(tile_s, ROW_TILES - 1)
+    lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, LW3)))[None, None, :, None]
+    pair = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LW))))[None, None, None, :]
+    g = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LS))))[None, None, None, :]
+    h = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, LS3)))[None, None, :, None]
+    column = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(1, LX)))[None, None, :] + slice_x % SLICES * (64 * STEPS)
+    expert_w = gl.convert_layout(expert, gl.SliceLayout(1, gl.SliceLayout(2, LW3)))[:, None, None, None].to(gl.int64)
+    expert_s = gl.convert_layout(expert, gl.SliceLayout(1, gl.SliceLayout(2, LS3)))[:, None, None, None].to(gl.int64)
+    w_ptrs = w_ptr + expert_w * (ROW_TILES * KT * 32 * BITS) + ((tile_w * KT + first_w) * (32 * BITS) + lane * 4 + pair)
+    s_ptrs = s_ptr + expert_s * (ROW_TILES * KT * 8) + ((tile_s * KT + first_s) * 8 + g)
+    z = gl.zeros([S, B, 32, 4, 2], gl.int32, LP)
+    rows = gl.convert_layout(x_rows, gl.SliceLayout(0, gl.SliceLayout(2, LX)))[None, :, None]
+    x_ptrs = x_ptr + (rows + slice_x // SLICES * x_row_step) * stride_x + column
+
+    # A batch of AHEAD tiles is computed while the next is in flight. Batches, and not a ring of single tiles, because a
+    # warp has six scoreboards: waiting for one load of many waits for younger ones too (ring of 9: 130 us, H200).
+    BATCHES: gl.constexpr = STEPS // AHEAD
+    REST: gl.constexpr = STEPS % AHEAD
+    batch = _load_batch(w_ptrs, s_ptrs, 0, first_w, first_s, AHEAD, KT, BITS, MASK_W)
+    if WAIT:
+        gdc_wait()
+    acc = gl.zeros([S, B * 16, 8], gl.float32, mma)
+    # Two batches a turn: with one, handing the younger batch over costs a move for every register of it.
+    for i in range((BATCHES - 1) // 2):
+        n = i * 2 * AHEAD
+        later = _load_batch(w_ptrs, s_ptrs, n + AHEAD, first_w, first_s, AHEAD, KT, BITS, MASK_W)
+        for u in gl.static_range(AHEAD):
+            acc = _step(acc, batch[u], z, h, x_ptrs, column, n + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        batch = _load_batch(w_ptrs, s_ptrs, n + 2 * AHEAD, first_w, first_s, AHEAD, KT, BITS, MASK_W)
+        for u in gl.static_range(AHEAD):
+            acc = _step(acc, later[u], z, h, x_ptrs, column, n + AHEAD + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+    if BATCHES % 2 == 0:
+        n = (BATCHES - 2) * AHEAD
+        later = _load_batch(w_ptrs, s_ptrs, n + AHEAD, first_w, first_s, AHEAD, KT, BITS, MASK_W)
+        for u in gl.static_range(AHEAD):
+            acc = _step(acc, batch[u], z, h, x_ptrs, column, n + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        batch = later
+    last = _load_batch(w_ptrs, s_ptrs, BATCHES * AHEAD, first_w, first_s, REST, KT, BITS, MASK_W)
+    for u in gl.static_range(AHEAD):
+        t = (BATCHES - 1) * AHEAD + u
+        acc = _step(acc, batch[u], z, h, x_ptrs, column, t, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+    for u in gl.static_range(REST):
+        t = BATCHES * AHEAD + u
+        acc = _step(acc, last[u], z, h, x_ptrs, column, t, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+    return acc
+
+
+@gluon.jit
+def _step(
+    acc, words, z, h, x_ptrs, column, t,
+    K: gl.constexpr, BITS: gl.constexpr, SCALE_X: gl.constexpr, MASK_X: gl.constexpr,
+    LA: gl.constexpr, LB: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """``acc`` plus one tile of 64 columns: two groups, each summed by itself and then scaled in float32."""
+    if BITS == 4:
+        a00, a01, a10, a11 = mxfp4_fragments(words[0], z, LA)
+    else:
+        a00, a01 = mxfp8_fragments(words[0], z, LA)
+        a10, a11 = mxfp8_fragments(words[1], z, LA)
+    b00, b01 = _load_tokens(x_ptrs + t * 64, column + t * 64 < K, LB, SCALE_X, MASK_X)
+    b10, b11 = _load_tokens(x_ptrs + (t * 64 + 32), column + (t * 64 + 32) < K, LB, SCALE_X, MASK_X)
+    f0, f1 = group_scales(words[2], h, gl.SliceLayout(2, mma))
+    zero = gl.zeros(acc.shape, gl.float32, mma)
+    acc += mma_v2(a01, b01, mma_v2(a00, b00, zero)) * f0[:, :, None]
+    acc += mma_v2(a11, b11, mma_v2(a10, b10, zero)) * f1[:, :, None]
+    return acc
+
+
+@gluon.jit
+def gate_up_small(
+    x_ptr,  # bf16 [tokens, K]; list: times 2**64
+    w_ptr,
+    s_ptr,
+    bias_ptr,  # bf16 [experts, 16 * ROW_TILES], packed row order
+    h_ptr,  # bf16 [pairs, 8 * ROW_TILES], times 2**64
+    work_ptr,  # direct: expert ids [tokens, TOP_K]; list: tiles [bound, 4]
+    order_ptr,  # list: place → pair
+    stride_x,
+    K: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+    TOP_K: gl.constexpr,
+    BITS: gl.constexpr,
+    DIRECT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    GELU: gl.constexpr,
+    ALPHA: gl.constexpr,
+    LIMIT: gl.constexpr,
+    B: gl.constexpr,
+    WARPS_N: gl.constexpr,
+    SLICES: gl.constexpr,
+    AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """``h[place] = gate(x[token] @ gate_up.T + bias)`` for up to 8 pairs of one expert and 16 B rows."""
+    BLOCKS: gl.constexpr = (ROW_TILES + B - 1) // B
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
+    L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    entry = gl.program_id(0) // BLOCKS
+    row_tile = gl.program_id(0) % BLOCKS * B
+    n = gl.arange(0, 8, L1)
+    if DIRECT:
+        expert = gl.load(work_ptr + entry)
+        first = entry
+        count = 1
+        token = n * 0 + entry // TOP_K
+    else:
+        expert = gl.load(work_ptr + entry * 4)
+        first = gl.load(work_ptr + entry * 4 + 1)
+        count = gl.load(work_ptr + entry * 4 + 2)
+        # Columns past the end repeat the last pair: every address is valid, and the result is not stored.
+        token = gl.load(order_ptr + first + gl.minimum(n, gl.maximum(count - 1, 0))) // TOP_K
+    if expert >= 0:
+        LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
+        experts = gl.zeros([SLICES], gl.int32, LE) + expert
+        acc = _walk(
+            x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT, False, mma,
+        )  # fmt: skip
+        UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
+        r = gl.sum(acc, axis=0) * UNSCALE
+        L2: gl.constexpr = gl.SliceLayout(0, mma)
+        if HAS_BIAS:
+            row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+            bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
+            r += bias.to(gl.float32)[:, None]
+        g, up = gl.split(r.reshape([B, 2, 8, 8]).permute([0, 2, 3, 1]))
+        h = gated(g, up, GELU, ALPHA, LIMIT) * X_SCALE
+        LH: gl.constexpr = h.type.layout
+        tile = row_tile + gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, LH)))[:, None, None]
+        unit = tile * 8 + gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LH)))[None, :, None]
+        pair = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LH)))[None, None, :]
+        at = (first + pair) * (ROW_TILES * 8) + unit
+        gl.store(h_ptr + at, h.to(gl.bfloat16), mask=(pair < count) & (tile < ROW_TILES))
+
+
+@gluon.jit
+def down_small(
+    h_ptr,  # bf16 [pairs, K] by place, times 2**64
+    w_ptr,
+    s_ptr,
+    bias_ptr,  # bf16 [experts, 16 * ROW_TILES]
+    y_ptr,  # float32 [pairs, 16 * ROW_TILES] by pair
+    tiles_ptr,
+    order_ptr,
+    weights_ptr,  # float32 [pairs]
+    K: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+    BITS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    B: gl.constexpr,
+    WARPS_N: gl.constexpr,
+    SLICES: gl.constexpr,
+    AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """``y[pair] = weight * (h[place] @ down.T + bias)`` for up to 8 pairs of one expert and 16 B rows."""
+    BLOCKS: gl.constexpr = (ROW_TILES + B - 1) // B
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
+    L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
+    if PDL:
+        gdc_launch_dependents()
+    # The list is older than gate_up, which waited for it: it may be read before this kernel waits for gate_up.
+    entry = gl.program_id(0) // BLOCKS
+    row_tile = gl.program_id(0) % BLOCKS * B
+    expert = gl.load(tiles_ptr + entry * 4)
+    first = gl.load(tiles_ptr + entry * 4 + 1)
+    count = gl.load(tiles_ptr + entry * 4 + 2)
+    if expert >= 0:
+        LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
+        experts = gl.zeros([SLICES], gl.int32, LE) + expert
+        place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
+        acc = _walk(
+            h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
+        )  # fmt: skip
+        UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
+        r = gl.sum(acc, axis=0) * UNSCALE
+        L2: gl.constexpr = gl.SliceLayout(0, mma)
+        row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+        if HAS_BIAS:
+            bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
+            r += bias.to(gl.float32)[:, None]
+        n = gl.arange(0, 8, gl.SliceLayout(0, L2))
+        pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
+        r *= gl.load(weights_ptr + pair)[None, :]
+        at = pair[None, :] * (ROW_TILES * 16) + row[:, None]
+        gl.store(y_ptr + at, r, mask=(n < count)[None, :] & (row < ROW_TILES * 16)[:, None])
+
+
+@gluon.jit
+def down_direct(
+    h_ptr,  # bf16 [pairs, K] by pair, times 2**64
+    w_ptr,
+    s_ptr,
+    bias_ptr,  # bf16 [experts, 16 * ROW_TILES]
+    y_ptr,  # bf16 [tokens, 16 * ROW_TILES]
+    ids_ptr,
+    weights_ptr,
+    K: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+    TOP_K: gl.constexpr,
+    EXPERTS: gl.constexpr,  # the power of two from TOP_K on
+    BITS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    B: gl.constexpr,
+    WARPS_N: gl.constexpr,
+    SLICES: gl.constexpr,
+    AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """``y[token] = sum of weight * (h[pair] @ down.T + bias)`` over the token's experts, for 16 B rows."""
+    S: gl.constexpr = EXPERTS * SLICES
+    BLOCKS: gl.constexpr = (ROW_TILES + B - 1) // B
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [S, WARPS_N, 1], [1, 16, 8])
+    LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
+    L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
+    if PDL:
+        gdc_launch_dependents()
+    token = gl.program_id(0) // BLOCKS
+    row_tile = gl.program_id(0) % BLOCKS * B
+    # Slots past TOP_K repeat the last expert with weight 0.
+    s = gl.arange(0, S, LE)
+    pair = token * TOP_K + gl.minimum(s // SLICES, TOP_K - 1)
+    expert = gl.load(ids_ptr + pair)
+    weight = gl.load(weights_ptr + pair)
+    if EXPERTS != TOP_K:
+        weight = gl.where(s // SLICES < TOP_K, weight, 0.0)
+    acc = _walk(
+        h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
+        K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, mma,
+    )  # fmt: skip
+    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
+    acc *= UNSCALE
+    L2: gl.constexpr = gl.SliceLayout(0, mma)
+    if HAS_BIAS:
+        row3 = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(0, gl.SliceLayout(2, mma)))
+        at = expert[:, None] * (ROW_TILES * 16) + row3[None, :]
+        once = (s % SLICES == 0)[:, None] & (row3 < ROW_TILES * 16)[None, :]
+        acc += gl.load(bias_ptr + at, mask=once, other=0.0).to(gl.float32)[:, :, None]
+    r = gl.sum(acc * weight[:, None, None], axis=0)
+    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+    n = gl.arange(0, 8, gl.SliceLayout(0, L2))
+    at = token * (ROW_TILES * 16) + row[:, None] + n[None, :] * 0
+    gl.store(y_ptr + at, r.to(gl.bfloat16), mask=(n == 0)[None, :] & (row < ROW_TILES * 16)[:, None])

@@ -1,0 +1,137 @@
+"""Expert layers on the present GPU against the float32 reference.
+
+Tolerances: float32 sums apart, an answer differs from the reference by its roundings to bf16. The small-batch kernels
+round twice (the activations between the GEMMs, the answer), the grouped ones three times (also each expert's part).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from microscale.errors import Unsupported
+from microscale.hardware import Feature, detect
+from microscale.kernels.moe import grouped_wgmma, small_batch
+from microscale.kernels.moe.grouped_wgmma import TILES
+from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
+from microscale.kernels.moe.w4a16 import TritonW4A16
+from microscale.kernels.moe.w8a16 import TritonW8A16
+from support.moe_cases import CASES, GELU, SWIGLU, Case, Problem, check_rounded
+
+DEVICE = "cuda"
+IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
+REAL = [
+    *(Case(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256)),
+    *(Case(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
+    Case("2112 wide", 7, 4, 2, 2112, 2112),
+    Case("all of 64 tokens on the same experts", 64, 8, 2, 704, 704, spread="one"),
+    Case("all of 300 tokens on one expert", 300, 8, 1, 704, 704, spread="one"),
+    Case("100 tokens, unused experts", 100, 32, 2, 704, 352, spread="unused"),
+    Case("90 tokens, K odd in groups", 90, 4, 2, 288, 352),
+    Case("90 tokens, K too short for wgmma", 90, 4, 2, 96, 160),
+    Case("300 tokens, K odd in groups, gelu", 300, 4, 3, 352, 96, GELU),
+    Case("1 expert", 70, 1, 1, 320, 320),
+    Case("top 16 of 512 experts", 5, 512, 16, 64, 64),
+]
+
+
+def spec_of(case: Case, fmt: str) -> MoeSpec:
+    sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
+    return MoeSpec(*sizes, fmt, Activations.BF16, case.gate, case.bias, case.tokens)
+
+
+def run(problem: Problem, fmt: str) -> Tensor:
+    return IMPLEMENTATIONS[fmt].run(problem.packed, spec_of(problem.case, fmt), problem.x, problem.routing)
+
+
+def roundings(tokens: int) -> int:
+    return 2 if tokens <= small_batch.MAX_TOKENS else 3
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", [*CASES, *REAL], ids=lambda case: case.name)
+def test_answers_are_the_reference(case: Case, fmt: str) -> None:
+    problem = Problem.of(case, fmt, DEVICE)
+    assert IMPLEMENTATIONS[fmt].supports(spec_of(case, fmt), detect()) is None
+    check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(case.tokens))
+
+
+@pytest.mark.parametrize("tiles", [tiles for _, tiles in TILES], ids=lambda tiles: f"{tiles.rows}x{tiles.columns}")
+@pytest.mark.parametrize("tokens", [1, 40, 700])
+@pytest.mark.parametrize("gate", [SWIGLU, GELU], ids=lambda gate: gate.kind)
+def test_every_wgmma_tile(tiles: grouped_wgmma.WgmmaTiles, tokens: int, gate) -> None:  # type: ignore[no-untyped-def]
+    gpu = detect()
+    if not gpu.has(Feature.WGMMA):
+        pytest.skip("needs wgmma")
+    case = Case("tile", tokens, 5, 2, 352, 704, gate)
+    problem = Problem.of(case, "mxfp4", DEVICE)
+    actual = grouped_wgmma.run(problem.packed, gate, problem.x, problem.routing, gpu, tiles)
+    check_rounded(actual, problem.expected(), "bf16", 3)
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize("tokens", [1, 16, 128])
+@pytest.mark.parametrize("magnitude", [2.0**-30, 2.0**20])
+def test_the_range_of_bf16_survives(tokens: int, magnitude: float, fmt: str) -> None:
+    """f16 would lose 2**-30 and overflow at 2**20; between the GEMMs this gate squares that."""
+    case = Case("range", tokens, 4, 2, 320, 288, GELU, bias=False)
+    problem = Problem.of(case, fmt, DEVICE)
+    problem = replace(problem, x=(problem.x.float() * magnitude).bfloat16())
+    check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(tokens))
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize("tokens", [1, 2, 20, 200])
+def test_nan_in_one_token_stays_in_it(tokens: int, fmt: str) -> None:
+    case = Case("poison", tokens, 4, 2, 320, 288)
+    problem = Problem.of(case, fmt, DEVICE)
+    x = problem.x.clone()
+    x[0, 17] = float("nan")
+    y = run(replace(problem, x=x), fmt)
+    assert y[0].isnan().all()
+    assert not y[1:].isnan().any()
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize("tokens", [1, 7, 64, 333])
+def test_results_are_the_same_in_every_run(tokens: int, fmt: str) -> None:
+    problem = Problem.of(Case("again", tokens, 8, 4, 704, 352), fmt, DEVICE)
+    first = run(problem, fmt)
+    assert all(torch.equal(run(problem, fmt), first) for _ in range(5))
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize("tokens", [1, 16, 200])
+def test_a_graph_follows_new_tokens_and_new_routing(tokens: int, fmt: str) -> None:
+    case = Case("graph", tokens, 8, 2, 320, 352)
+    problem = Problem.of(case, fmt, DEVICE)
+    x = problem.x.clone()
+    routing = Routing(problem.routing.expert_ids.clone(), problem.routing.weights.clone())
+    captured = replace(problem, x=x, routing=routing)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(captured, fmt)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(captured, fmt)
+    for shift in range(3):
+        x.copy_(problem.x.roll(shift, dims=1))
+        routing.expert_ids.copy_((problem.routing.expert_ids + shift) % case.num_experts)
+        graph.replay()
+        check_rounded(y, captured.expected(), "bf16", roundings(tokens))
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+def test_no_tokens_give_no_answer(fmt: str) -> None:
+    problem = Problem.of(Case("empty", 0, 4, 2, 96, 96), fmt, DEVICE)
+    assert run(problem, fmt).shape == (0, 96)
+
+
+def test_other_types_are_refused() -> None:
+    problem = Problem.of(Case("float", 3), "mxfp4", DEVICE)
+    with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
+        run(replace(problem, x=problem.x.float()), "mxfp4")

@@ -1,0 +1,194 @@
+"""The grouped expert kernels against the reference, and their bit arithmetic exhaustively. Runs in the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from microscale.errors import Unsupported
+from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
+from microscale.hardware import Feature, Gpu, known
+from microscale.hardware.families import SM90
+from microscale.hardware.tiles import Tile
+from microscale.kernels import layouts
+from microscale.kernels.layouts import RowOrder
+from microscale.kernels.moe import grouped, mxfp8_jit
+from microscale.kernels.moe import grouped_jit as jit
+from support.moe_cases import CASES, SWIGLU, Case, Problem, check_rounded
+
+AMPERE = known("a100")
+# The interpreter truncates where `combine` rounds to bf16: twice the error of one rounding.
+COMBINE = 2
+# MXFP8 cases that differ from MXFP4 ones: several tiles, unused experts, half tiles at both ends.
+SOME = [case for case in CASES if case.tokens == 37 or case.hidden in (160, 352)]
+
+
+def run(problem: Problem, block_scaled: bool, block_m: int = 16, block_n: int = 128, gpu: Gpu = AMPERE) -> torch.Tensor:
+    tile = Tile(block_m, block_n, 128 if block_scaled else 64, 4, 2)
+    return grouped.run(
+        problem.packed, problem.case.gate, problem.x, problem.routing, gpu, block_scaled=block_scaled, tile=tile
+    )
+
+
+FORMATS = [(case, "mxfp4") for case in CASES] + [(case, "mxfp8") for case in SOME]
+IDS = [f"{fmt}, {case.name}" for case, fmt in FORMATS]
+
+
+@pytest.mark.parametrize("case, fmt", FORMATS, ids=IDS)
+def test_bf16_activations(case: Case, fmt: str) -> None:
+    problem = Problem.of(case, fmt, "cpu")
+    # Roundings to bf16: h, the parts of each expert, and the result.
+    check_rounded(run(problem, block_scaled=False), problem.expected(), "bf16", 2 + COMBINE)
+
+
+@pytest.mark.parametrize("case, fmt", FORMATS, ids=IDS)
+def test_mxfp8_activations(case: Case, fmt: str) -> None:
+    problem = Problem.of(case, fmt, "cpu")
+    actual = run(problem, block_scaled=True)
+    # Against a reference that quantises alike nothing is left but the roundings of the parts and the result.
+    check_rounded(actual, problem.expected_quantised(), "bf16", 1 + COMBINE)
+    # Against float32: two roundings to E4M3, and a group's largest element may saturate by 2**-3, twice a rounding.
+    check_rounded(actual, problem.expected(), "e4m3", 3)
+
+
+@pytest.mark.parametrize("block_m, block_n", [(32, 64), (64, 128)])
+@pytest.mark.parametrize("block_scaled", [False, True])
+def test_other_tiles_give_the_same(block_m: int, block_n: int, block_scaled: bool) -> None:
+    problem = Problem.of(Case("tiles", 36, num_experts=2, top_k=1, hidden=96, intermediate=96), "mxfp4", "cpu")
+    first, second = run(problem, block_scaled), run(problem, block_scaled, block_m, block_n)
+    # Each sum over K runs in the same order whatever the tile, but numpy's matrix product does not promise one.
+    check_rounded(second, first.float(), "bf16", 1)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_order_of_columns_for_whole_tiles(fmt: str) -> None:
+    """On wgmma and tcgen05 the tokens are permuted in registers. The interpreter has no programmatic launches."""
+    problem = Problem.of(Case("whole", 5, num_experts=2, hidden=96, intermediate=160), fmt, "cpu")
+    hopper = replace(known("h200"), family=replace(SM90, features=SM90.features - {Feature.PDL}))
+    check_rounded(run(problem, False, gpu=hopper), problem.expected(), "bf16", 2 + COMBINE)
+
+
+def test_no_tokens() -> None:
+    problem = Problem.of(Case("empty", 0), "mxfp4", "cpu")
+    assert run(problem, block_scaled=False).shape == (0, 128)
+
+
+def test_float32_rows_are_refused() -> None:
+    problem = Problem.of(Case("one token", 1), "mxfp4", "cpu")
+    with pytest.raises(Unsupported, match="bfloat16"):
+        grouped.run(problem.packed, SWIGLU, problem.x.float(), problem.routing, AMPERE)
+
+
+def test_a_broken_token_shows_and_stays_alone() -> None:
+    problem = Problem.of(Case("broken", 3, hidden=96, intermediate=96), "mxfp4", "cpu")
+    problem.x[1, 50] = float("nan")
+    for block_scaled in (False, True):
+        y = run(problem, block_scaled)
+        assert y[1].isnan().all()
+        assert not y[0].isnan().any()
+        assert not y[2].isnan().any()
+
+
+# ---- bit arithmetic, exhaustively -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def unpack_kernel(
+    words_ptr, scales_ptr, out_ptr, out_scale_ptr, BITS: tl.constexpr, MX: tl.constexpr, QUADS: tl.constexpr
+):
+    q = tl.load(words_ptr + tl.arange(0, 32 * BITS)).reshape(1, 32 * BITS).to(tl.uint32, bitcast=True)
+    if BITS == 8 and not MX:  # the bf16 path loads the groups apart and joins them
+        q = q.reshape(1, 2, 128).permute(0, 2, 1)
+    s = tl.load(scales_ptr + tl.arange(0, 8)).reshape(1, 8).to(tl.uint32, bitcast=True)
+    at = tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    if MX:
+        codes, scales = jit._e4m3_weights(q, s, BITS, 1, 1, True)
+        tl.store(out_ptr + at, codes)
+        tl.store(out_scale_ptr + tl.arange(0, 16)[:, None] * 2 + tl.arange(0, 2)[None, :], scales)
+    else:
+        tl.store(out_ptr + at, jit._bf16_weights(q, s, BITS, 1, QUADS, True).to(tl.float32))
+
+
+def fragment_order(x: torch.Tensor, mx: bool, quads: bool = False) -> torch.Tensor:
+    """Columns as the matrix unit meets them, from the text of grouped_jit."""
+    column = torch.arange(x.shape[-1])
+    group, t, i = column // 32 * 32, column % 32 // 8, column % 8
+    if mx:
+        place = group + 16 * (i // 4) + 4 * t + 2 * (i % 2) + (1 - i // 2 % 2)
+    elif quads:
+        place = group + 16 * (i // 4) + 4 * t + i % 4
+    else:
+        place = group + 16 * (i // 4) + 8 * (i // 2 % 2) + 2 * t + i % 2
+    out = torch.empty_like(x)
+    out[..., place] = x
+    return out
+
+
+def all_codes(bits: int, shift: int) -> torch.Tensor:
+    """One tile 16 x 64 whose values run through all codes; over all shifts each place meets each code."""
+    if bits == 4:
+        codes = (torch.arange(1024).view(16, 64) + shift) % 16
+        return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)[None]
+    codes = (torch.arange(1024).view(16, 64) + shift) % 256
+    return torch.where(codes % 128 == 127, 0, codes).to(torch.uint8)[None]  # E4M3's two NaN codes are no weights
+
+
+@pytest.mark.parametrize("fmt", [MXFP4, MXFP8], ids=["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("mx, quads", [(False, False), (False, True), (True, False)], ids=["bf16", "quads", "e4m3"])
+def test_every_code_at_every_place(fmt: BlockFormat, mx: bool, quads: bool) -> None:
+    bits = fmt.bits
+    generator = torch.Generator().manual_seed(0)
+    for shift in range(16 if bits == 4 else 4):
+        scales = torch.randint(80, 193, (1, 16, 2), generator=generator, dtype=torch.uint8)
+        tensor = BlockScaled(all_codes(bits, shift), scales, fmt)
+        packed = layouts.pack(tensor, RowOrder.PLAIN)
+        out = torch.empty(16, 64, dtype=torch.uint8 if mx else torch.float32)
+        found = torch.empty(16, 2, dtype=torch.uint8)
+        unpack_kernel[(1,)](packed.words, packed.scales, out, found, BITS=bits, MX=mx, QUADS=quads)
+        want = fragment_order(decode(tensor)[0], mx, quads)
+        if mx:
+            assert torch.equal(found, scales[0])
+            values = decode(BlockScaled(out, found, MXFP8)) * (64 if bits == 4 else 1)
+            assert torch.equal(values, want)
+        else:
+            assert torch.equal(out * 2.0**64, want)
+
+
+@triton.jit
+def round_kernel(x_ptr, codes_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(codes_ptr + at, mxfp8_jit.round_e4m3(tl.load(x_ptr + at), True))
+
+
+def test_round_e4m3_for_every_bf16_and_every_midpoint() -> None:
+    numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    exact = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middle = (exact[1:] + exact[:-1]) / 2
+    near = torch.cat((middle, middle.nextafter(torch.tensor(0.0)), middle.nextafter(torch.tensor(1e9)), -middle))
+    x = torch.cat((numbers[numbers.isfinite()], near))
+    x = torch.cat((x, x.new_zeros(-x.numel() % 4096)))
+    codes = torch.empty(x.numel(), dtype=torch.uint8)
+    round_kernel[(x.numel() // 4096,)](x, codes, BLOCK=4096)
+    want = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert torch.equal(codes, want)
+
+
+def test_quantised_tokens_are_the_format() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 224, generator=generator) * torch.exp2(torch.randint(-30, 30, (5, 224), generator=generator))
+    x = x.bfloat16()
+    x[0, :32] = 0.0
+    x[1, 3] = float("nan")
+    x[1, 40] = float("-inf")
+    x[2, :32] = torch.arange(1, 33, dtype=torch.int16).view(torch.bfloat16)  # subnormal bf16
+    x[3, 64:96] = torch.tensor([3.3895e38, *([-1.0] * 31)])
+    found, want = grouped.quantise(x), encode(x, MXFP8)
+    assert found.scales is not None
+    assert torch.equal(found.scales[:, :7], want.scales)
+    assert torch.equal(found.values[:, :224], fragment_order(want.values, mx=True))
+    assert not found.scales[:, 7:].any()
+    assert not found.values[:, 224:].any()

@@ -1,0 +1,81 @@
+"""The grouped expert kernels: what runs without the interpreter, and the run under it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from microscale.hardware import KNOWN, Feature, known
+from microscale.hardware.tiles import GemmPath
+from microscale.kernels.moe import grouped, small_batch
+from microscale.kernels.moe.spec import Activations, MoeSpec
+from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
+from microscale.kernels.moe.w8a8 import TritonW8A8
+from microscale.kernels.op import Unit
+from support.interpreter import run_cases
+from support.moe_cases import SWIGLU, Case, Problem
+
+
+def test_under_the_interpreter() -> None:
+    run_cases("cases_moe_grouped.py", beside=__file__)
+
+
+def test_variants_name_every_argument_and_promise_block_scaling() -> None:
+    for gpu in KNOWN.values():
+        for path in GemmPath:
+            names = []
+            for variant in grouped.variants(gpu, "test", path):
+                assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names)
+                names.append(variant.name)
+                if path.block_scaled and gpu.has(Feature.MX_MMA) and "quantise" not in variant.name:
+                    assert variant.promise == r"mma\.sync\S*block_scale"
+            assert len(names) == len(set(names)) >= 3 * 2 + 2
+
+
+# ---- triton_w4a8 and triton_w8a8 ------------------------------------------------------------------------------------
+
+
+def spec_of(fmt: str, tokens: int = 512, activations: Activations = Activations.MXFP8) -> MoeSpec:
+    return MoeSpec(32, 4, 2880, 2880, fmt, activations, SWIGLU, True, tokens)
+
+
+BOTH = [(TritonW4A8(), "mxfp4"), (TritonW8A8(), "mxfp8")]
+
+
+@pytest.mark.parametrize("implementation, fmt", BOTH)
+def test_block_scaling_is_claimed_where_the_card_has_it(implementation: BlockScaledMoe, fmt: str) -> None:
+    for name, gpu in KNOWN.items():
+        reason = implementation.supports(spec_of(fmt), gpu)
+        if name in ("b200", "gb300", "rtx5090", "rtxpro6000", "gb10"):
+            assert reason is None
+            assert list(implementation.variants(gpu))
+        else:
+            assert reason == f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
+            assert not list(implementation.variants(gpu))
+
+
+@pytest.mark.parametrize("implementation, fmt", BOTH)
+def test_other_specs_are_refused_with_the_reason(implementation: BlockScaledMoe, fmt: str) -> None:
+    gpu = known("gb10")
+    other = "mxfp8" if fmt == "mxfp4" else "mxfp4"
+    assert implementation.supports(spec_of(other), gpu) == f"reads {fmt} experts, not {other}"
+    bf16 = spec_of(fmt, activations=Activations.BF16)
+    assert implementation.supports(bf16, gpu) == "multiplies with mxfp8 activations, not bf16"
+    narrow = replace(spec_of(fmt), hidden=2888)
+    assert implementation.supports(narrow, gpu) == "needs widths that are multiples of 32, not 2888 and 2880"
+
+
+@pytest.mark.parametrize("implementation, fmt", BOTH)
+def test_few_tokens_keep_bf16_activations(
+    implementation: BlockScaledMoe, fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(type(implementation.few), "run", lambda self, packed, spec, x, routing: calls.append(spec))
+    monkeypatch.setattr(grouped, "run", lambda *args, **options: calls.append(options))
+    for tokens in (small_batch.MAX_TOKENS, small_batch.MAX_TOKENS + 1):
+        problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
+        implementation.run(problem.packed, spec_of(fmt, tokens), problem.x, problem.routing)
+    assert calls == [spec_of(fmt, small_batch.MAX_TOKENS, Activations.BF16), {"block_scaled": True}]
+    costs = [implementation.cost(spec_of(fmt, tokens), known("gb10")) for tokens in (1, 512)]
+    assert [cost.unit for cost in costs] == [Unit.BF16, Unit.FP8]

@@ -1,0 +1,155 @@
+"""The small-batch and ``wgmma`` expert kernels without a GPU.
+
+Gluon does not run in Triton's interpreter. Here its inline assembly is executed word for word on packed weights, the
+fragments are put together by the layout's documented map, and the launch rules are held against the cards' limits.
+What is plain Triton runs under the interpreter (``cases_moe_small_batch.py``); the kernels themselves run in
+``tests/gpu``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
+from microscale.hardware import KNOWN, Feature, Gpu, cpu, known
+from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
+from microscale.kernels.moe import fragments_jit, grouped_wgmma, grouped_wgmma_jit, small_batch
+from microscale.kernels.moe.fragments_jit import X_EXPONENT
+from microscale.kernels.moe.small_batch import Shape, Tiles, direct_tiles, list_tiles
+from microscale.kernels.moe.w4a16 import TritonW4A16
+from microscale.kernels.moe.w8a16 import TritonW8A16
+from support.interpreter import run_cases
+from support.ptx import execute, halves
+
+
+def columns_of(words: Tensor, fmt: BlockFormat) -> Tensor:
+    """Words → bf16 numbers ``[..., 8 or 4 columns]``, by the kernels' own assembly."""
+    if fmt is MXFP4:
+        pairs = execute(fragments_jit.MXFP4_TO_BF16, 4, words, words)
+    else:
+        pairs = execute(fragments_jit.MXFP8_TO_BF16, 2, words, words)
+    return torch.stack([number for pair in pairs for number in halves(pair)], dim=-1)
+
+
+def matrix_of(packed: Packed) -> Tensor:
+    """Expert 0 ``[rows, 64 * k_tiles]`` in packed row order, unscaled."""
+    numbers = columns_of(packed.words[0].long(), packed.format)
+    if packed.format is MXFP4:  # R T (g t) (G h) i → R h g T G t i
+        parts = numbers.unflatten(2, (8, 4)).unflatten(4, (2, 2)).permute(0, 5, 2, 1, 4, 3, 6)
+    else:  # R T G (g t) (j h) i → R h g T G t j i
+        parts = numbers.unflatten(3, (8, 4)).unflatten(5, (2, 2)).permute(0, 6, 3, 1, 2, 4, 5, 7)
+    return parts.reshape(packed.rows, -1)
+
+
+def scales_of(packed: Packed) -> Tensor:
+    """Bytes ``[rows, 2 * k_tiles]`` of expert 0."""
+    v = torch.arange(4)
+    parts = (packed.scales[0].long()[..., None] >> 8 * v & 0xFF).unflatten(-1, (2, 2))  # R T g G h
+    return parts.permute(0, 4, 2, 1, 3).reshape(packed.rows, -1)
+
+
+@pytest.mark.parametrize("fmt", [MXFP4, MXFP8], ids=lambda fmt: fmt.name)
+def test_every_code_becomes_its_number(fmt: BlockFormat) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).repeat(64)
+    if fmt is MXFP8:
+        codes[(codes & 0x7F) == 0x7F] = 0
+    values = codes[torch.randperm(len(codes), generator=torch.Generator().manual_seed(0))].view(1, 16, -1)
+    k = values.shape[-1] * 8 // fmt.bits
+    tensor = BlockScaled(values, torch.full((1, 16, k // 32), 127, dtype=torch.uint8), fmt)
+    constant = 2.0**126 if fmt is MXFP4 else 2.0**120
+    assert torch.equal(matrix_of(pack(tensor, RowOrder.PLAIN)).double() * constant, decode(tensor, torch.float64)[0])
+
+
+@pytest.mark.parametrize("fmt", [MXFP4, MXFP8], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("k", [64, 96, 704])
+def test_a_product_from_packed_words_is_the_reference(fmt: BlockFormat, k: int) -> None:
+    """The walk of the small-batch kernel: groups of 32 in bf16 times bf16, scales and sums in float32."""
+    generator = torch.Generator().manual_seed(k)
+    tensor = encode(torch.randn(1, 64, k, generator=generator), fmt)
+    x = torch.randn(k, 3, generator=generator).bfloat16()
+    packed = pack(tensor, RowOrder.PLAIN)
+    groups = matrix_of(packed).unflatten(1, (-1, 32))[:, : k // 32]  # the filling meets tokens that are masked to zero
+    scaled = halves(execute(fragments_jit.SCALE_BF16, 1, x.view(torch.int16).long() & 0xFFFF)[0])[0]
+    assert torch.equal(scaled, x.float() * 2.0**X_EXPONENT)
+    partial = torch.einsum("rgk,gkn->rgn", groups, scaled.unflatten(0, (-1, 32)))
+    scales = (scales_of(packed)[:, : k // 32] << 23).int().view(torch.float32)
+    unscale = fragments_jit.MXFP4_UNSCALE if fmt is MXFP4 else fragments_jit.MXFP8_UNSCALE
+    y = (partial * scales[..., None]).sum(1) * unscale.value
+    torch.testing.assert_close(y, decode(tensor)[0] @ x.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_grouped_weights_are_exact_with_their_scale() -> None:
+    """The fold of the ``wgmma`` kernel: code times scale times 2**-64 in bf16, for every scale down to 2**-61."""
+    for low in range(66, MAX_SCALE + 1, 16):
+        generator = torch.Generator().manual_seed(low)
+        high = min(low + 16, MAX_SCALE + 1)
+        values = torch.randint(0, 256, (1, 32, 64), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(low, high, (1, 32, 4), dtype=torch.uint8, generator=generator)
+        packed = pack(BlockScaled(values, scales, MXFP4), RowOrder.PLAIN)
+        words = execute(grouped_wgmma_jit.SCALE_WORDS, 4, packed.scales[0].long())
+        factor = torch.stack([halves(word)[0] for word in words], dim=-1)  # R T g v
+        assert torch.equal(factor, torch.stack([halves(word)[1] for word in words], dim=-1))
+        rows = factor.unflatten(-1, (2, 2)).permute(0, 4, 2, 1, 3).reshape(32, 4)
+        product = matrix_of(packed).double() * rows.double().repeat_interleave(32, dim=1)
+        assert torch.equal(product.bfloat16().double(), product)
+        assert torch.equal(product * 2.0**64, decode(BlockScaled(values, scales, MXFP4), torch.float64)[0])
+
+
+def test_plain_triton_parts_under_the_interpreter() -> None:
+    run_cases("cases_moe_small_batch.py", beside=__file__)
+
+
+# ---- launch rules ----------------------------------------------------------------------------------------------------
+
+
+GPT_OSS = Shape(5760, 2880, 4)
+
+
+def test_few_warps_on_a_large_card_split_k() -> None:
+    assert direct_tiles(GPT_OSS, 1, 4, known("h200")) == Tiles(1, 1, 2, 4)
+    # 30 warps on each of GB10's 48 SMs need no help.
+    assert direct_tiles(GPT_OSS, 1, 4, known("gb10")).slices == 1
+
+
+def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:
+    assert list_tiles(GPT_OSS, known("h200")).ahead == 5
+    assert list_tiles(GPT_OSS, known("rtx5090")).ahead == 3
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 160, 704, 2112, 2816, 2880])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
+    shape = Shape(64, k, bits)
+    for tiles in (direct_tiles(shape, 1, 2, known("h200")), list_tiles(shape, known("h200"))):
+        steps = -(-shape.k_tiles // tiles.slices)
+        assert 1 <= tiles.ahead <= steps
+        # Every slice but the last is whole: an empty one would read another expert's rows.
+        assert (tiles.slices - 1) * steps < shape.k_tiles
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("implementation", [TritonW4A16(), TritonW8A16()], ids=lambda impl: impl.name)
+def test_variants_are_complete(implementation: TritonW4A16, gpu: Gpu) -> None:
+    variants = list(implementation.variants(gpu))
+    names = [variant.name for variant in variants]
+    assert len(set(names)) == len(names)
+    for variant in variants:
+        assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names), variant.name
+        assert variant.options.get("launch_pdl", False) == variant.constants.get("PDL", False)
+        assert variant.constants.get("PDL", False) <= gpu.has(Feature.PDL)
+    small = [variant for variant in variants if variant.fn.__name__ in ("gate_up_small", "down_small", "down_direct")]
+    assert all(variant.promise == small_batch.MMA for variant in small)
+    assert any("wgmma" in name for name in names) == (gpu.has(Feature.WGMMA) and implementation.format is MXFP4)
+
+
+def test_a_cpu_has_no_variants() -> None:
+    assert not list(TritonW4A16().variants(cpu()))
+    assert not list(grouped_wgmma.variants(known("rtx5090"), "triton_w4a16"))
+
+
+def test_wgmma_tiles_follow_the_tokens_of_an_expert() -> None:
+    assert grouped_wgmma.choose(256 * 4, 128).columns == 32
+    assert grouped_wgmma.choose(2048 * 4, 128).columns == 64
+    assert grouped_wgmma.choose(8192 * 4, 128).columns == 128
