@@ -32,7 +32,8 @@ def test_fast_kernels_give_the_references_logprobs(budget: int) -> None:
     ours = Generation(fast, PROMPTS, params, budget).run()
     truth = Generation(load(Wish("reference")), PROMPTS, params, budget).run()
     for a, b in zip(ours, truth, strict=True):
-        same = next((i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=True)) if x != y), len(a.token_ids))
+        pairs = zip(a.token_ids, b.token_ids, strict=True)
+        same = next((i for i, (x, y) in enumerate(pairs) if x != y), len(a.token_ids))
         assert same >= 1
         difference = torch.tensor(a.logprobs[:same]) - torch.tensor(b.logprobs[:same])
         # bf16 rounding of the residual stream, 4 layers: logits have a standard deviation of about 1.
