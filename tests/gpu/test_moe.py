@@ -44,7 +44,7 @@ def spec_of(case: Case, fmt: str) -> MoeSpec:
 
 
 def run(problem: Problem, fmt: str) -> Tensor:
-    return IMPLEMENTATIONS[fmt].run(problem.packed, spec_of(problem.case, fmt), problem.x, problem.routing)
+    return IMPLEMENTATIONS[fmt].run(problem.packed, spec_of(problem.case, fmt), detect(), problem.x, problem.routing)
 
 
 def roundings(tokens: int) -> int:

@@ -94,7 +94,8 @@ def test_triton_is_the_reference(case: tuple, fp8: bool, sink: float | None) -> 
     spec, q, kv, batch = make_case(*case, fp8)
     implementation = PagedAttention()
     assert implementation.supports(spec, GPU) is None
-    sinks = None if sink is None else (sink + torch.randn(spec.num_heads, device=DEVICE)).bfloat16()
+    noise = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    sinks = None if sink is None else (sink + noise).bfloat16()
     want = attention(q, kv, batch, spec, sinks)
     out = implementation.run(spec, GPU, q, kv, batch, sinks)
     assert out.dtype == torch.bfloat16
@@ -102,8 +103,10 @@ def test_triton_is_the_reference(case: tuple, fp8: bool, sink: float | None) -> 
         # The sink takes nearly all weight: outputs are tiny, and so is their scale.
         assert float(want.abs().max()) < 1e-3
     # Two roundings to bf16, of weights and outputs, and room for the sums. `worst` is relative to the largest output.
+    # Under a sink of 30 one row, with the least of it, outweighs all others: its error is a step, not the mean of many.
     spread = float(want.abs().max() / want.square().mean().sqrt())
-    assert_close(out, want, worst=3 * BF16_STEPS * step("bf16") * spread, rms=3 * BF16_STEPS * rms_step("bf16"))
+    rms = 2 * step("bf16") if sink == 30.0 else 3 * rms_step("bf16")
+    assert_close(out, want, worst=3 * BF16_STEPS * step("bf16") * spread, rms=BF16_STEPS * rms)
 
 
 def test_splits_fill_the_machine_and_never_starve() -> None:

@@ -44,8 +44,8 @@ def test_against_float64(
     want = x.double() @ exact.T
     if weights.bias is not None:
         want = want + weights.bias.double()
-    torch.testing.assert_close(implementation.run(packed, spec, x).double(), want, rtol=1e-5, atol=1e-4)
-    with_residual = implementation.run(packed, spec, x, residual)
+    torch.testing.assert_close(implementation.run(packed, spec, hardware.cpu(), x).double(), want, rtol=1e-5, atol=1e-4)
+    with_residual = implementation.run(packed, spec, hardware.cpu(), x, residual)
     torch.testing.assert_close(with_residual.double(), want + residual, rtol=1e-5, atol=1e-4)
 
 

@@ -71,11 +71,11 @@ def test_few_tokens_keep_bf16_activations(
     implementation: BlockScaledMoe, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr(type(implementation.few), "run", lambda self, packed, spec, x, routing: calls.append(spec))
+    monkeypatch.setattr(type(implementation.few), "run", lambda self, packed, spec, *rest: calls.append(spec))
     monkeypatch.setattr(grouped, "run", lambda *args, **options: calls.append(options))
     for tokens in (small_batch.MAX_TOKENS, small_batch.MAX_TOKENS + 1):
         problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
-        implementation.run(problem.packed, spec_of(fmt, tokens), problem.x, problem.routing)
+        implementation.run(problem.packed, spec_of(fmt, tokens), known("gb10"), problem.x, problem.routing)
     assert calls == [spec_of(fmt, small_batch.MAX_TOKENS, Activations.BF16), {"block_scaled": True}]
     costs = [implementation.cost(spec_of(fmt, tokens), known("gb10")) for tokens in (1, 512)]
     assert [cost.unit for cost in costs] == [Unit.BF16, Unit.FP8]

@@ -42,25 +42,27 @@ class _Choice:
 class Moe:
     """A bound expert layer."""
 
-    def __init__(self, choice: _Choice, weights: MoeWeights) -> None:
+    def __init__(self, choice: _Choice, gpu: Gpu, weights: MoeWeights) -> None:
         self._choice = choice
+        self._gpu = gpu
         self._packed = choice.implementations[0].pack(weights, choice.specs[0])
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
         implementation, spec = self._choice.pick(x.shape[0])
-        return implementation.run(self._packed, spec, x, routing)  # type: ignore[no-any-return]
+        return implementation.run(self._packed, spec, self._gpu, x, routing)  # type: ignore[no-any-return]
 
 
 class Dense:
     """A bound dense layer."""
 
-    def __init__(self, choice: _Choice, weights: DenseWeights) -> None:
+    def __init__(self, choice: _Choice, gpu: Gpu, weights: DenseWeights) -> None:
         self._choice = choice
+        self._gpu = gpu
         self._packed = choice.implementations[0].pack(weights, choice.specs[0])
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         implementation, spec = self._choice.pick(x.shape[0])
-        return implementation.run(self._packed, spec, x, residual)  # type: ignore[no-any-return]
+        return implementation.run(self._packed, spec, self._gpu, x, residual)  # type: ignore[no-any-return]
 
 
 class Attention:
@@ -95,7 +97,7 @@ class Ops:
         experts, rows, hidden = weights.gate_up.shape
         has_bias = weights.gate_up_bias is not None
         spec = self.moe_spec(experts, top_k, hidden, rows // 2, weights.gate_up.format.name, gate, has_bias)
-        return Moe(self._choose("moe", "experts", spec), weights)
+        return Moe(self._choose("moe", "experts", spec), self.gpu, weights)
 
     def moe_spec(
         self, experts: int, top_k: int, hidden: int, intermediate: int, weight_format: str, gate: Gate, bias: bool
@@ -106,7 +108,7 @@ class Ops:
     def dense(self, layer: str, weights: DenseWeights) -> Dense:
         rows, columns = weights.weight.shape
         spec = self.dense_spec(rows, columns, weights.format, weights.bias is not None)
-        return Dense(self._choose("dense", layer, spec), weights)
+        return Dense(self._choose("dense", layer, spec), self.gpu, weights)
 
     def dense_spec(self, rows: int, columns: int, weight_format: str = "bf16", bias: bool = False) -> DenseSpec:
         """The spec of a dense layer of this model, before its weights are there."""

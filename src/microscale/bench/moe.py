@@ -152,7 +152,7 @@ def _measure(
 ) -> Row:
     x, routing = inputs[0]
     spec = layer.spec(x.shape[0])
-    error = _rms_error(implementation.run(packed[0], spec, x, routing), x, routing, checked, layer.gate)
+    error = _rms_error(implementation.run(packed[0], spec, gpu, x, routing), x, routing, checked, layer.gate)
     if not error <= RMS_TOLERANCE:
         raise WrongResult(
             f"{implementation.name} is off by {error:.1e} (allowed {RMS_TOLERANCE:.1e}) at {spec.tokens} tokens "
@@ -161,7 +161,7 @@ def _measure(
 
     def layers() -> None:
         for weights, (x, routing) in zip(packed, inputs, strict=True):
-            implementation.run(weights, spec, x, routing)
+            implementation.run(weights, spec, gpu, x, routing)
 
     us = graph_us(layers, repeats) / len(packed)
     used = sum(len(routing.expert_ids.unique()) for _, routing in inputs) / len(inputs)

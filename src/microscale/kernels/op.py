@@ -87,7 +87,11 @@ class Variant:
 
 
 class Implementation(ABC, Generic[SpecT]):
-    """One way to run an op. Stateless: everything that it needs is in its arguments."""
+    """One way to run an op. Stateless: everything that it needs is in its arguments.
+
+    Ops with weights also have ``pack(weights, spec) -> packed`` and ``run(packed, spec, gpu, x, …)``, ops without have
+    ``run(spec, gpu, …)``; what stands for the dots differs from op to op.
+    """
 
     op: ClassVar[str]
     name: ClassVar[str]

@@ -39,7 +39,7 @@ class DequantizedDense(Implementation[DenseSpec]):
         weight = decode(weight, dtype) if isinstance(weight, BlockScaled) else weight.to(dtype)
         return DenseWeights(weight, None if weights.bias is None else weights.bias.to(dtype))
 
-    def run(self, packed: DenseWeights, spec: DenseSpec, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert isinstance(packed.weight, Tensor)  # what pack() made
         y = F.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
         return y if residual is None else y + residual

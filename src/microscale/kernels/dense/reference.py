@@ -52,5 +52,5 @@ class ReferenceDense(Implementation[DenseSpec]):
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         return weights
 
-    def run(self, packed: DenseWeights, spec: DenseSpec, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return dense(x, packed, residual).to(x.dtype)

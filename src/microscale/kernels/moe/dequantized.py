@@ -67,7 +67,7 @@ class DequantizedMoe(Implementation[MoeSpec]):
             down_bias=None if weights.down_bias is None else weights.down_bias.to(dtype),
         )
 
-    def run(self, packed: DequantizedExperts, spec: MoeSpec, x: Tensor, routing: Routing) -> Tensor:
+    def run(self, packed: DequantizedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         x = x.to(packed.gate_up.dtype)
         for expert in routing.expert_ids.unique().tolist():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import triton
 from torch import Tensor
 
 from microscale.errors import Unsupported
-from microscale.hardware import Feature, Gpu, detect
+from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import GemmPath, Tile, choose, possible
 from microscale.kernels.layouts import Packed
 from microscale.kernels.moe import grouped_jit as jit
@@ -62,12 +61,6 @@ class Activation:
     @property
     def scale_bytes(self) -> Tensor:
         return self.values if self.scales is None else self.scales
-
-
-@cache
-def gpu_of(device: torch.device) -> Gpu:
-    """The card that a tensor is on, looked up once."""
-    return detect(device.index or 0)
 
 
 def gemm_path(bits: int, block_scaled: bool) -> GemmPath:

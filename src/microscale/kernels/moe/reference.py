@@ -69,5 +69,5 @@ class ReferenceMoe(Implementation[MoeSpec]):
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> MoeWeights:
         return weights
 
-    def run(self, packed: MoeWeights, spec: MoeSpec, x: Tensor, routing: Routing) -> Tensor:
+    def run(self, packed: MoeWeights, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
         return moe(x, packed, routing, spec.gate).to(x.dtype)

@@ -1,7 +1,7 @@
 """Launches of the small-batch expert layer, and the rule that chooses their tiles.
 
-    direct (1 or 2 tokens):   gate_up_small → down_direct
-    list (up to 64):          list_few → gate_up_small → down_small → combine
+direct (1 or 2 tokens):   gate_up_small → down_direct
+list (up to 64):          list_few → gate_up_small → down_small → combine
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Shape:
 
     @property
     def k_tiles(self) -> int:
-        return triton.cdiv(self.k, TILE_K)
+        return -(-self.k // TILE_K)
 
 
 def direct_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
@@ -95,7 +95,7 @@ def _ahead(shape: Shape, gpu: Gpu, tiles: int, slices: int) -> int:
     """``tiles`` of MXFP4, or as many bytes of MXFP8; never more than a slice has."""
     if _slow_memory(gpu):
         tiles = 3
-    return max(1, min(tiles * 4 // shape.bits, triton.cdiv(shape.k_tiles, slices)))
+    return max(1, min(tiles * 4 // shape.bits, -(-shape.k_tiles // slices)))
 
 
 def gate_constants(gate: Gate) -> dict[str, Any]:

@@ -58,10 +58,9 @@ class TritonW4A16(Implementation[MoeSpec]):
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)
 
-    def run(self, packed: PackedExperts, spec: MoeSpec, x: Tensor, routing: Routing) -> Tensor:
+    def run(self, packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
         if x.dtype != torch.bfloat16 or x.stride(1) != 1:
             raise Unsupported(f"{self.name} reads rows of bfloat16, not {x.dtype} with strides {x.stride()}.")
-        gpu = grouped.gpu_of(x.device)
         if x.shape[0] <= small_batch.MAX_TOKENS:
             return small_batch.run(packed, spec.gate, x, routing, gpu)
         if self.format is MXFP4 and gpu.has(Feature.WGMMA) and grouped_wgmma.serves(packed):

@@ -57,10 +57,10 @@ class BlockScaledMoe(Implementation[MoeSpec]):
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)
 
-    def run(self, packed: PackedExperts, spec: MoeSpec, x: Tensor, routing: Routing) -> Tensor:
+    def run(self, packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
         if x.shape[0] <= small_batch.MAX_TOKENS:
-            return self.few.run(packed, _with_bf16(spec), x, routing)
-        return grouped.run(packed, spec.gate, x, routing, grouped.gpu_of(x.device), block_scaled=True)
+            return self.few.run(packed, _with_bf16(spec), gpu, x, routing)
+        return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=True)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         """The block-scaled kernels; those for few tokens are ``few``'s own."""
