@@ -1,0 +1,45 @@
+"""Runs a model over whole prompts and keeps the logits of every position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from microscale.engine.inputs import Chunk, build_batch
+from microscale.models.batch import KvCache
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss import GptOss
+
+
+def poison(kv: KvCache) -> KvCache:
+    """NaN in every slot: a position that is read before it was written would show."""
+    for layer in kv.layers:
+        layer.k.fill_(math.nan)
+        layer.v.fill_(math.nan)
+    return kv
+
+
+def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tensor]:
+    """Logits at every position of each prompt, the prompts together in one batch, ``chunk`` tokens of each at a time.
+
+    Pages of the sequences interleave and run backwards, and the two kinds of layer use different ones.
+    """
+    size = model.page_size
+    counts = [-(-len(p) // size) for p in prompts]
+    kv = poison(model.new_cache(dict.fromkeys(LayerKind, sum(counts))))
+    free = {LayerKind.FULL: list(range(sum(counts))), LayerKind.SLIDING: list(range(sum(counts)))[::-1]}
+    pages = [{kind: [free[kind].pop() for _ in range(count)] for kind in LayerKind} for count in counts]
+    rows: list[list[Tensor]] = [[] for _ in prompts]
+    for start in range(0, max(map(len, prompts)), chunk):
+        live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
+        chunks = [Chunk(prompts[i][start : start + chunk], start, pages[i], wants_logits=True) for i in live]
+        batch = build_batch(chunks, size, model.device)
+        # Every token's logits, not just the last of each chunk.
+        batch = replace(batch, logit_rows=torch.arange(len(batch.token_ids), device=model.device))
+        logits = model.forward(batch, kv)
+        for i, part in zip(live, logits.split([len(c.token_ids) for c in chunks]), strict=True):
+            rows[i].append(part)
+    return [torch.cat(parts) for parts in rows]
