@@ -38,6 +38,7 @@ FEW_WARPS = 24
 # To hide a microsecond of latency an SM needs as many KB in flight as it gets GB/s. Under 15 (all cards with GDDR or
 # LPDDR; H200: 36) 16 warps with batches of 3 tiles of 544 bytes, 26 to 52 KB, are plenty, and take fewer registers.
 SLOW_GBS_PER_SM = 15
+SLOW_WARPS = 12
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,12 @@ def launch_options(gpu: Gpu) -> dict[str, Any]:
 
 def _gemm_options(gpu: Gpu, warps: int) -> dict[str, Any]:
     """Launch options of a GEMM. Left alone ptxas aims at 16 warps an SM, 128 registers, and rather spills a word or two
-    than take 129. That many warps pay where memory is fast; elsewhere 12 do, and nothing spills."""
+    than take 129. That many warps pay where memory is fast; elsewhere whole programs of up to 12 warps do, with all the
+    registers that leaves them (168 for programs of 4 warps, 255 for one of 8), and nothing spills."""
     options = launch_options(gpu) | {"num_warps": warps}
     if _slow_memory(gpu):
-        options["maxnreg"] = min(168, gpu.registers_per_sm // (32 * warps))
+        programs = max(1, SLOW_WARPS // warps)
+        options["maxnreg"] = min(255, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
     return options
 
 
