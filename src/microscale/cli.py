@@ -290,7 +290,7 @@ def prove(
             gpu=gpu,
             op=op,
             jobs=jobs,
-            cache_dir=env.cache_dir / "prove",
+            cache_dir=env.cache_dir,
             json_output=as_json,
             markdown=markdown,
         )
