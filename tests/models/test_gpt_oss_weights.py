@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.models.gpt_oss_weights import (
+    CheckpointWeights,
     DummyWeights,
-    HuggingFaceWeights,
     LayerTensors,
-    OriginalWeights,
     open_weights,
 )
 from microscale.models.presets import PRESETS
@@ -70,7 +69,7 @@ def test_hugging_face_layout(name, shards, tmp_path):
     config = CASES[name]
     weights = open_weights(str(write_hf(tmp_path, config, seed=3, shards=shards)))
     tensors = random_tensors(config, seed=3)
-    assert isinstance(weights, HuggingFaceWeights)
+    assert isinstance(weights, CheckpointWeights)
     assert weights.config == config
     assert torch.equal(weights.embed("cpu"), tensors["model.embed_tokens.weight"])
     assert torch.equal(weights.norm("cpu"), tensors["model.norm.weight"])
@@ -91,7 +90,7 @@ def test_original_layout_is_the_same_model(name, shards, tmp_path):
     config = CASES[name]
     ours = open_weights(str(write_hf(tmp_path / "hf", config)))
     theirs = open_weights(str(write_original(tmp_path / "original", config, shards=shards)))
-    assert isinstance(theirs, OriginalWeights)
+    assert isinstance(theirs, CheckpointWeights)
     assert theirs.config == ours.config
     for part in ("embed", "norm", "lm_head"):
         assert torch.equal(getattr(ours, part)("cpu"), getattr(theirs, part)("cpu"))

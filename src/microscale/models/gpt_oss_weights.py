@@ -7,6 +7,7 @@ Both layouts hold the same numbers. Experts are MXFP4 ``blocks`` u8 [E, rows, K 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -38,135 +39,135 @@ _NORM = ("BF16", "F32")
 _BYTES = ("U8",)
 
 
-class HuggingFaceWeights:
-    """A ``GptOssWeights`` that reads a checkpoint as published on the hub."""
+@dataclass(frozen=True)
+class Names:
+    """What a layout calls its tensors. Those of a layer follow ``layer``, which takes the layer's number."""
 
-    def __init__(self, config: GptOssConfig, checkpoint: Checkpoint) -> None:
+    embed: str
+    norm: str
+    lm_head: str
+    layer: str
+    attn_norm: str
+    qkv: tuple[str, ...]
+    """One tensor with all rows, or q, k and v."""
+    sinks: str
+    o: str
+    mlp_norm: str
+    router: str
+    gate_up: str
+    down: str
+    packed: str
+    """What stands between an expert tensor's name and ``blocks`` or ``scales``."""
+    norm_dtypes: tuple[str, ...]
+
+
+NAMES: dict[Layout, Names] = {
+    Layout.HUGGING_FACE: Names(
+        embed="model.embed_tokens.weight",
+        norm="model.norm.weight",
+        lm_head="lm_head.weight",
+        layer="model.layers.{}.",
+        attn_norm="input_layernorm.weight",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        sinks="self_attn.sinks",
+        o="self_attn.o_proj",
+        mlp_norm="post_attention_layernorm.weight",
+        router="mlp.router",
+        gate_up="mlp.experts.gate_up_proj",
+        down="mlp.experts.down_proj",
+        packed="_",
+        norm_dtypes=_BF16,
+    ),
+    Layout.ORIGINAL: Names(
+        embed="embedding.weight",
+        norm="norm.scale",
+        lm_head="unembedding.weight",
+        layer="block.{}.",
+        attn_norm="attn.norm.scale",
+        qkv=("attn.qkv",),
+        sinks="attn.sinks",
+        o="attn.out",
+        mlp_norm="mlp.norm.scale",
+        router="mlp.gate",
+        gate_up="mlp.mlp1",
+        down="mlp.mlp2",
+        packed="_weight.",
+        norm_dtypes=_NORM,
+    ),
+}
+
+
+class CheckpointWeights:
+    """A ``GptOssWeights`` that reads a checkpoint in either layout."""
+
+    def __init__(self, config: GptOssConfig, checkpoint: Checkpoint, names: Names) -> None:
         self.config = config
         self._checkpoint = checkpoint
-
-    @staticmethod
-    def specs(c: GptOssConfig) -> list[TensorSpec]:
-        """Every tensor of the checkpoint of such a model."""
-        specs = [
-            TensorSpec("model.embed_tokens.weight", (c.vocab_size, c.hidden), _BF16),
-            TensorSpec("model.norm.weight", (c.hidden,), _BF16),
-            TensorSpec("lm_head.weight", (c.vocab_size, c.hidden), _BF16),
-        ]
-        for layer in range(c.num_layers):
-            prefix = f"model.layers.{layer}."
-            attention, mlp = prefix + "self_attn.", prefix + "mlp."
-            for name in ("input_layernorm", "post_attention_layernorm"):
-                specs.append(TensorSpec(f"{prefix}{name}.weight", (c.hidden,), _BF16))
-            for name, heads in (("q", c.num_heads), ("k", c.num_kv_heads), ("v", c.num_kv_heads)):
-                specs += _linear(f"{attention}{name}_proj", heads * c.head_dim, c.hidden)
-            specs += _linear(attention + "o_proj", c.hidden, c.num_heads * c.head_dim)
-            specs.append(TensorSpec(attention + "sinks", (c.num_heads,), _BF16))
-            specs += _linear(mlp + "router", c.num_experts, c.hidden)
-            specs += _experts(mlp + "experts.gate_up_proj", "_", c.num_experts, 2 * c.intermediate, c.hidden)
-            specs += _experts(mlp + "experts.down_proj", "_", c.num_experts, c.hidden, c.intermediate)
-        return specs
+        self._names = names
 
     def embed(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read("model.embed_tokens.weight", device)
+        return self._checkpoint.read(self._names.embed, device)
 
     def norm(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read("model.norm.weight", device)
+        return self._checkpoint.read(self._names.norm, device)
 
     def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read("lm_head.weight", device)
+        return self._checkpoint.read(self._names.lm_head, device)
 
     def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
+        names = self._names
+
         def read(name: str) -> Tensor:
-            return self._checkpoint.read(f"model.layers.{layer_idx}.{name}", device)
+            return self._checkpoint.read(names.layer.format(layer_idx) + name, device)
 
         def qkv(part: str) -> Tensor:
-            return torch.cat([read(f"self_attn.{name}_proj.{part}") for name in "qkv"])
+            tensors = [read(f"{name}.{part}") for name in names.qkv]
+            return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
         def experts(name: str) -> BlockScaled:
-            return _block_scaled(read(f"mlp.experts.{name}_blocks"), read(f"mlp.experts.{name}_scales"))
+            # A block's 16 bytes follow the block before: dropping the last axis is a view.
+            blocks, scales = (read(f"{name}{names.packed}{part}") for part in ("blocks", "scales"))
+            return BlockScaled(blocks.flatten(-2), scales, MXFP4)
 
         return LayerTensors(
-            attn_norm=read("input_layernorm.weight"),
+            attn_norm=read(names.attn_norm),
             qkv_weight=qkv("weight"),
             qkv_bias=qkv("bias"),
-            sinks=read("self_attn.sinks"),
-            o_weight=read("self_attn.o_proj.weight"),
-            o_bias=read("self_attn.o_proj.bias"),
-            mlp_norm=read("post_attention_layernorm.weight"),
-            router_weight=read("mlp.router.weight"),
-            router_bias=read("mlp.router.bias"),
-            gate_up=experts("gate_up_proj"),
-            gate_up_bias=read("mlp.experts.gate_up_proj_bias"),
-            down=experts("down_proj"),
-            down_bias=read("mlp.experts.down_proj_bias"),
+            sinks=read(names.sinks),
+            o_weight=read(f"{names.o}.weight"),
+            o_bias=read(f"{names.o}.bias"),
+            mlp_norm=read(names.mlp_norm),
+            router_weight=read(f"{names.router}.weight"),
+            router_bias=read(f"{names.router}.bias"),
+            gate_up=experts(names.gate_up),
+            gate_up_bias=read(f"{names.gate_up}_bias"),
+            down=experts(names.down),
+            down_bias=read(f"{names.down}_bias"),
         )
 
 
-class OriginalWeights:
-    """A ``GptOssWeights`` that reads the layout of OpenAI's own code (the folder ``original/`` on the hub)."""
-
-    def __init__(self, config: GptOssConfig, checkpoint: Checkpoint) -> None:
-        self.config = config
-        self._checkpoint = checkpoint
-
-    @staticmethod
-    def specs(c: GptOssConfig) -> list[TensorSpec]:
-        """Every tensor of the checkpoint of such a model."""
-        specs = [
-            TensorSpec("embedding.weight", (c.vocab_size, c.hidden), _BF16),
-            TensorSpec("norm.scale", (c.hidden,), _NORM),
-            TensorSpec("unembedding.weight", (c.vocab_size, c.hidden), _BF16),
+def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
+    """Every tensor of the checkpoint of such a model."""
+    specs = [
+        TensorSpec(names.embed, (c.vocab_size, c.hidden), _BF16),
+        TensorSpec(names.norm, (c.hidden,), names.norm_dtypes),
+        TensorSpec(names.lm_head, (c.vocab_size, c.hidden), _BF16),
+    ]
+    heads = (c.num_heads, c.num_kv_heads, c.num_kv_heads)
+    qkv_rows = [c.qkv_rows] if len(names.qkv) == 1 else [count * c.head_dim for count in heads]
+    for layer in range(c.num_layers):
+        prefix = names.layer.format(layer)
+        specs += [
+            TensorSpec(prefix + name, (c.hidden,), names.norm_dtypes) for name in (names.attn_norm, names.mlp_norm)
         ]
-        for layer in range(c.num_layers):
-            attention, mlp = f"block.{layer}.attn.", f"block.{layer}.mlp."
-            specs.append(TensorSpec(attention + "norm.scale", (c.hidden,), _NORM))
-            specs += _linear(attention + "qkv", c.qkv_rows, c.hidden)
-            specs.append(TensorSpec(attention + "sinks", (c.num_heads,), _BF16))
-            specs += _linear(attention + "out", c.hidden, c.num_heads * c.head_dim)
-            specs.append(TensorSpec(mlp + "norm.scale", (c.hidden,), _NORM))
-            specs += _linear(mlp + "gate", c.num_experts, c.hidden)
-            specs += _experts(mlp + "mlp1", "_weight.", c.num_experts, 2 * c.intermediate, c.hidden)
-            specs += _experts(mlp + "mlp2", "_weight.", c.num_experts, c.hidden, c.intermediate)
-        return specs
-
-    def embed(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read("embedding.weight", device)
-
-    def norm(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read("norm.scale", device)
-
-    def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read("unembedding.weight", device)
-
-    def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
-        def read(name: str) -> Tensor:
-            return self._checkpoint.read(f"block.{layer_idx}.{name}", device)
-
-        def experts(name: str) -> BlockScaled:
-            return _block_scaled(read(f"mlp.{name}_weight.blocks"), read(f"mlp.{name}_weight.scales"))
-
-        return LayerTensors(
-            attn_norm=read("attn.norm.scale"),
-            qkv_weight=read("attn.qkv.weight"),
-            qkv_bias=read("attn.qkv.bias"),
-            sinks=read("attn.sinks"),
-            o_weight=read("attn.out.weight"),
-            o_bias=read("attn.out.bias"),
-            mlp_norm=read("mlp.norm.scale"),
-            router_weight=read("mlp.gate.weight"),
-            router_bias=read("mlp.gate.bias"),
-            gate_up=experts("mlp1"),
-            gate_up_bias=read("mlp.mlp1_bias"),
-            down=experts("mlp2"),
-            down_bias=read("mlp.mlp2_bias"),
-        )
-
-
-_READERS: dict[Layout, type[HuggingFaceWeights] | type[OriginalWeights]] = {
-    Layout.HUGGING_FACE: HuggingFaceWeights,
-    Layout.ORIGINAL: OriginalWeights,
-}
+        for name, rows in zip(names.qkv, qkv_rows, strict=True):
+            specs += _linear(prefix + name, rows, c.hidden)
+        specs.append(TensorSpec(prefix + names.sinks, (c.num_heads,), _BF16))
+        specs += _linear(prefix + names.o, c.hidden, c.num_heads * c.head_dim)
+        specs += _linear(prefix + names.router, c.num_experts, c.hidden)
+        specs += _experts(prefix + names.gate_up, names.packed, c.num_experts, 2 * c.intermediate, c.hidden)
+        specs += _experts(prefix + names.down, names.packed, c.num_experts, c.hidden, c.intermediate)
+    return specs
 
 
 def open_weights(
@@ -197,43 +198,37 @@ def open_weights(
     file = read_config(folder, overrides)
     if load_format == LoadFormat.DUMMY:
         return DummyWeights(file.config, seed)
-    reader = _READERS[file.layout]
+    names = NAMES[file.layout]
     checkpoint = Checkpoint(folder)
-    whole = reader.specs(read_config(folder).config)
+    whole = tensor_specs(read_config(folder).config, names)
     checkpoint.check(whole)
     known = {spec.name: spec for spec in whole}
-    for spec in reader.specs(file.config):
+    for spec in tensor_specs(file.config, names):
         if known.get(spec.name) != spec:
             raise BadSetting(
                 f"The overrides {', '.join(overrides)} ask for tensor {spec.name!r} in shape {list(spec.shape)}, "
                 f"which {folder} does not have; such overrides need --load-format dummy."
             )
-    return reader(file.config, checkpoint)
+    return CheckpointWeights(file.config, checkpoint, names)
 
 
 def _linear(name: str, rows: int, columns: int) -> list[TensorSpec]:
     return [TensorSpec(f"{name}.weight", (rows, columns), _BF16), TensorSpec(f"{name}.bias", (rows,), _BF16)]
 
 
-def _experts(name: str, infix: str, num_experts: int, rows: int, k: int) -> list[TensorSpec]:
+def _experts(name: str, packed: str, num_experts: int, rows: int, k: int) -> list[TensorSpec]:
     return [
-        TensorSpec(f"{name}{infix}blocks", (num_experts, rows, k // BLOCK, BLOCK // 2), _BYTES),
-        TensorSpec(f"{name}{infix}scales", (num_experts, rows, k // BLOCK), _BYTES),
+        TensorSpec(f"{name}{packed}blocks", (num_experts, rows, k // BLOCK, BLOCK // 2), _BYTES),
+        TensorSpec(f"{name}{packed}scales", (num_experts, rows, k // BLOCK), _BYTES),
         TensorSpec(f"{name}_bias", (num_experts, rows), _BF16),
     ]
 
 
-def _block_scaled(blocks: Tensor, scales: Tensor) -> BlockScaled:
-    """A block's 16 bytes follow the block before: dropping the last axis is a view."""
-    return BlockScaled(blocks.flatten(-2), scales, MXFP4)
-
-
 __all__ = [
+    "CheckpointWeights",
     "DummyWeights",
     "GptOssWeights",
-    "HuggingFaceWeights",
     "LayerTensors",
     "LoadFormat",
-    "OriginalWeights",
     "open_weights",
 ]

@@ -60,7 +60,7 @@ _PREFILL = {
 }
 _PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2),)}  # 64 rows spill 248 bytes while they convert
 # Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
-_PREFILL_MMA = _PREFILL | {128: (Tile(64, 32, 4, 3),)}
+_PREFILL_MMA = _PREFILL | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 4, 3),)}
 _PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(32, 16, 8, 2),)}
 _DECODE = {
     64: (Tile(16, 128, 4, 3),),  # 8 sequences of 8192 on H200: 44 µs, the best of seven shapes (the worst: 80)
@@ -71,11 +71,22 @@ _DECODE = {
 _DECODE_FP8 = _DECODE | {64: (Tile(16, 64, 8, 3),)}
 
 
+def _operands_in_shared_memory(gpu: Gpu) -> bool:
+    """Whether large products read their operands from shared memory, and not from registers."""
+    return gpu.has(Feature.WGMMA) or gpu.has(Feature.TCGEN05)
+
+
+def compile_options(tile: Tile, gpu: Gpu) -> dict[str, int]:
+    """Options of a launch. Left alone, ptxas may stop at 128 registers and spill (8 bytes, decode of 512, SM120)."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options if _operands_in_shared_memory(gpu) else options | {"maxnreg": 255}
+
+
 def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card."""
     if decode:
         tiles = _DECODE_FP8 if fp8 else _DECODE
-    elif gpu.has(Feature.WGMMA) or gpu.has(Feature.TCGEN05):
+    elif _operands_in_shared_memory(gpu):
         tiles = _PREFILL_FP8 if fp8 else _PREFILL
     else:
         tiles = _PREFILL_MMA_FP8 if fp8 else _PREFILL_MMA
@@ -143,7 +154,7 @@ class PagedAttention(Implementation[AttentionSpec]):
             q.stride(0), out.stride(0), kv.k.stride(0), kv.k.stride(1), batch.page_table.stride(0),
             HEAD_DIM=head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=fp8, DECODE=decode, SPLIT=splits > 1,
             PLAIN=triton.knobs.runtime.interpret,
-            num_warps=tile.warps, num_stages=tile.stages,
+            **compile_options(tile, gpu),
         )  # fmt: skip
         if splits > 1:
             paged_jit.merge_splits[(tokens, heads)](
@@ -195,7 +206,7 @@ def _attention_variant(head_dim: int, fp8: bool, decode: bool, split: bool, gpu:
             "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "DECODE": decode,
             "SPLIT": split, "PLAIN": False,
         },
-        options={"num_warps": tile.warps, "num_stages": tile.stages},
+        options=compile_options(tile, gpu),
         divisible=(*pointers, *strides[:-1]),
         promise=MMA,
     )  # fmt: skip
