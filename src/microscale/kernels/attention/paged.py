@@ -158,7 +158,15 @@ class PagedAttention(Implementation[AttentionSpec]):
         )  # fmt: skip
         if splits > 1:
             paged_jit.merge_splits[(tokens, heads)](
-                partial, summary, out, splits, out.stride(0), HEAD_DIM=head_dim, MAX_SPLITS=MAX_SPLITS, num_warps=4
+                partial,
+                summary,
+                out,
+                splits,
+                out.stride(0),
+                HEAD_DIM=head_dim,
+                MAX_SPLITS=MAX_SPLITS,
+                PLAIN=triton.knobs.runtime.interpret,
+                num_warps=4,
             )
         return out
 
@@ -179,7 +187,7 @@ class PagedAttention(Implementation[AttentionSpec]):
                     "num_splits": "i32",
                     "stride_out_token": "i32",
                 },
-                constants={"HEAD_DIM": head_dim, "MAX_SPLITS": MAX_SPLITS},
+                constants={"HEAD_DIM": head_dim, "MAX_SPLITS": MAX_SPLITS, "PLAIN": False},
                 options={"num_warps": 4},
                 divisible=("partial_ptr", "summary_ptr", "out_ptr", "stride_out_token"),
             )

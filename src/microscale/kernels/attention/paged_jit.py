@@ -17,6 +17,8 @@ one, and a layer without sinks has sinks of minus infinity.
 import triton
 import triton.language as tl
 
+from microscale.kernels.plain_jit import to_bf16
+
 LOG2E = tl.constexpr(1.4426950408889634)
 # E4M3 bits moved into bf16 are 2**120 too small. Half of that is put on the other operand, half on the result: both
 # stay far from the ends of bf16.
@@ -85,7 +87,7 @@ def _attend(
     v = _load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, MASKED)
     if KV_FP8:
         weights *= HALF_SHIFT
-    acc = acc * shrink[:, None] + _dot(weights.to(tl.bfloat16), v, PLAIN)
+    acc = acc * shrink[:, None] + _dot(to_bf16(weights, PLAIN), v, PLAIN)
     return acc, new_top, total
 
 
@@ -202,13 +204,14 @@ def paged_attention(
     else:
         out = acc / total[:, None]
         offsets = (query * stride_out_token + head * HEAD_DIM)[:, None] + dims[None, :]
-        tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=row_valid[:, None])
+        tl.store(out_ptr + offsets, to_bf16(out, PLAIN), mask=row_valid[:, None])
 
 
 @triton.jit(do_not_specialize=["num_splits"])
 def merge_splits(
-    partial_ptr, summary_ptr, out_ptr, num_splits, stride_out_token, HEAD_DIM: tl.constexpr, MAX_SPLITS: tl.constexpr
-):
+    partial_ptr, summary_ptr, out_ptr, num_splits, stride_out_token,
+    HEAD_DIM: tl.constexpr, MAX_SPLITS: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
     """Grid: (tokens, heads). Adds up the splits of one row, each weighted by its share of the softmax's sum."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -222,4 +225,4 @@ def merge_splits(
     # A split without keys left its accumulator at zero and its total at zero: it adds nothing.
     acc = tl.load(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], mask=mask[:, None], other=0.0)
     out = tl.sum(acc * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
-    tl.store(out_ptr + token * stride_out_token + head * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + token * stride_out_token + head * HEAD_DIM + dims, to_bf16(out, PLAIN))

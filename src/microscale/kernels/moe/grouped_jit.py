@@ -35,6 +35,7 @@ import triton
 import triton.language as tl
 
 from microscale.kernels.moe.mxfp8_jit import decode_e4m3, quantise
+from microscale.kernels.plain_jit import to_bf16
 
 SWIGLU: tl.constexpr = tl.constexpr(0)
 GELU: tl.constexpr = tl.constexpr(1)
@@ -54,16 +55,6 @@ _MULTIPLY: tl.constexpr = tl.constexpr("""{
 
 
 # ---- registers: packed words to operands ----------------------------------------------------------------------------
-
-
-@triton.jit
-def to_bf16(v, PLAIN: tl.constexpr):
-    """float32 → the nearest bf16, ties to even."""
-    if PLAIN:
-        bits = v.to(tl.uint32, bitcast=True)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return v.to(tl.bfloat16)
 
 
 @triton.jit

@@ -59,6 +59,7 @@ class TritonSmall(SmallOps):
             fused_jit.rms_norm[(tokens,)](
                 x, weight, out, epsilon, width, x.stride(0), out.stride(0),
                 BLOCK=triton.next_power_of_2(width), num_warps=norm_warps(width),
+                PLAIN=triton.knobs.runtime.interpret,
             )  # fmt: skip
         return out
 
@@ -72,6 +73,7 @@ class TritonSmall(SmallOps):
                 qkv.contiguous(), positions, table.inverse_frequencies, slots, q, kv.k, kv.v, table.scale,
                 num_heads, (total - num_heads) // 2, kv.page_size, kv.k.stride(0), kv.k.stride(1),
                 BLOCK_H=BLOCK_HEADS, HALF=head_dim // 2, num_warps=ROPE_WARPS,
+                PLAIN=triton.knobs.runtime.interpret,
             )  # fmt: skip
         return q
 
@@ -89,7 +91,7 @@ class TritonSmall(SmallOps):
                 name=f"rms_norm_{block}",
                 fn=fused_jit.rms_norm,
                 signature=pointers | sizes,
-                constants={"BLOCK": block},
+                constants={"BLOCK": block, "PLAIN": False},
                 options={"num_warps": norm_warps(block)},
                 divisible=(*pointers, "width", "stride_x", "stride_out"),
             )
@@ -110,7 +112,7 @@ class TritonSmall(SmallOps):
             name=f"rope_and_write_kv_d{head_dim}",
             fn=fused_jit.rope_and_write_kv,
             signature=pointers | sizes,
-            constants={"BLOCK_H": BLOCK_HEADS, "HALF": head_dim // 2},
+            constants={"BLOCK_H": BLOCK_HEADS, "HALF": head_dim // 2, "PLAIN": False},
             options={"num_warps": ROPE_WARPS},
             divisible=(*pointers, *strides),
         )
