@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from microscale.bench import tune as module
-from microscale.bench.tune import Shape, make_layer, runnable, tune
+from microscale.bench.tune import Shape, make_experts, make_layer, runnable, tune
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.hardware import cpu, known, tiles
 from microscale.hardware.families import SM90
 from microscale.hardware.tiles import BUSY_PAIRS, GemmPath, Tile
+from microscale.kernels.moe.packed import pack_experts
 
 H200 = known("h200")
 
@@ -19,7 +20,9 @@ H200 = known("h200")
 @pytest.fixture
 def _fake_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card on which the tile nearest to the share is the fastest."""
-    monkeypatch.setattr(module, "make_layer", lambda shape, path, share: share)
+    monkeypatch.setattr(module, "make_experts", lambda shape, path: None)
+    monkeypatch.setattr(module, "pack_experts", lambda experts, gate: None)
+    monkeypatch.setattr(module, "make_layer", lambda experts, packed, share: share)
 
     def measure(share: int, path: GemmPath, gpu: object, tile: Tile, time_us: object) -> float:
         return abs(tile.block_m - min(share, 128)) + tile.stages + 10 * (tile.block_n == 64) + tile.warps
@@ -46,7 +49,9 @@ def test_paths_that_are_not_measured_stay(tmp_path: Path) -> None:
 
 
 def test_a_card_on_which_nothing_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "make_layer", lambda shape, path, share: share)
+    monkeypatch.setattr(module, "make_experts", lambda shape, path: None)
+    monkeypatch.setattr(module, "pack_experts", lambda experts, gate: None)
+    monkeypatch.setattr(module, "make_layer", lambda experts, packed, share: share)
     monkeypatch.setattr(module, "_measure", lambda *args: float("inf"))
     with pytest.raises(MicroscaleError, match="No tile of w8a16 gave a right answer"):
         tune(H200, tmp_path, paths=[GemmPath.W8A16], shares=(8,))
@@ -59,14 +64,15 @@ def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_block_scaled_paths_need_the_instruction() -> None:
-    assert runnable(H200) == [GemmPath.W4A16, GemmPath.W8A16]
-    assert runnable(known("gb10")) == list(GemmPath)
+    assert runnable(H200) == [GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA, GemmPath.W8A16]
+    assert runnable(known("gb10")) == [path for path in GemmPath if not path.wgmma]
 
 
 @pytest.mark.parametrize("path", list(GemmPath))
 def test_the_layer_that_is_timed_has_ordinary_numbers(path: GemmPath) -> None:
     shape = Shape(num_experts=4, hidden=256, intermediate=256)
-    layer = make_layer(shape, path, share=4, device="cpu")
+    experts = make_experts(shape, path, device="cpu")
+    layer = make_layer(experts, pack_experts(experts, module.GATE), share=4)
     y = module.reference.moe(layer.x, layer.weights, layer.routing, module.GATE)
     assert layer.x.shape == y.shape == (4, 256)
     assert 0.05 < float(y.square().mean().sqrt()) < 50

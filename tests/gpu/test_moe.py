@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
-from microscale.hardware import Feature, detect
+from microscale.hardware import Feature, detect, known
+from microscale.hardware.tiles import GemmPath, Tile, candidates
 from microscale.kernels.moe import grouped_wgmma, small_batch
-from microscale.kernels.moe.grouped_wgmma import TILES
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
+from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
-from support.moe_cases import CASES, GELU, SWIGLU, Case, Problem, check_rounded
+from support.errors import assert_close, rms_step
+from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by_token
 
 DEVICE = "cuda"
 IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
@@ -59,17 +61,67 @@ def test_answers_are_the_reference(case: Case, fmt: str) -> None:
     check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(case.tokens))
 
 
-@pytest.mark.parametrize("tiles", [tiles for _, tiles in TILES], ids=lambda tiles: f"{tiles.rows}x{tiles.columns}")
+def h_e4m3(h: Tensor) -> Tensor:
+    """The gate's output in E4M3 under the one scale that the clamp at 7 allows: 7 * 8 * 2**3 is 448."""
+    return (h * 8.0).to(torch.float8_e4m3fn).float() / 8.0
+
+
+def check_fp8(actual: Tensor, problem: Problem) -> None:
+    """Near the layer with the same 8-bit numbers.
+
+    A sum that lies between two E4M3 codes may round to the other: one value may be off by a rounding to E4M3. Sums of
+    E4M3 products keep about 14 bits on Hopper, and drop the rest after every 32 columns.
+    """
+    same = problem.expected_quantised(e4m3_by_token, h_e4m3)
+    dropped = (problem.case.hidden + problem.case.intermediate) / 32 * 2.0**-14
+    assert_close(actual, same, worst=5 * rms_step("e4m3"), rms=3 * rms_step("bf16") + dropped)
+    check_rounded(actual, problem.expected(), "e4m3", 3)
+
+
+WGMMA_TILES = [
+    pytest.param(path, tile, id=f"{path} {tile.block_m} x {tile.stages}")
+    for path in (GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA)
+    for tile in candidates(path, known("h200"))
+    if tile.stages in (4, 5, 8)
+]
+
+
+@pytest.mark.parametrize("path, tile", WGMMA_TILES)
 @pytest.mark.parametrize("tokens", [1, 40, 700])
-@pytest.mark.parametrize("gate", [SWIGLU, GELU], ids=lambda gate: gate.kind)
-def test_every_wgmma_tile(tiles: grouped_wgmma.WgmmaTiles, tokens: int, gate) -> None:  # type: ignore[no-untyped-def]
+def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
     gpu = detect()
     if not gpu.has(Feature.WGMMA):
         pytest.skip("needs wgmma")
-    case = Case("tile", tokens, 5, 2, 352, 704, gate)
+    fp8 = path is GemmPath.W4A8_WGMMA
+    problem = Problem.of(Case("tile", tokens, 5, 2, 352, 704), "mxfp4", DEVICE)
+    actual = grouped_wgmma.run(problem.packed, problem.case.gate, problem.x, problem.routing, gpu, tile, fp8=fp8)
+    if fp8:
+        check_fp8(actual, problem)
+    else:
+        check_rounded(actual, problem.expected(), "bf16", 3)
+
+
+@pytest.mark.parametrize("case", [case for case in REAL if case.tokens > small_batch.MAX_TOKENS], ids=lambda c: c.name)
+def test_8_bit_activations(case: Case) -> None:
+    gpu, implementation = detect(), TritonW4A8()
+    spec = replace(spec_of(case, "mxfp4"), activations=Activations.MXFP8)
+    if not gpu.has(Feature.WGMMA) or implementation.supports(spec, gpu) is not None:
+        pytest.skip("runs elsewhere, or with bf16 activations")
     problem = Problem.of(case, "mxfp4", DEVICE)
-    actual = grouped_wgmma.run(problem.packed, gate, problem.x, problem.routing, gpu, tiles)
-    check_rounded(actual, problem.expected(), "bf16", 3)
+    check_fp8(grouped_wgmma.run(problem.packed, case.gate, problem.x, problem.routing, gpu, fp8=True), problem)
+    actual = implementation.run(problem.packed, spec, gpu, problem.x, problem.routing)
+    check_rounded(actual, problem.expected(), "e4m3", 3)
+
+
+def test_8_bit_activations_keep_nan_in_its_token() -> None:
+    if not detect().has(Feature.WGMMA):
+        pytest.skip("needs wgmma")
+    problem = Problem.of(Case("poison", 200, 4, 2, 320, 288), "mxfp4", DEVICE)
+    x = problem.x.clone()
+    x[0, 17] = float("nan")
+    y = grouped_wgmma.run(problem.packed, problem.case.gate, x, problem.routing, detect(), fp8=True)
+    assert y[0].isnan().all()
+    assert not y[1:].isnan().any()
 
 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)

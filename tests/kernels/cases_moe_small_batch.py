@@ -9,6 +9,7 @@ from microscale.hardware import known
 from microscale.kernels.moe.grouped_wgmma import prepare
 from microscale.kernels.moe.routing import reference_dispatch
 from microscale.kernels.moe.small_batch import COLUMNS, combine, make_list
+from support.moe_cases import e4m3_by_token
 
 GPU = known("a100")  # without programmatic dependent launch, which the interpreter does not know
 
@@ -53,9 +54,33 @@ def test_combine_sums_the_parts(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("width, padded", [(64, 64), (96, 128), (1056, 1088)])
 def test_prepared_tokens_stand_in_fragment_order(width: int, padded: int) -> None:
     x = wide_tokens(2, width)
-    out = prepare(x, padded)
+    out = prepare(x, padded).values
     natural = torch.zeros(2, padded)
     natural[:, :width] = x.float() * 2.0**64
     # column 8 t + 4 j + 2 c + p of each 32 stands at 16 j + 8 c + 2 t + p
     want = natural.view(2, padded // 32, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(2, padded)
     assert torch.equal(out.float(), want)
+
+
+@pytest.mark.parametrize("width, padded", [(64, 64), (96, 128), (1056, 1088)])
+@pytest.mark.parametrize("magnitude", [1.0, 2.0**-100, 2.0**100], ids=["ordinary", "small", "large"])
+def test_tokens_in_e4m3_have_their_own_scale(width: int, padded: int, magnitude: float) -> None:
+    x = wide_tokens(3, width) * torch.tensor([[1.0], [0.001], [0.0]]) * magnitude
+    x = x.bfloat16()
+    prepared = prepare(x, padded, fp8=True)
+    natural = torch.zeros(3, padded)
+    natural[:, :width] = e4m3_by_token(x)
+    # column 8 t + 4 a + 2 b + p of each 32 stands at 16 p + 4 t + 2 a + (1 - b)
+    want = natural.view(3, padded // 32, 4, 2, 2, 2).permute(0, 1, 5, 2, 3, 4).flip(-1).reshape(3, padded)
+    assert prepared.factors is not None
+    assert torch.equal(prepared.values.float() * prepared.factors[:, None], want)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_token_that_is_not_finite_gets_a_nan_for_its_factor(bad: float) -> None:
+    x = wide_tokens(2, 64).clone()
+    x[1, 5] = bad
+    factors = prepare(x, 64, fp8=True).factors
+    assert factors is not None
+    assert factors[0].isfinite()
+    assert factors[1].isnan()

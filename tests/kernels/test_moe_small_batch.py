@@ -14,8 +14,9 @@ from torch import Tensor
 
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, cpu, known
-from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
-from microscale.kernels.moe import fragments_jit, grouped_wgmma, grouped_wgmma_jit, small_batch
+from microscale.hardware.tiles import GemmPath, choose
+from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
+from microscale.kernels.moe import fragments_jit, grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.fragments_jit import X_EXPONENT
 from microscale.kernels.moe.small_batch import Shape, Tiles, direct_tiles, list_tiles
 from microscale.kernels.moe.w4a16 import TritonW4A16
@@ -88,13 +89,59 @@ def test_grouped_weights_are_exact_with_their_scale() -> None:
         values = torch.randint(0, 256, (1, 32, 64), dtype=torch.uint8, generator=generator)
         scales = torch.randint(low, high, (1, 32, 4), dtype=torch.uint8, generator=generator)
         packed = pack(BlockScaled(values, scales, MXFP4), RowOrder.PLAIN)
-        words = execute(grouped_wgmma_jit.SCALE_WORDS, 4, packed.scales[0].long())
+        words = execute(wgmma_operands_jit.SCALE_WORDS, 4, packed.scales[0].long())
         factor = torch.stack([halves(word)[0] for word in words], dim=-1)  # R T g v
         assert torch.equal(factor, torch.stack([halves(word)[1] for word in words], dim=-1))
         rows = factor.unflatten(-1, (2, 2)).permute(0, 4, 2, 1, 3).reshape(32, 4)
         product = matrix_of(packed).double() * rows.double().repeat_interleave(32, dim=1)
         assert torch.equal(product.bfloat16().double(), product)
         assert torch.equal(product * 2.0**64, decode(BlockScaled(values, scales, MXFP4), torch.float64)[0])
+
+
+def e4m3_of(packed: Packed) -> tuple[Tensor, Tensor]:
+    """Expert 0 by the kernels' own assembly: E4M3 ``[rows, 64 * k_tiles]`` and each row's factor."""
+    assert packed.peaks is not None
+    peaks = packed.peaks[0].long() & 0xFFFFFFFF  # [R, 8 = g]
+    twice = [(peaks >> 16 * h & 0xFFFF) * 0x10001 for h in range(2)]
+    tables = execute(wgmma_operands_jit.TABLES, 8, packed.scales[0].long(), *(t[:, None] for t in twice))
+    low = torch.stack(tables[0::2], -1)[:, :, :, None]  # [R, T, g, 1, v]
+    high = torch.stack(tables[1::2], -1)[:, :, :, None]
+    words = packed.words[0].long().unflatten(2, (8, 4))  # [R, T, g, t, v]
+    magnitude0, magnitude1, sign0, sign1 = execute(wgmma_operands_jit.MXFP4_TO_E4M3, 4, words, low, high)
+    registers = []
+    for magnitude, sign in ((magnitude0, sign0), (magnitude1, sign1)):
+        four = [word for word in (magnitude, sign) for _ in range(4)]
+        registers.append(execute(wgmma_operands_jit.SIGNED, 1, *four)[0])
+    codes = torch.stack([registers[p] >> 8 * e & 0xFF for e in range(4) for p in range(2)], -1)  # R T g t v (e p)
+    numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn).float().unflatten(-1, (2, 2, 2)).unflatten(4, (2, 2))
+    # R T g t G h a b' p, column 8 t + 4 a + 2 (1 - b') + p
+    parts = numbers.flip(7).permute(0, 5, 2, 1, 4, 3, 6, 7, 8)
+    peak = PEAK_BIAS - torch.stack([t & 0xFFFF for t in twice], 1)  # [R, h, g]
+    return parts.reshape(packed.rows, -1), torch.exp2(peak.flatten().double() - 133)
+
+
+def test_e4m3_weights_are_exact_over_12_octaves() -> None:
+    for top in (12, 127, MAX_SCALE):
+        generator = torch.Generator().manual_seed(top)
+        values = torch.randint(0, 256, (1, 64, 96), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(top - 11, top + 1, (1, 64, 6), dtype=torch.uint8, generator=generator)
+        scales[:, :, 3] = top
+        tensor = BlockScaled(values, scales, MXFP4)
+        numbers, factor = e4m3_of(pack(tensor, RowOrder.INTERLEAVED))
+        expected = decode(tensor, torch.float64)[0].unflatten(0, (4, 8, 2)).transpose(1, 2).reshape(64, -1)
+        assert torch.equal(numbers.double() * factor[:, None], expected)
+
+
+def test_a_group_far_below_its_rows_peak_is_off_by_less_than_the_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 256, (1, 32, 64), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(0, 121, (1, 32, 4), dtype=torch.uint8, generator=generator)
+    scales[:, :, 1] = 120
+    tensor = BlockScaled(values, scales, MXFP4)
+    numbers, factor = e4m3_of(pack(tensor, RowOrder.PLAIN))
+    expected = decode(tensor, torch.float64)[0]
+    error = (numbers.double() * factor[:, None] - expected).abs().amax()
+    assert 0 < error < 2.0**-10 * 6 * 2.0 ** (120 - 127)
 
 
 def test_plain_triton_parts_under_the_interpreter() -> None:
@@ -150,6 +197,6 @@ def test_a_cpu_has_no_variants() -> None:
 
 
 def test_wgmma_tiles_follow_the_tokens_of_an_expert() -> None:
-    assert grouped_wgmma.choose(256 * 4, 128).columns == 32
-    assert grouped_wgmma.choose(2048 * 4, 128).columns == 64
-    assert grouped_wgmma.choose(8192 * 4, 128).columns == 128
+    for path in (GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA):
+        sizes = [choose(path, known("h200"), tokens * 4, 128, 2880).tile.block_m for tokens in (256, 1024, 8192)]
+        assert sizes == [32, 64, 128]

@@ -6,6 +6,7 @@ like 704 and 2112 (whole tiles of 64, half a tile of 128), 320 like 2880 (an odd
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,17 @@ def make_tokens(case: Case, device: str) -> Tensor:
     return wide.to(device)[1:-1, : case.hidden]
 
 
+def mxfp8(x: Tensor) -> Tensor:
+    return decode(encode(x, MXFP8))
+
+
+def e4m3_by_token(x: Tensor) -> Tensor:
+    """E4M3 under one power of two a token, so that the largest number lies between 128 and 256."""
+    x = x.float()
+    scale = torch.exp2(7.0 - x.abs().amax(-1, keepdim=True).clamp(min=2.0**-119).log2().floor())
+    return (x * scale).to(torch.float8_e4m3fn).float() / scale
+
+
 @dataclass(frozen=True)
 class Problem:
     case: Case
@@ -103,9 +115,11 @@ class Problem:
         """The float32 reference."""
         return moe(self.x, self.weights, self.routing, self.case.gate)
 
-    def expected_quantised(self) -> Tensor:
-        """Float32, with both GEMMs' inputs rounded to MXFP8 as the kernels do."""
-        x = decode(encode(self.x, MXFP8))
+    def expected_quantised(
+        self, round_x: Callable[[Tensor], Tensor] = mxfp8, round_h: Callable[[Tensor], Tensor] = mxfp8
+    ) -> Tensor:
+        """Float32, with both GEMMs' inputs rounded to 8 bits as the kernels do."""
+        x = round_x(self.x)
         y = torch.zeros_like(x)
         weights, ids = self.weights, self.routing.expert_ids
         for expert in ids.unique().tolist():
@@ -113,7 +127,7 @@ class Problem:
             h = x[token] @ decode(weights.gate_up[expert]).T
             if weights.gate_up_bias is not None:
                 h = h + weights.gate_up_bias[expert].float()
-            h = decode(encode(apply_gate(h, self.case.gate), MXFP8))
+            h = round_h(apply_gate(h, self.case.gate))
             out = h @ decode(weights.down[expert]).T
             if weights.down_bias is not None:
                 out = out + weights.down_bias[expert].float()

@@ -22,9 +22,20 @@ def _lop3(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
     return out & WORD
 
 
-def _prmt(a: Tensor, b: Tensor, selector: int) -> Tensor:
-    source = a | b << 32
-    return sum((source >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))  # type: ignore[return-value]
+def _prmt(a: Tensor, b: Tensor, selector: Tensor) -> Tensor:
+    if bool((selector & 0x8888).any()):
+        raise NotImplementedError("prmt that copies signs")
+    low = torch.stack([(word >> 8 * i & 0xFF).expand_as(selector) for word in (a, b) for i in range(4)])
+    picked = [low.gather(0, (selector >> 4 * i & 7)[None])[0] << 8 * i for i in range(4)]
+    return picked[0] | picked[1] | picked[2] | picked[3]
+
+
+def _max_s16x2(a: Tensor, b: Tensor) -> Tensor:
+    def signed(half: Tensor) -> Tensor:
+        return ((half & 0xFFFF) ^ 0x8000) - 0x8000
+
+    halves = [torch.maximum(signed(a >> shift), signed(b >> shift)) & 0xFFFF for shift in (0, 16)]
+    return halves[0] | halves[1] << 16
 
 
 def _bf16x2(op: str, *args: Tensor) -> Tensor:
@@ -68,7 +79,13 @@ def execute(text: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
         elif op == "lop3":
             result = _lop3(value(args[0]), value(args[1]), value(args[2]), int(args[3], 0))
         elif op == "prmt":
-            result = _prmt(value(args[0]), value(args[1]), int(args[2], 0))
+            result = _prmt(value(args[0]), value(args[1]), value(args[2]))
+        elif name == "mul.lo.u32":
+            result = value(args[0]) * value(args[1])
+        elif name == "mad.lo.u32":
+            result = value(args[0]) * value(args[1]) + value(args[2])
+        elif name == "max.s16x2":
+            result = _max_s16x2(value(args[0]), value(args[1]))
         elif name in ("fma.rn.bf16x2", "mul.bf16x2"):
             result = _bf16x2(op, *(value(arg) for arg in args))
         else:

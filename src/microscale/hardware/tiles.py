@@ -22,6 +22,9 @@ from microscale.hardware.families import Family, Feature, Gpu
 TUNED_DIR = Path(__file__).parent / "tuned"
 BLOCK_MS = (16, 32, 64, 128)
 MAX_STAGES = 4
+# wgmma takes at least 8 columns, and the tail of an expert runs in a quarter of the tile.
+WGMMA_BLOCK_MS = (32, 64, 128)
+WGMMA_STAGES = (8, 6, 5, 4)
 # Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
 # from shared memory (wgmma); more fit nowhere.
 MAX_ACCUMULATORS = 128
@@ -36,10 +39,21 @@ class GemmPath(StrEnum):
     W8A16 = "w8a16"
     W4A8 = "w4a8"
     W8A8 = "w8a8"
+    W4A16_WGMMA = "w4a16_wgmma"
+    W4A8_WGMMA = "w4a8_wgmma"
 
     @property
     def weight_bits(self) -> int:
-        return 4 if self in (GemmPath.W4A16, GemmPath.W4A8) else 8
+        return 4 if self.startswith("w4") else 8
+
+    @property
+    def activation_bytes(self) -> int:
+        return 1 if "a8" in self else 2
+
+    @property
+    def wgmma(self) -> bool:
+        """Weights converted in registers for ``wgmma``, in a kernel of its own."""
+        return self in (GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA)
 
     @property
     def block_scaled(self) -> bool:
@@ -66,7 +80,7 @@ class Tile:
 
     def shared_bytes(self, path: GemmPath, family: Family) -> int:
         """An upper bound on the shared memory that a compiler may need for this tile."""
-        activations = self.block_m * self.block_k * (1 if path.block_scaled else 2)
+        activations = self.block_m * self.block_k * path.activation_bytes
         weights = self.block_n * self.block_k * path.weight_bits // 8
         scales = (self.block_n + (self.block_m if path.block_scaled else 0)) * self.block_k // 32
         # tcgen05 cannot read its left operand from registers: the unpacked weights stand in shared memory, once.
@@ -115,17 +129,21 @@ def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) ->
 
 
 def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Tile:
-    # The smallest tile that holds the mean share of an expert.
+    # The smallest tile that holds the mean share of an expert; on wgmma with a third to spare, since shares scatter and
+    # a second tile converts all weights again (32 pairs: 740 µs in tiles of 64, 815 in tiles of 32).
     sizes = _rule_sizes(path, gpu.family)
     per_expert = -(-pairs // num_experts)
-    block_m = next((size for size in sizes if per_expert <= size), sizes[-1])
+    wanted = per_expert * 4 // 3 if path.wgmma else per_expert
+    block_m = next((size for size in sizes if wanted <= size), sizes[-1])
     # With fewer programs than SMs smaller tiles fill the machine.
-    while block_m > BLOCK_MS[0] and max(min(num_experts, pairs), pairs // block_m) * (rows // 128) < gpu.num_sms:
+    while block_m > sizes[0] and max(min(num_experts, pairs), pairs // block_m) * (rows // 128) < gpu.num_sms:
         block_m //= 2
     return rule_tile(path, gpu, block_m)
 
 
 def _rule_sizes(path: GemmPath, family: Family) -> tuple[int, ...]:
+    if path.wgmma:
+        return WGMMA_BLOCK_MS
     # In bf16 from registers 128 columns are slower than 64 whatever the share: 5970 against 4540 us on wgmma and 7920
     # against 6550 us with mma.sync at 256 pairs an expert (H200, gpt-oss-120b's layer, Triton 3.6.0).
     return BLOCK_MS if path.block_scaled or Feature.TCGEN05 in family.features else BLOCK_MS[:-1]
@@ -133,8 +151,10 @@ def _rule_sizes(path: GemmPath, family: Family) -> tuple[int, ...]:
 
 def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
     """The largest number of stages with which two programs share an SM, or else one runs alone."""
-    warps = 8 if block_m == BLOCK_MS[-1] else 4  # 128 accumulators a thread leave too few registers on mma.sync
-    tiles = [Tile(block_m, 128, path.block_k, warps, stages) for stages in range(MAX_STAGES, 1, -1)]
+    # 128 accumulators a thread leave too few registers on mma.sync.
+    warps = 8 if block_m == BLOCK_MS[-1] and not path.wgmma else 4
+    counts = WGMMA_STAGES if path.wgmma else range(MAX_STAGES, 1, -1)
+    tiles = [Tile(block_m, 128, path.block_k, warps, stages) for stages in counts]
     # The driver keeps 1 KiB of shared memory for each block.
     paired = [tile for tile in tiles if 2 * (tile.shared_bytes(path, gpu.family) + 1024) <= gpu.family.shared_per_sm]
     alone = [tile for tile in tiles if tile.misfit(path, gpu.family) is None]
@@ -151,7 +171,14 @@ def possible(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
 
 
 def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
-    """What ``tune`` measures: every combination that fits."""
+    """What ``tune`` measures: every combination that fits.
+
+    On wgmma 128 rows and 4 warps only: 64 and 256 rows and 8 warps were slower at every size (H200, gpt-oss-120b).
+    """
+    if path.wgmma:
+        tiles = (Tile(m, 128, path.block_k, 4, stages) for m in WGMMA_BLOCK_MS for stages in reversed(WGMMA_STAGES))
+        yield from (tile for tile in tiles if tile.misfit(path, gpu.family) is None)
+        return
     for block_m in BLOCK_MS:
         for block_n in (64, 128):
             for warps in (4, 8):

@@ -24,6 +24,10 @@ E8M0 byte of pair v.
 
     scales  int32 [experts, R, T, 8]                 byte v = 2 G + h
 
+MXFP4 also has the largest scale byte of each row, for matrix units that sum over all of K in E4M3 (``wgmma``):
+
+    peaks   int32 [experts, R, 8]                    half-word h = 0x400B less the largest byte of row 16 R + 8 h + g
+
 MXFP4: one 32-bit word holds the eight codes of one pair; a lane's 16 bytes are its four pairs.
 
     words   int32 [experts, R, T, 32 lanes, 4 = v]
@@ -79,6 +83,8 @@ TILE_K = 64
 LANES = 32
 MAX_SCALE = 192
 """The largest scale byte that every kernel can fold into bf16."""
+PEAK_BIAS = 0x400B
+"""A scale byte plus a row's half-word of ``peaks`` is 0x4000 plus its distance from 11 octaves below the peak."""
 
 # Field f of a half-word: where its sign and its magnitude bits c, b, a stand; `True`: the sign is in the other half.
 _FIELDS = ((15, (8, 7, 6), False), (9, (2, 1, 0), False), (5, (14, 13, 12), True), (11, (4, 3, 10), False))
@@ -103,6 +109,7 @@ class Packed:
 
     words: Tensor  # int32, see the module's text
     scales: Tensor  # int32 [experts, rows / 16, ceil(k / 64), 8]
+    peaks: Tensor | None  # MXFP4: int32 [experts, rows / 16, 8]
     format: BlockFormat
     order: RowOrder
     k: int
@@ -129,11 +136,18 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        return self.words.nbytes + self.scales.nbytes
+        return self.words.nbytes + self.scales.nbytes + (0 if self.peaks is None else self.peaks.nbytes)
 
 
 def layout_name(fmt: BlockFormat) -> str:
     return f"{fmt.name}_fragments_{TILE_ROWS}x{TILE_K}"
+
+
+def packed_bytes(fmt: BlockFormat, experts: int, rows: int, k: int) -> int:
+    """Bytes of ``experts`` matrices ``[rows, k]`` in the layout of ``fmt``."""
+    row_tiles = rows // TILE_ROWS
+    tile = TILE_ROWS * TILE_K * fmt.bits // 8 + 32  # 8 words of scales
+    return experts * row_tiles * (-(-k // TILE_K) * tile + (32 if fmt is MXFP4 else 0))
 
 
 def _mxfp4_moves() -> dict[int, int]:
@@ -239,6 +253,12 @@ def _unpack_scales(scales: Tensor, order: RowOrder, groups: int) -> Tensor:
     return _join_rows(split, order).flatten(1)[:, :groups].contiguous()
 
 
+def _pack_peaks(scales: Tensor, order: RowOrder) -> Tensor:
+    """Bytes ``[rows, groups]`` of one expert → int32 ``[R, 8]``."""
+    half = PEAK_BIAS - _split_rows(scales.amax(1).int(), order)  # [R, h, g]
+    return half[:, 0] | half[:, 1] << 16
+
+
 def check_packable(tensor: BlockScaled) -> None:
     """Refuses a tensor ``[experts, rows, k]`` that the layout cannot hold, with the reason."""
     if len(tensor.shape) != 3:
@@ -276,12 +296,15 @@ def pack(tensor: BlockScaled, order: RowOrder, device: torch.device | str | None
     lanes = (LANES, 4) if fmt is MXFP4 else (2, LANES, 4)
     words = torch.empty((experts, rows // TILE_ROWS, k_tiles, *lanes), dtype=torch.int32, device=device)
     scales = torch.empty((experts, rows // TILE_ROWS, k_tiles, 8), dtype=torch.int32, device=device)
+    peaks = torch.empty((experts, rows // TILE_ROWS, 8), dtype=torch.int32, device=device) if fmt is MXFP4 else None
     for expert in range(experts):
         one = tensor[expert].to(device)
         _check_numbers(one, expert)
         words[expert] = _pack_words(one.values, fmt, order, k_tiles)
         scales[expert] = _pack_scales(one.scales, order, k_tiles)
-    return Packed(words, scales, fmt, order, k)
+        if peaks is not None:
+            peaks[expert] = _pack_peaks(one.scales, order)
+    return Packed(words, scales, peaks, fmt, order, k)
 
 
 def unpack(packed: Packed) -> BlockScaled:

@@ -1,10 +1,14 @@
 """Launches of the grouped expert GEMMs on ``wgmma``, and the rule that chooses their tiles.
 
-dispatch → prepare_tokens → grouped_gemm (gate and up) → grouped_gemm (down) → combine
+dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine
+
+Activations meet the weights in bf16, or in E4M3 on the FP8 units, twice as fast. There is no pass that quantises
+between the GEMMs: a clamped gate bounds its output, so one power of two serves every token.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,55 +18,36 @@ import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles import GemmPath, Tile, choose, possible
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import grouped_wgmma_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
-from microscale.kernels.moe.small_batch import MODELS, combine, gate_constants, make_variant
-from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.moe.small_batch import MODELS, Model, combine, gate_constants, make_variant
+from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.op import Variant
 
 PREPARE_BLOCK = 1024
 MMA = r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"
+MMA_FP8 = r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3"
+E4M3_MAX = 448.0
 
 
-@dataclass(frozen=True)
-class WgmmaTiles:
-    """The shape of one grouped program."""
-
-    rows: int
-    columns: int
-    """Tokens of a full tile; the tail of an expert takes half or a quarter of it."""
-    stages: int
-    warps: int
-    overlap: bool = True
-    """Convert the next K tile while one is in the matrix unit: another 16 registers a row tile."""
-
-    def constants(self) -> dict[str, Any]:
-        return {
-            "BM": self.rows,
-            "BN": self.columns,
-            "STAGES": self.stages,
-            "WARPS": self.warps,
-            "OVERLAP": self.overlap,
-        }
-
-
-# Pairs an expert gets on average → tiles. Measured on an H200 with gpt-oss-120b's layer, Triton 3.6.0. Tiles much wider
-# than an expert's share are mostly padding, narrower ones convert the weights more often.
-TILES = (
-    (24, WgmmaTiles(128, 32, 8, 4)),
-    (96, WgmmaTiles(128, 64, 5, 4)),
-    (1 << 30, WgmmaTiles(128, 128, 4, 4, overlap=False)),
-)
 # With fewer, the loop over K folds into straight code that Triton 3.6 fails to lower (an asynchronous copy under a
 # condition that is false at compile time).
 MIN_K_TILES = 4
 
 
-def choose(pairs: int, num_experts: int) -> WgmmaTiles:
-    per_expert = -(-pairs // num_experts)
-    return next(tiles for up_to, tiles in TILES if per_expert <= up_to)
+def gemm_path(fp8: bool) -> GemmPath:
+    return GemmPath.W4A8_WGMMA if fp8 else GemmPath.W4A16_WGMMA
+
+
+def tile_constants(tile: Tile, fp8: bool) -> dict[str, Any]:
+    """OVERLAP converts the next K tile while one is in the matrix unit: 16 more registers a row tile, 8 in E4M3. With
+    128 accumulators bf16 has none to spare."""
+    overlap = fp8 or tile.accumulators() <= 64
+    sizes = {"BM": tile.block_n, "BN": tile.block_m, "STAGES": tile.stages, "WARPS": tile.warps}
+    return sizes | {"OVERLAP": overlap}
 
 
 def serves(packed: PackedExperts) -> bool:
@@ -70,72 +55,125 @@ def serves(packed: PackedExperts) -> bool:
     return min(packed.gate_up.k_tiles, packed.down.k_tiles) >= MIN_K_TILES
 
 
+def gate_scale(gate: Gate) -> float | None:
+    """The power of two that takes the gate's output, at most ``limit * (limit + 1)``, into E4M3; None if unbounded."""
+    if gate.kind is not GateKind.SWIGLU_CLAMPED:
+        return None
+    return 2.0 ** math.floor(math.log2(E4M3_MAX / (gate.limit * (gate.limit + 1.0))))
+
+
 def run(
-    packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu, tiles: WgmmaTiles | None = None
+    packed: PackedExperts,
+    gate: Gate,
+    x: Tensor,
+    routing: Routing,
+    gpu: Gpu,
+    tile: Tile | None = None,
+    *,
+    fp8: bool = False,
 ) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
     tokens, top_k = routing.expert_ids.shape
     y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
-    tiles = tiles or choose(tokens * top_k, packed.num_experts)
-    work = dispatch(routing.expert_ids, packed.num_experts, tiles.columns)
-    prepared = prepare(x, packed.gate_up.k_tiles * TILE_K)
+    tile = tile or choose(gemm_path(fp8), gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
+    work = dispatch(routing.expert_ids, packed.num_experts, tile.block_m)
+    prepared = prepare(x, packed.gate_up.k_tiles * TILE_K, fp8=fp8)
     width = packed.down.k_tiles * TILE_K
     # Columns past the intermediate size meet zero weights: they must be finite, so zero.
     new = torch.empty if width == packed.intermediate else torch.zeros
-    h = new((tokens * top_k, width), dtype=torch.bfloat16, device=x.device)
+    h = new((tokens * top_k, width), dtype=prepared.values.dtype, device=x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    _gemm(packed.gate_up, packed.gate_up_bias, gate, prepared, h, work, routing, tiles, first=True)
-    _gemm(packed.down, packed.down_bias, gate, h, parts, work, routing, tiles, first=False)
+    _gemm(packed.gate_up, packed.gate_up_bias, gate, prepared, h, work, routing, tile, first=True)
+    second = Prepared(h, prepared.factors)
+    _gemm(packed.down, packed.down_bias, gate, second, parts, work, routing, tile, first=False)
     combine(parts, y, top_k, gpu)
     return y
 
 
-def prepare(x: Tensor, padded: int) -> Tensor:
-    """``x`` interleaved, times 2**64, with zeros up to ``padded`` columns."""
-    out = torch.empty((x.shape[0], padded), dtype=torch.bfloat16, device=x.device)
-    grid = (x.shape[0], triton.cdiv(padded, PREPARE_BLOCK))
-    jit.prepare_tokens[grid](x, out, x.shape[1], x.stride(0), PADDED=padded, BLOCK=PREPARE_BLOCK, num_warps=4)
-    return out
+@dataclass(frozen=True)
+class Prepared:
+    """Tokens as the GEMMs read them: see ``grouped_wgmma_jit``."""
+
+    values: Tensor  # [tokens, padded] bf16 or float8_e4m3fn
+    factors: Tensor | None  # E4M3: [tokens] float32
+
+
+def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
+    """``x`` in fragment order, scaled, with zeros up to ``padded`` columns."""
+    tokens, width = x.shape
+    if fp8:
+        codes = torch.empty((tokens, padded), dtype=torch.uint8, device=x.device)
+        factors = torch.empty((tokens,), dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(padded)
+        jit.prepare_tokens_fp8[(tokens,)](
+            x, codes, factors, width, x.stride(0), PADDED=padded, BLOCK=block,
+            PLAIN=triton.knobs.runtime.interpret, num_warps=4,
+        )  # fmt: skip
+        return Prepared(codes.view(torch.float8_e4m3fn), factors)
+    out = torch.empty((tokens, padded), dtype=torch.bfloat16, device=x.device)
+    grid = (tokens, triton.cdiv(padded, PREPARE_BLOCK))
+    jit.prepare_tokens[grid](x, out, width, x.stride(0), PADDED=padded, BLOCK=PREPARE_BLOCK, num_warps=4)
+    return Prepared(out, None)
 
 
 def _gemm(
-    weights: Packed, bias: Tensor | None, gate: Gate, x: Tensor, out: Tensor, work: Dispatch, routing: Routing,
-    tiles: WgmmaTiles, *, first: bool,
+    weights: Packed, bias: Tensor | None, gate: Gate, x: Prepared, out: Tensor, work: Dispatch, routing: Routing,
+    tile: Tile, *, first: bool,
 ) -> None:  # fmt: skip
-    blocks = triton.cdiv(weights.rows, tiles.rows)
+    blocks = triton.cdiv(weights.rows, tile.block_n)
+    fp8 = x.factors is not None
+    values = x.values
     jit.grouped_gemm[(work.tiles.shape[0] * blocks,)](
-        x, weights.words, weights.scales, x if bias is None else bias, out,
+        values, values if x.factors is None else x.factors, weights.words, weights.scales,
+        weights.scales if weights.peaks is None else weights.peaks, values if bias is None else bias, out,
         work.offsets, work.tiles, work.order, routing.weights,
-        KT=weights.k_tiles, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=work.top_k, FIRST=first,
-        HAS_BIAS=bias is not None, OUT_STRIDE=out.shape[1], **gate_constants(gate), **tiles.constants(),
-        num_warps=tiles.warps,
+        KT=weights.k_tiles, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=work.top_k, FP8=fp8, FIRST=first,
+        HAS_BIAS=bias is not None, H_SCALE=gate_scale(gate) if fp8 else 1.0, OUT_STRIDE=out.shape[1],
+        **gate_constants(gate), **tile_constants(tile, fp8), num_warps=tile.warps,
     )  # fmt: skip
 
 
-def variants(gpu: Gpu, implementation: str) -> Iterator[Variant]:
+def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Variant]:
     """Every grouped ``wgmma`` kernel that may be launched on this card for the known models."""
     if not gpu.has(Feature.WGMMA):
         return
     for model in MODELS:
-        for _, tiles in TILES:
-            for first in (True, False):
-                rows, k = (2 * model.intermediate, model.hidden) if first else (model.hidden, model.intermediate)
-                constants = {
-                    "KT": triton.cdiv(k, TILE_K),
-                    "ROW_TILES": rows // TILE_ROWS,
-                    "TOP_K": model.top_k,
-                    "FIRST": first,
-                    "HAS_BIAS": model.bias,
-                    "OUT_STRIDE": triton.cdiv(model.intermediate, TILE_K) * TILE_K if first else rows,
-                    **model.gate(),
-                    **tiles.constants(),
-                }
-                name = f"wgmma {'gate_up' if first else 'down'} {model.label} {tuple(vars(tiles).values())}"
-                types = {"out_ptr": "*bf16"}
-                yield make_variant(implementation, name, jit.grouped_gemm, tiles.warps, constants, types, MMA)
+        if fp8 and model.gelu:
+            continue
         padded = triton.cdiv(model.hidden, TILE_K) * TILE_K
-        constants = {"PADDED": padded, "BLOCK": PREPARE_BLOCK}
-        name = f"prepare tokens {model.label}"
-        yield make_variant(implementation, name, jit.prepare_tokens, 4, constants, {"out_ptr": "*bf16"})
+        for tile in possible(gemm_path(fp8), gpu):
+            for first in (True, False):
+                yield _gemm_variant(implementation, model, tile, fp8, first)
+        name = f"prepare tokens {model.label}{' fp8' if fp8 else ''}"
+        if fp8:
+            constants = {"PADDED": padded, "BLOCK": triton.next_power_of_2(padded), "PLAIN": False}
+            types = {"out_ptr": "*u8", "factors_ptr": "*fp32"}
+            yield make_variant(implementation, name, jit.prepare_tokens_fp8, 4, constants, types)
+        else:
+            constants = {"PADDED": padded, "BLOCK": PREPARE_BLOCK}
+            yield make_variant(implementation, name, jit.prepare_tokens, 4, constants, {"out_ptr": "*bf16"})
+
+
+def _gemm_variant(implementation: str, model: Model, tile: Tile, fp8: bool, first: bool) -> Variant:
+    rows, k = (2 * model.intermediate, model.hidden) if first else (model.hidden, model.intermediate)
+    constants = {
+        "KT": triton.cdiv(k, TILE_K),
+        "ROW_TILES": rows // TILE_ROWS,
+        "TOP_K": model.top_k,
+        "FP8": fp8,
+        "FIRST": first,
+        "HAS_BIAS": model.bias,
+        "H_SCALE": gate_scale(Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)) if fp8 else 1.0,
+        "OUT_STRIDE": triton.cdiv(model.intermediate, TILE_K) * TILE_K if first else rows,
+        **model.gate(),
+        **tile_constants(tile, fp8),
+    }
+    x = "*fp8e4nv" if fp8 else "*bf16"
+    types = {"x_ptr": x, "factors_ptr": "*fp32" if fp8 else "*bf16", "peaks_ptr": "*i32"}
+    types["out_ptr"] = x if first else "*bf16"
+    kind = "wgmma fp8" if fp8 else "wgmma"
+    name = f"{kind} {'gate_up' if first else 'down'} {model.label} {tuple(vars(tile).values())}"
+    promise = MMA_FP8 if fp8 else MMA
+    return make_variant(implementation, name, jit.grouped_gemm, tile.warps, constants, types, promise)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from microscale.formats import block_format
 from microscale.kernels import layouts
 from microscale.kernels.layouts import Packed, RowOrder
-from microscale.kernels.moe.spec import Gate, MoeWeights
+from microscale.kernels.moe.spec import Gate, MoeSpec, MoeWeights
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,14 @@ class PackedExperts:
     def nbytes(self) -> int:
         biases = sum(bias.nbytes for bias in (self.gate_up_bias, self.down_bias) if bias is not None)
         return self.gate_up.nbytes + self.down.nbytes + biases
+
+
+def packed_bytes(spec: MoeSpec) -> int:
+    """Bytes of the packed experts of one layer, known before there are any."""
+    fmt = block_format(spec.weight_format)
+    matrices = ((2 * spec.intermediate, spec.hidden), (spec.hidden, spec.intermediate))
+    total = sum(layouts.packed_bytes(fmt, spec.num_experts, rows, k) for rows, k in matrices)
+    return total + (2 * spec.num_experts * (2 * spec.intermediate + spec.hidden) if spec.bias else 0)
 
 
 def pack_experts(weights: MoeWeights, gate: Gate, device: torch.device | str | None = None) -> PackedExperts:

@@ -19,7 +19,7 @@ from microscale.hardware.tiles import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
-from microscale.kernels.moe.packed import PackedExperts, pack_experts
+from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Cost, Implementation, Reason, Variant
 
@@ -54,6 +54,9 @@ class TritonW4A16(Implementation[MoeSpec]):
         else:
             efficiency = 0.8 if spec.tokens <= small_batch.MAX_TOKENS else 0.5
         return Cost(expert_weight_bytes(spec) + activation_bytes(spec), expert_flops(spec), efficiency=efficiency)
+
+    def packed_bytes(self, spec: MoeSpec) -> int:
+        return packed_bytes(spec)
 
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)

@@ -1,8 +1,14 @@
-"""``triton_w4a8``: MXFP4 experts times MXFP8 activations on block-scaled matrix instructions.
+"""``triton_w4a8``: MXFP4 experts times 8-bit activations.
 
-E2M1 weights become E4M3 in registers, exactly up to 2**6, and both operands keep their scales per 32 values: the
-matrix instruction applies them. That is ``mma.sync`` on SM120 and SM121 and ``tcgen05.mma`` on SM100 and SM103. Few
-tokens are limited by reading weights, not by arithmetic, and run with bf16 activations on the same packed weights.
+*Block-scaled matrix instructions* (``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103): E2M1 weights
+become E4M3 in registers, exactly up to 2**6, and both operands keep their scales per 32 values, which the instruction
+applies.
+
+*FP8 units without block scales* (``wgmma`` on SM90): the instruction sums over all of K, so a group's scale is folded
+into the exponents of its weights, and activations are E4M3 under one power of two a token. Numbers within 2**-14 of a
+token's largest round as in MXFP8; only smaller ones differ.
+
+Few tokens are limited by reading weights, not by arithmetic, and run with bf16 activations on the same packed weights.
 """
 
 from __future__ import annotations
@@ -17,16 +23,21 @@ from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import GemmPath
 from microscale.kernels import layouts
-from microscale.kernels.moe import grouped, small_batch
+from microscale.kernels.layouts import TILE_K
+from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
-from microscale.kernels.moe.packed import PackedExperts, pack_experts
+from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.op import Cost, Implementation, Reason, Unit, Variant
 
+# Pairs an expert must get on average for wgmma's FP8 to pay: at 8 it loses to bf16 (550 against 497 µs), at 32 it wins
+# (675 against 740; H200, gpt-oss-120b, 256 and 1024 tokens).
+FP8_SHARE = 20
+
 
 class BlockScaledMoe(Implementation[MoeSpec]):
-    """What ``triton_w4a8`` and ``triton_w8a8`` share: all but the weights' format."""
+    """What ``triton_w4a8`` and ``triton_w8a8`` share: all but the weights' format, and what wgmma can do with it."""
 
     op = "moe"
     format: ClassVar[BlockFormat]
@@ -39,33 +50,54 @@ class BlockScaledMoe(Implementation[MoeSpec]):
             return f"reads {self.format.name} experts, not {spec.weight_format}"
         if spec.activations is not Activations.MXFP8:
             return f"multiplies with mxfp8 activations, not {spec.activations}"
-        if not (gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)):
-            # On fp8 units without it every group of 32 needs its own float32 multiply-add over the accumulators: as
-            # many instructions as the bf16 matrix units take for the whole product.
-            return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
+        if not _block_scaled(gpu) and (reason := self._unscaled_reason(spec, gpu)):
+            return reason
         if spec.hidden % BLOCK or spec.intermediate % BLOCK:
             return f"needs widths that are multiples of {BLOCK}, not {spec.hidden} and {spec.intermediate}"
         return self.few.supports(_with_bf16(spec), gpu)
 
+    def _unscaled_reason(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
+        """Why FP8 units without block scales cannot run the spec. MXFP8 weights need all of E4M3's exponents: every
+        group of 32 would need its own float32 multiply-add over the accumulators, as many instructions as the bf16
+        matrix units take for the whole product."""
+        return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
+
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
-        if spec.tokens <= small_batch.MAX_TOKENS:
+        if not self._pays(spec.tokens, spec.top_k, spec.num_experts, gpu):
             return self.few.cost(_with_bf16(spec), gpu)
-        # Half of the peak: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
+        # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
+        # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
-        return Cost(total, expert_flops(spec), Unit.FP8, efficiency=0.5)
+        return Cost(total, expert_flops(spec), Unit.FP8, efficiency=0.5 if _block_scaled(gpu) else 0.42)
+
+    def packed_bytes(self, spec: MoeSpec) -> int:
+        return packed_bytes(spec)
+
+    def _pays(self, tokens: int, top_k: int, num_experts: int, gpu: Gpu) -> bool:
+        """Whether the tokens are so many that arithmetic counts."""
+        if tokens <= small_batch.MAX_TOKENS:
+            return False
+        return _block_scaled(gpu) or tokens * top_k > FP8_SHARE * num_experts
 
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)
 
     def run(self, packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-        if x.shape[0] <= small_batch.MAX_TOKENS:
+        tokens, top_k = routing.expert_ids.shape
+        if not self._pays(tokens, top_k, packed.num_experts, gpu):
             return self.few.run(packed, _with_bf16(spec), gpu, x, routing)
-        return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=True)
+        if _block_scaled(gpu):
+            return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=True)
+        return grouped_wgmma.run(packed, spec.gate, x, routing, gpu, fp8=True)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         """The block-scaled kernels; those for few tokens are ``few``'s own."""
-        if gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05):
+        if _block_scaled(gpu):
             yield from grouped.variants(gpu, self.name, self.path)
+
+
+def _block_scaled(gpu: Gpu) -> bool:
+    return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
 
 
 def _with_bf16(spec: MoeSpec) -> MoeSpec:
@@ -78,3 +110,16 @@ class TritonW4A8(BlockScaledMoe):
     format = MXFP4
     path = GemmPath.W4A8
     few = TritonW4A16()
+
+    def _unscaled_reason(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
+        if not gpu.has(Feature.WGMMA):
+            return f"needs a block-scaled matrix instruction or wgmma, and {gpu.name} has neither"
+        if grouped_wgmma.gate_scale(spec.gate) is None:
+            return f"needs a clamped gate, whose output one scale fits, on wgmma; {spec.gate.kind} is not"
+        if min(spec.hidden, spec.intermediate) <= TILE_K * (grouped_wgmma.MIN_K_TILES - 1):
+            return f"needs more than {TILE_K * (grouped_wgmma.MIN_K_TILES - 1)} columns on wgmma"
+        return None
+
+    def variants(self, gpu: Gpu) -> Iterator[Variant]:
+        yield from super().variants(gpu)
+        yield from grouped_wgmma.variants(gpu, self.name, fp8=True)
