@@ -31,6 +31,10 @@ class BadRequest(MicroscaleError):
     """A request asks for something that cannot be done: an empty prompt, a token that is not in the vocabulary …"""
 
 
+class QueueFull(MicroscaleError):
+    """More requests wait than the queue may hold; the client should come back later."""
+
+
 class OutOfPages(MicroscaleError):
     """The KV cache has no free page left for what was asked."""
 

@@ -1,47 +1,147 @@
-"""Who owns each page of the KV cache.
+"""Who owns each page of a pool of the KV cache, and which pages can be found again by what they hold.
 
-    page 0 … num_pages - 1:   free list  |  sequence A  |  sequence B  |  free list …
+    free ──take──► in use (references ≥ 1) ──last release──► kept (a key, no reference) ──evicted──► in use
+      ▲                     │                                   │
+      └── last release ─────┘  (no key)                         └──found by its key──► in use again
 
-A page is on the free list or belongs to exactly one owner. ``check()`` says so or raises.
+A page is in exactly one of the three states, and ``check()`` says so or raises. Owners are requests; an owner's pages
+stand in the order of the positions that they hold. Full pages are *published* under a key (a hash of everything up to
+their end), after which others may share them: nobody writes into a published page again. A sliding layer's owner drops
+the pages that its window has left; their places stay, empty.
+
+Kept pages are evicted least recently used first, those that were never found again before those that were: a burst of
+prompts that share nothing does not push out the prefix that all share. An owner's pages are released from the end, so
+that of a chain the tail goes first and the head, without which the tail cannot be found, last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 
 from microscale.errors import OutOfPages
 
+Key = bytes
+NOWHERE = -1
+"""Stands for a page that its owner has dropped."""
+
 
 class PagePool:
-    """Hands out page numbers and takes them back."""
+    """Hands out page numbers, takes them back, and finds them again."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
+        self._references = [0] * num_pages
         self._owned: dict[Hashable, list[int]] = {}
+        self._key_of: dict[int, Key] = {}
+        self._page_of: dict[Key, int] = {}
+        # Kept pages, the least recently used first: those that nobody has found again, and those that somebody has.
+        self._once: OrderedDict[int, None] = OrderedDict()
+        self._again: OrderedDict[int, None] = OrderedDict()
+        self._found: set[int] = set()
+        self.num_evicted = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Pages that could be handed out now, kept ones included."""
+        return len(self._free) + len(self._once) + len(self._again)
 
-    def pages_of(self, owner: Hashable) -> list[int]:
-        """The owner's pages, in the order of the positions that they hold."""
-        return self._owned.get(owner, [])
+    @property
+    def num_kept(self) -> int:
+        return len(self._once) + len(self._again)
+
+    def pages_of(self, owner: Hashable) -> Sequence[int]:
+        """The owner's pages by position; ``NOWHERE`` where it dropped one."""
+        return self._owned.get(owner, ())
+
+    def find(self, key: Key) -> bool:
+        """Whether a page is published under this key."""
+        return key in self._page_of
+
+    def share(self, owner: Hashable, keys: Sequence[Key | None]) -> None:
+        """Begin ``owner`` with the pages published under ``keys``; ``None`` leaves a place empty."""
+        if owner in self._owned:
+            raise AssertionError(f"{owner} has pages already")
+        pages = [NOWHERE if key is None else self._page_of[key] for key in keys]
+        for page in pages:
+            if page != NOWHERE:
+                self._once.pop(page, None)
+                self._again.pop(page, None)
+                self._references[page] += 1
+                self._found.add(page)
+        self._owned[owner] = pages
+
+    def missing(self, owner: Hashable, total: int) -> int:
+        """Pages that ``grow`` would have to take."""
+        return max(0, total - len(self._owned.get(owner, ())))
 
     def grow(self, owner: Hashable, total: int) -> None:
-        """Give ``owner`` pages until it has ``total``; all of them or none."""
-        pages = self._owned.setdefault(owner, [])
-        missing = total - len(pages)
-        if missing > len(self._free):
-            raise OutOfPages(f"{missing} more KV pages are needed and {len(self._free)} of {self.num_pages} are free.")
-        pages.extend(self._free.pop() for _ in range(missing))
+        """Give ``owner`` pages until it has ``total`` places; all of them or none."""
+        missing = self.missing(owner, total)
+        if missing > self.num_free:
+            raise OutOfPages(f"{missing} more KV pages are needed and {self.num_free} of {self.num_pages} are free.")
+        self._owned.setdefault(owner, []).extend(self._take() for _ in range(missing))
+
+    def publish(self, owner: Hashable, index: int, key: Key) -> None:
+        """Let others find the page at ``index``. Where another page already holds the same, that one stays the one."""
+        page = self._owned[owner][index]
+        if page != NOWHERE and page not in self._key_of and key not in self._page_of:
+            self._key_of[page] = key
+            self._page_of[key] = page
+
+    def drop(self, owner: Hashable, before: int) -> None:
+        """Release the pages at the places below ``before``."""
+        pages = self._owned.get(owner, [])
+        index = min(before, len(pages)) - 1
+        while index >= 0 and pages[index] != NOWHERE:  # those below a dropped one were dropped with it
+            self._release(pages[index])
+            pages[index] = NOWHERE
+            index -= 1
 
     def release(self, owner: Hashable) -> None:
-        """Take back all pages of ``owner``."""
-        self._free.extend(reversed(self._owned.pop(owner, [])))
+        """Take back all pages of ``owner``, the last first."""
+        for page in reversed(self._owned.pop(owner, [])):
+            if page != NOWHERE:
+                self._release(page)
+
+    def _take(self) -> int:
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, _ = (self._once or self._again).popitem(last=False)
+            del self._page_of[self._key_of.pop(page)]
+            self._found.discard(page)
+            self.num_evicted += 1
+        self._references[page] = 1
+        return page
+
+    def _release(self, page: int) -> None:
+        self._references[page] -= 1
+        if self._references[page]:
+            return
+        if page in self._key_of:
+            (self._again if page in self._found else self._once)[page] = None
+        else:
+            self._free.append(page)
 
     def check(self) -> None:
-        """Every page is free or owned, once."""
-        held = [*self._free, *(page for pages in self._owned.values() for page in pages)]
-        if sorted(held) != list(range(self.num_pages)):
-            raise AssertionError(f"page pool is inconsistent: {len(held)} pages accounted for of {self.num_pages}")
+        """Every page is free, in use or kept; references, owners and keys agree."""
+        references = [0] * self.num_pages
+        for owner, pages in self._owned.items():
+            held = [page for page in pages if page != NOWHERE]
+            if len(set(held)) != len(held):
+                raise AssertionError(f"{owner} holds a page twice: {pages}")
+            for page in held:
+                references[page] += 1
+        if references != self._references:
+            raise AssertionError("references do not agree with the owners' pages")
+        in_use = [page for page, count in enumerate(references) if count]
+        states = [*self._free, *in_use, *self._once, *self._again]
+        if sorted(states) != list(range(self.num_pages)):
+            raise AssertionError(f"{len(states)} pages are accounted for, of {self.num_pages}")
+        if self._page_of != {key: page for page, key in self._key_of.items()}:
+            raise AssertionError("keys and pages do not agree")
+        kept = {*self._once, *self._again}
+        if kept - self._key_of.keys() or self._key_of.keys() & set(self._free):
+            raise AssertionError("a kept page has no key, or a free one has")

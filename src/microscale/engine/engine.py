@@ -1,0 +1,126 @@
+"""Token ids in, token ids out: the step loop.
+
+``submit`` requests, call ``step`` as long as there is work, hand its outputs on. One thread; no text, no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from microscale.engine.request import Finish, Request
+from microscale.engine.sampler import Choice, Sampler
+from microscale.engine.scheduler import Scheduler, Work
+from microscale.errors import BadRequest, MicroscaleError
+
+
+class Runner(Protocol):
+    """What the engine needs of a model: see ``runner.ModelRunner``."""
+
+    def forward(self, plan: Sequence[Work]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one step made of one request: a token, or its end without one."""
+
+    request_id: str
+    token: int | None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    finish: Finish | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Where the engine stands."""
+
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    pages: dict[str, tuple[int, int]]
+    """Pages in use and in all, by kind of layer."""
+
+
+class Engine:
+    """A scheduler, a runner and a sampler, one step at a time."""
+
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, sampler: Sampler, vocab: int, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._vocab = vocab
+        self._eos = tuple(eos_token_ids)
+        self._rows: dict[str, int] = {}
+        """Request → its number in the sampler."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._rows)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, or raise why it can never be served, or not now."""
+        if not request.prompt:
+            raise BadRequest("The prompt is empty; give at least one token id.")
+        for token in request.prompt:
+            if not 0 <= token < self._vocab:
+                raise BadRequest(f"Token id {token} is not in the vocabulary of {self._vocab}.")
+        request.params.check_vocab(self._vocab)
+        request.stops = request.params.stop_tokens(self._eos)
+        self._scheduler.add(request)
+        self._rows[request.request_id] = self._sampler.add(request.params, request.prompt)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request; its pages are free at once. Whether it was here."""
+        if request_id not in self._rows:
+            return False
+        self._finish(request_id)
+        return True
+
+    def step(self) -> list[Output]:
+        """Plan, run, sample. One output for each request whose next token was due."""
+        plan = self._scheduler.plan()
+        if not plan:
+            return []
+        logits = self._runner.forward(plan)
+        self._scheduler.computed(plan)
+        ready = [work.request for work in plan if work.wants_logits]
+        if not ready:
+            return []
+        choices = self._sampler.sample(logits, [self._rows[request.request_id] for request in ready])
+        return [self._advance(request, choice) for request, choice in zip(ready, choices, strict=True)]
+
+    def _advance(self, request: Request, choice: Choice) -> Output:
+        """Append a request's next token, and end it where that was its last."""
+        try:
+            choice.check()
+        except MicroscaleError as error:
+            self._finish(request.request_id)
+            return Output(request.request_id, None, finish=Finish.ERROR, error=str(error))
+        request.tokens.append(choice.token)
+        finish = None
+        if choice.token in request.stops:
+            finish = Finish.STOP
+        elif request.num_generated == request.params.max_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            self._finish(request.request_id)
+        return Output(request.request_id, choice.token, choice.logprob, choice.top, finish)
+
+    def _finish(self, request_id: str) -> None:
+        self._scheduler.remove(request_id)
+        self._sampler.remove(self._rows.pop(request_id))
+
+    def stats(self) -> Stats:
+        pages = {
+            kind.value: (pool.num_pages - pool.num_free, pool.num_pages) for kind, pool in self._scheduler.pools.items()
+        }
+        scheduler = self._scheduler
+        return Stats(scheduler.num_waiting, scheduler.num_running, scheduler.num_preemptions, pages)
+

@@ -1,0 +1,65 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from microscale.engine.prefix import PageKeys
+from microscale.engine.sampler import SamplingParams
+
+
+class Finish(StrEnum):
+    """Why a request ended, in the API's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, what became of it so far, and where the scheduler is with it."""
+
+    request_id: str
+    prompt: Sequence[int]
+    params: SamplingParams
+    priority: int = 0
+    """Lower is served first."""
+    cache_salt: str = ""
+    tokens: list[int] = field(init=False)
+    """The prompt and all that was generated."""
+    arrival: int = field(init=False, default=0)
+    num_computed: int = field(init=False, default=0)
+    """Tokens whose keys and values are in the cache."""
+    num_cached: int = field(init=False, default=0)
+    """Prompt tokens that the prefix cache gave when the request was first admitted."""
+    num_preempted: int = field(init=False, default=0)
+    waited: int = field(init=False, default=0)
+    """Steps that it stood in the queue."""
+    keys: PageKeys = field(init=False)
+    stops: frozenset[int] = field(init=False, default=frozenset())
+    """Tokens that end it."""
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the model has yet to see: one while it decodes, more while it prefills."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_total(self) -> int:
+        """Tokens that it may grow to."""
+        return len(self.prompt) + self.params.max_tokens

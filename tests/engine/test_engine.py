@@ -1,0 +1,355 @@
+"""The step loop on a mock model that notices every wrong page: see ``support/mock_runner``."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from microscale.engine.engine import Engine, Output
+from microscale.engine.pages import PagePool
+from microscale.engine.request import Finish, Request
+from microscale.engine.sampler import Sampler, SamplingParams, sampling_on
+from microscale.engine.scheduler import Limits, Scheduler
+from microscale.errors import BadRequest, BadSetting, QueueFull
+from microscale.models.config import LayerKind
+from support.mock_runner import MockRunner, next_token
+
+VOCAB = 97
+CPU = torch.device("cpu")
+
+
+class System:
+    """An engine over the mock model, checked after every step."""
+
+    def __init__(self, limits: Limits, full: int, sliding: int, eos: Sequence[int] = ()) -> None:
+        pools = {LayerKind.FULL: PagePool(full), LayerKind.SLIDING: PagePool(sliding)}
+        self.limits = limits
+        self.scheduler = Scheduler(pools, limits)
+        self.runner = MockRunner(pools, limits, VOCAB)
+        sampler = Sampler(sampling_on(CPU, VOCAB), VOCAB, CPU, eos)
+        self.engine = Engine(self.runner, self.scheduler, sampler, VOCAB, eos)
+        self.outputs: dict[str, list[Output]] = {}
+
+    def submit(self, name: str, prompt: Sequence[int], max_tokens: int, **options: object) -> Request:
+        request = Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens), **options)  # type: ignore[arg-type]
+        self.engine.submit(request)
+        self.outputs[name] = []
+        return request
+
+    def step(self) -> list[Output]:
+        outputs = self.engine.step()
+        self.scheduler.check()
+        for output in outputs:
+            self.outputs[output.request_id].append(output)
+        return outputs
+
+    def run(self, most: int = 10_000) -> int:
+        steps = 0
+        while self.engine.has_work:
+            self.step()
+            steps += 1
+            assert steps < most, "the engine does not come to an end"
+        return steps
+
+    def tokens(self, name: str) -> list[int | None]:
+        return [output.token for output in self.outputs[name]]
+
+
+def alone(prompt: Sequence[int], max_tokens: int, window: int, stops: Sequence[int] = ()) -> list[int]:
+    """What the mock model gives a request that has the machine to itself."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens, window, VOCAB))
+        if tokens[-1] in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+SMALL = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256)
+
+
+def test_requests_get_the_tokens_that_they_would_get_alone() -> None:
+    system = System(SMALL, 64, 32)
+    prompts = {f"r{i}": [(7 * i + j) % VOCAB for j in range(3 + 9 * i)] for i in range(7)}
+    for name, prompt in prompts.items():
+        system.submit(name, prompt, 20)
+    system.run()
+    for name, prompt in prompts.items():
+        assert system.tokens(name) == alone(prompt, 20, SMALL.window)
+        assert system.outputs[name][-1].finish is Finish.LENGTH
+    assert system.runner.largest_step <= SMALL.max_num_batched_tokens
+    assert system.engine.stats().num_running == 0
+
+
+def test_an_end_token_ends_a_request() -> None:
+    tokens = alone([1, 2, 3], 30, SMALL.window)
+    stop = tokens[5]
+    system = System(SMALL, 64, 32, eos=[stop])
+    system.submit("r", [1, 2, 3], 30)
+    system.run()
+    assert system.tokens("r") == alone([1, 2, 3], 30, SMALL.window, [stop])
+    assert system.outputs["r"][-1].finish is Finish.STOP
+
+
+def test_a_full_pool_preempts_and_nobody_notices() -> None:
+    # Four requests of up to 40 tokens need 40 pages; there are 14.
+    system = System(SMALL, 14, 14)
+    for index in range(4):
+        system.submit(f"r{index}", [index, 5, 6, 7], 36)
+    system.run()
+    assert system.engine.stats().num_preemptions > 0
+    for index in range(4):
+        assert system.tokens(f"r{index}") == alone([index, 5, 6, 7], 36, SMALL.window)
+
+
+def test_an_abort_frees_its_pages_at_once() -> None:
+    system = System(SMALL, 32, 32)
+    system.submit("gone", range(30), 30)
+    system.submit("stays", [1, 2], 10)
+    for _ in range(4):
+        system.step()
+    assert system.engine.abort("gone")
+    assert not system.engine.abort("gone")
+    system.scheduler.check()
+    assert not any(pool.pages_of("gone") for pool in system.scheduler.pools.values())
+    system.run()
+    assert system.tokens("stays") == alone([1, 2], 10, SMALL.window)
+
+
+def test_priorities_go_first_and_old_requests_rise() -> None:
+    limits = Limits(page_size=4, window=6, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=256)
+    system = System(limits, 64, 32)
+    system.submit("first", [1], 3)
+    system.step()
+    system.submit("low", [2], 3, priority=5)
+    system.submit("high", [3], 3, priority=-1)
+    order = []
+    while system.engine.has_work:
+        order += [output.request_id for output in system.step() if output.finish]
+    assert order == ["first", "high", "low"]
+    # A stream of better requests cannot keep one waiting for ever.
+    system = System(limits, 64, 32)
+    system.submit("low", [2], 1, priority=2)
+    served = 0
+    while "low" in system.engine._rows:
+        system.submit(f"high{served}", [3], 1, priority=0)
+        system.step()
+        served += 1
+        assert served < 3000
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    limits = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=128, max_model_len=4096)
+    system = System(limits, 1024, 256)
+    system.submit("long", [j % VOCAB for j in range(3000)], 1)
+    system.step()
+    system.submit("short", [1, 2, 3], 1)
+    steps = 0
+    while not system.outputs["short"]:
+        system.step()
+        steps += 1
+    assert steps <= 2
+    system.run()
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    system = System(SMALL, 8, 8)
+    with pytest.raises(BadRequest, match=r"needs 13 KV pages of 4 tokens and there are 8 in all: 50 tokens never fit"):
+        system.submit("r", range(40), 10)
+    with pytest.raises(BadRequest, match="exceed the context of 256"):
+        system.submit("r", range(90), 200)
+    with pytest.raises(BadRequest, match="prompt is empty"):
+        system.submit("r", [], 10)
+    with pytest.raises(BadRequest, match="Token id 97 is not in the vocabulary of 97"):
+        system.submit("r", [1, 97], 10)
+    with pytest.raises(BadRequest, match="sliding KV pages"):
+        System(SMALL, 64, 2).submit("r", range(40), 10)
+    assert not system.engine.has_work
+
+
+def test_the_queue_is_bounded() -> None:
+    limits = Limits(page_size=4, window=6, max_num_seqs=1, max_num_batched_tokens=8, max_model_len=64, max_queue=2)
+    system = System(limits, 64, 32)
+    system.submit("a", [1], 2)
+    system.submit("b", [1], 2)
+    with pytest.raises(QueueFull, match="2 requests are waiting already; try again later, or raise --max-queue"):
+        system.submit("c", [1], 2)
+    with pytest.raises(BadRequest, match="'a' is already here"):
+        system.submit("a", [1], 2)
+    system.run()
+
+
+def test_a_step_must_hold_every_sequence() -> None:
+    with pytest.raises(BadSetting, match="max_num_seqs 8 is more than max_num_batched_tokens 4"):
+        Limits(page_size=4, window=6, max_num_seqs=8, max_num_batched_tokens=4)
+
+
+def test_a_request_with_broken_logits_ends_alone() -> None:
+    system = System(SMALL, 64, 32)
+    forward = system.runner.forward
+
+    def broken(plan):  # type: ignore[no-untyped-def]
+        logits = forward(plan)
+        rows = [work.request.request_id for work in plan if work.wants_logits]
+        if "bad" in rows:
+            logits[rows.index("bad")] = float("nan")
+        return logits
+
+    system.runner.forward = broken  # type: ignore[method-assign]
+    system.submit("good", [1, 2, 3], 8)
+    system.submit("bad", [4, 5, 6], 8)
+    system.run()
+    assert system.tokens("good") == alone([1, 2, 3], 8, SMALL.window)
+    (last,) = system.outputs["bad"]
+    assert (last.token, last.finish) == (None, Finish.ERROR)
+    assert "not finite" in (last.error or "")
+
+
+# ---- prefix cache ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_computed_once() -> None:
+    system = System(SMALL, 64, 32)
+    prompt = [j % VOCAB for j in range(30)]
+    first = system.submit("first", prompt, 8)
+    system.run()
+    again = system.submit("again", prompt, 8)
+    longer = system.submit("longer", [*prompt, 3, 4, 5], 8)
+    system.run()
+    assert (first.num_cached, again.num_cached, longer.num_cached) == (0, 28, 28)
+    assert system.tokens("again") == system.tokens("first") == alone(prompt, 8, SMALL.window)
+    assert system.tokens("longer") == alone([*prompt, 3, 4, 5], 8, SMALL.window)
+
+
+def test_a_conversation_goes_on_from_its_last_answer() -> None:
+    system = System(SMALL, 64, 32)
+    prompt = [5] * 20
+    system.submit("turn 1", prompt, 10)
+    system.run()
+    said = [token for token in system.tokens("turn 1") if token is not None]
+    second = system.submit("turn 2", prompt + said + [1, 2], 5)
+    system.run()
+    assert second.num_cached == 28  # 29 tokens of turn 1 are in the cache: its last token never ran
+    assert system.tokens("turn 2") == alone(prompt + said + [1, 2], 5, SMALL.window)
+
+
+def test_tenants_share_nothing() -> None:
+    system = System(SMALL, 64, 32)
+    prompt = [9] * 20
+    system.submit("a", prompt, 2, cache_salt="tenant a")
+    system.run()
+    b = system.submit("b", prompt, 2, cache_salt="tenant b")
+    c = system.submit("c", prompt, 2, cache_salt="tenant a")
+    system.run()
+    assert (b.num_cached, c.num_cached) == (0, 16)
+
+
+def test_without_the_prefix_cache_nothing_is_found() -> None:
+    limits = Limits(4, 6, 4, 16, 256, prefix_caching=False)
+    system = System(limits, 64, 32)
+    for name in ("a", "b"):
+        request = system.submit(name, [9] * 20, 2)
+        system.run()
+        assert request.num_cached == 0
+
+
+def test_the_shared_prefix_survives_a_full_pool() -> None:
+    """Requests with one system prompt and otherwise new text, through pools that hold a few of them: once the prompt
+    was found again, what nobody asks for twice goes first, of the sliding layers' pages too."""
+    limits = Limits(page_size=4, window=8, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=512)
+    system = System(limits, 60, 24)
+    chooser = random.Random(0)
+    system_prompt = [chooser.randrange(VOCAB) for _ in range(64)]
+    hits = []
+    for turn in range(60):
+        own = [chooser.randrange(VOCAB) for _ in range(60)]
+        request = system.submit(f"r{turn}", system_prompt + own, 12)
+        system.run()
+        hits.append(request.num_cached)
+    assert sum(pool.num_evicted for pool in system.scheduler.pools.values()) > 500
+    assert hits[0] == 0
+    assert min(hits[2:]) >= 64, hits
+
+
+# ---- everything at random --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_stream_of_requests(data: st.DataObject) -> None:
+    """Arrivals, lengths, aborts, priorities, salts, pools: pages are never lost or mixed up, all requests end, and each
+    gets the tokens that it would get alone."""
+    draw = data.draw
+    page_size = draw(st.sampled_from([1, 2, 4, 8]))
+    window = draw(st.integers(1, 20))
+    limits = Limits(
+        page_size=page_size,
+        window=window,
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.integers(6, 40)),
+        max_model_len=64,
+        max_queue=50,
+        prefix_caching=draw(st.booleans()),
+    )
+    least = -(-64 // page_size)
+    system = System(
+        limits, draw(st.integers(least, 3 * least)), draw(st.integers(-(-window // page_size) + 1, 3 * least))
+    )
+    chooser = random.Random(draw(st.integers(0, 2**32)))
+    shared = [chooser.randrange(VOCAB) for _ in range(40)]
+    prompts: dict[str, tuple[list[int], int]] = {}
+    aborted: set[str] = set()
+    for turn in range(draw(st.integers(5, 60))):
+        if chooser.random() < 0.4:
+            name = f"r{turn}"
+            prompt = shared[: chooser.randrange(30)] + [
+                chooser.randrange(VOCAB) for _ in range(1 + chooser.randrange(20))
+            ]
+            max_tokens = 1 + chooser.randrange(64 - len(prompt))
+            prompts[name] = (prompt, max_tokens)
+            system.submit(
+                name, prompt, max_tokens, priority=chooser.randrange(3), cache_salt=chooser.choice(["", "", "other"])
+            )
+        if prompts and chooser.random() < 0.1:
+            name = chooser.choice(list(prompts))
+            if system.engine.abort(name):
+                aborted.add(name)
+        system.step()
+    system.run()
+    for name, (prompt, max_tokens) in prompts.items():
+        want = alone(prompt, max_tokens, window)
+        got = system.tokens(name)
+        assert got == want[: len(got)]
+        assert name in aborted or len(got) == len(want)
+    assert system.runner.largest_step <= limits.max_num_batched_tokens
+
+
+def test_memory_stays_flat() -> None:
+    """What a finished request held is let go: 200 requests and 600 later the engine holds as much."""
+    system = System(SMALL, 48, 24)
+    chooser = random.Random(1)
+
+    def some(count: int, start: int) -> None:
+        for index in range(start, start + count):
+            system.submit(f"r{index}", [chooser.randrange(VOCAB) for _ in range(12)], 8)
+            if index % 4 == 3:
+                system.run()
+        system.run()
+        system.outputs.clear()
+
+    some(200, 0)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    some(600, 200)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 200_000

@@ -1,0 +1,62 @@
+"""A runner whose "model" is exact integer arithmetic over what it finds in the pages.
+
+Keys and values are the token ids themselves, written to and read from real slots through real page tables. The next
+token is a hash of every token that full layers see and of those that the window sees, so a page that was lost, shared
+wrongly or freed too soon changes the answer. Pages that were never written hold -1, and reading one raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from microscale.engine.pages import NOWHERE, PagePool
+from microscale.engine.scheduler import Limits, Work
+from microscale.models.config import LayerKind
+
+
+def next_token(tokens: Sequence[int], window: int, vocab: int) -> int:
+    """What the mock model says after ``tokens``."""
+    return hash((tuple(tokens), tuple(tokens[-window:]))) % vocab
+
+
+class MockRunner:
+    def __init__(self, pools: Mapping[LayerKind, PagePool], limits: Limits, vocab: int) -> None:
+        self._pools = pools
+        self._limits = limits
+        self._vocab = vocab
+        self._cache = {kind: [-1] * (pool.num_pages * limits.page_size) for kind, pool in pools.items()}
+        self.largest_step = 0
+
+    def _slot(self, kind: LayerKind, request_id: str, position: int) -> int:
+        page = self._pools[kind].pages_of(request_id)[position // self._limits.page_size]
+        if page == NOWHERE:
+            raise AssertionError(f"{request_id} reads position {position} of {kind}, whose page it dropped")
+        return page * self._limits.page_size + position % self._limits.page_size
+
+    def forward(self, plan: Sequence[Work]) -> Tensor:
+        self.largest_step = max(self.largest_step, sum(work.count for work in plan))
+        for work in plan:
+            for position in range(work.first, work.first + work.count):
+                for kind, cache in self._cache.items():
+                    slot = self._slot(kind, work.request.request_id, position)
+                    cache[slot] = work.request.tokens[position]
+        rows = []
+        for work in plan:
+            if work.wants_logits:
+                end = work.first + work.count
+                seen = self._read(LayerKind.FULL, work.request.request_id, 0, end)
+                near = self._read(LayerKind.SLIDING, work.request.request_id, max(0, end - self._limits.window), end)
+                row = torch.full((self._vocab,), -1.0)
+                row[hash((seen, near)) % self._vocab] = 1.0
+                rows.append(row)
+        return torch.stack(rows) if rows else torch.empty(0, self._vocab)
+
+    def _read(self, kind: LayerKind, request_id: str, first: int, end: int) -> tuple[int, ...]:
+        cache = self._cache[kind]
+        found = tuple(cache[self._slot(kind, request_id, position)] for position in range(first, end))
+        if -1 in found:
+            raise AssertionError(f"{request_id} reads a position of {kind} that was never written")
+        return found
