@@ -39,6 +39,7 @@ MAY_NOT_IMPORT: dict[str, set[str]] = {
     "__main__": set(),
     "integrations": {"cli"},
     "bench": {"server", "cli"},
+    "explain": {"server", "cli"},
     "quality": {"server", "cli"},
 }
 

@@ -78,6 +78,26 @@ def test_a_seed_repeats_and_temperature_matters(microscale: Callable[..., Run]) 
     assert sampled[0] == sampled[1] != microscale(*TINY, "--seed", "3").stdout
 
 
+def test_precision_is_followed_and_the_plan_is_shown_once(microscale: Callable[..., Run]) -> None:
+    run = microscale(*TINY, "--precision", "fast", "--layer-format", "o=mxfp8", "--layer-format", "embed=fp8")
+    assert run.returncode == 0
+    lines = run.stderr.splitlines()
+    assert lines[0].startswith("gpt-oss-tiny on CPU, precision fast, o=mxfp8, embed=fp8, weights ")
+    assert [line.split()[:2] for line in lines if line.startswith(("qkv", "o "))] == [["qkv", "mxfp4"], ["o", "mxfp8"]]
+    assert run.stdout != microscale(*TINY).stdout
+
+
+def test_explain_exits_by_whether_the_model_fits(microscale: Callable[..., Run]) -> None:
+    fits, refused_ = (microscale("explain", "gpt-oss-120b", "--gpu", gpu, "--json") for gpu in ("gb10", "l40s"))
+    assert (fits.returncode, refused_.returncode) == (0, 1)
+    assert json.loads(fits.stdout)["memory"]["max_context"] == 131072
+    assert json.loads(refused_.stdout)["memory"]["max_context"] == 0
+    text = microscale("explain", "gpt-oss-120b", "--gpu", "gb10", "--precision", "balanced", "--batch", "4").stdout
+    assert "triton_w4a8" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_a_checkpoint_on_disk_with_every_option(microscale: Callable[..., Run], tmp_path: Path) -> None:
     folder = str(write_hf(tmp_path / "model", CASES["heads_4_2"]))
     ids = ("--prompt-ids", ",".join(map(str, range(40))), "--max-tokens", "4", "--json")
@@ -128,6 +148,17 @@ def test_a_checkpoint_on_disk_with_every_option(microscale: Callable[..., Run], 
         ((*TINY, "--hf-overrides", '{"eos_token_id": [99999]}'), ("99999", "vocabulary")),
         ((*TINY, "--hf-overrides", '{"vocab_size": 2000000000}'), ("GiB", "free")),
         (("generate", "gpt-oss-120b", *TINY[2:], "--device", "cpu"), ("GiB", "--backend reference")),
+        (("generate", "gemma-4-26b-a4b", *TINY[2:]), ("microscale explain gemma-4-26b-a4b", "not yet loaded")),
+        ((*TINY, "--precision", "fats"), ("--precision 'fats'", "did you mean fast?")),
+        ((*TINY, "--layer-format", "qkv"), ("--layer-format 'qkv'", "LAYER=FORMAT")),
+        ((*TINY, "--layer-format", "mlp=fp8"), ("mlp=fp8", "no such layer", "qkv, o, lm_head, embed, experts")),
+        ((*TINY, "--layer-format", "experts=fp8"), ("experts=fp8", "reads mxfp4", "experts=mxfp8 works")),
+        ((*TINY, "--moe-activations", "mxfp8"), ("--moe-activations mxfp8", "--moe-activations bf16 works")),
+        ((*TINY, "--moe-backend", "triton_w4a16"), ("--moe-backend triton_w4a16", "dequantized works")),
+        ((*TINY, "--kv-cache-dtype", "int4"), ("--kv-cache-dtype 'int4'", "auto, bf16, fp8")),
+        ((*TINY, "--max-model-len", "10"), ("--max-model-len 10", "3 prompt tokens and 16 new ones", "19 would do")),
+        (("explain", "gpt-oss-20b", "--gpu", "rtx9090"), ("rtx9090", "rtx5090")),
+        (("explain", "gpt-oss-20b", "--gpu", "h100", "--batch", "0"), ("--batch 0",)),
     ],
     ids=lambda value: " ".join(value[-2:])[:60].encode("unicode_escape").decode(),
 )

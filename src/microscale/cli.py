@@ -6,11 +6,11 @@ Errors that Microscale raises on purpose are one sentence on standard error and 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,13 +26,21 @@ from microscale import doctor as doctor_module
 from microscale import hardware, settings
 from microscale.backends import registry
 from microscale.backends.ops import Wish
+from microscale.backends.precision import make_precision
+from microscale.bench import kernels as bench_table
 from microscale.bench import moe as bench_moe
+from microscale.bench import rows as bench_rows
+from microscale.bench.record import record as record_rows
 from microscale.bench.tune import tune as run_tune
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.memory import Workload
 from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadSetting, MicroscaleError
+from microscale.explain import Question, render
+from microscale.explain import explain as run_explain
 from microscale.hardware.tiles import GemmPath
+from microscale.kernels.op import Activations
 from microscale.models.gpt_oss import GptOss
 from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat
 from microscale.models.json_object import parse_json
@@ -50,14 +58,36 @@ bench_app = typer.Typer(help="Measure speed on this machine's GPU.", no_args_is_
 app.add_typer(bench_app, name="bench")
 
 
-class KernelBench(StrEnum):
-    """The ops that `bench kernels` times."""
-
-    MOE = "moe"
-
-
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+class ConsoleLog(logging.Handler):
+    """Our own log on standard error, plain."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(escape(self.format(record)), soft_wrap=True)
+
+
+def show_log() -> None:
+    """Show what the package logs: the plan in use, once, at start."""
+    logger = logging.getLogger("microscale")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [ConsoleLog()]
+
+
+# Options that several commands share.
+PrecisionOption = Annotated[
+    str, typer.Option(help="exact (the checkpoint's formats), balanced (8-bit dense layers) or fast (4-bit, FP8 KV).")
+]
+LayerFormatOption = Annotated[
+    list[str] | None,
+    typer.Option(help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp, experts = bf16, fp8, mxfp8, mxfp4. Repeatable."),
+]
+MoeActivationsOption = Annotated[str, typer.Option(help="Activations that meet the experts: auto, bf16 or mxfp8.")]
+KvCacheDtypeOption = Annotated[str, typer.Option(help="The KV cache's numbers: auto, bf16 or fp8.")]
+UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's memory that may be used.")]
+MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
 
 
 def print_json(value: Any) -> None:
@@ -81,17 +111,17 @@ def _root(
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+def progress_bar(title: str) -> Iterator[tuple[Callable[[int | None], None], Callable[[int], None]]]:
     """A progress bar on standard error that goes away when the work is done; none where that is no terminal.
 
-    Gives two functions: one starts the bar with a total, one advances it. Until it starts, standard error is free for
-    others: the hub's own bar is shown there during a download.
+    Gives two functions: one starts the bar with a total (``None``: nobody knows it), one advances it. Until it starts,
+    standard error is free for others: the hub's own bar is shown there during a download.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
     task = progress.add_task(title, start=False)
 
-    def start(total: int) -> None:
+    def start(total: int | None) -> None:
         progress.update(task, total=total)
         progress.start_task(task)
         progress.start()
@@ -163,7 +193,15 @@ def generate(
     backend: Annotated[
         str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
     ] = None,
-    moe_backend: Annotated[str | None, typer.Option(help="The implementation of the expert layers.")] = None,
+    moe_backend: MoeBackendOption = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and completion together; as asked for without.")
+    ] = None,
+    gpu_memory_utilization: UtilizationOption = 0.9,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.")] = 16,
     max_num_batched_tokens: Annotated[
         int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
@@ -179,17 +217,25 @@ def generate(
     env = settings.load()
     prompt = parse_numbers("--prompt-ids", prompt_ids)
     params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
+    check_length(prompt, max_tokens, max_model_len)
     options = LoadOptions(
         model=model,
         load_format=load_format,
         device=device,
         dtype=dtype,
         wish=Wish(backend, moe_backend),
+        precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
+        workload=Workload(
+            context=max_model_len or len(prompt) + max_tokens,
+            step_tokens=max_num_batched_tokens,
+            utilization=gpu_memory_utilization,
+        ),
         overrides=parse_overrides(hf_overrides),
         page_size=block_size,
         offline=env.offline,
     )
     check_budget(max_num_batched_tokens)
+    show_log()
     loaded = load_with_progress(options, on_open=lambda weights: check_prompt(prompt, max_tokens, weights.config))
     completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens)
     if as_json:
@@ -202,6 +248,62 @@ def generate(
         )
     else:
         print(",".join(map(str, completion.token_ids)))
+
+
+def check_length(prompt: list[int], max_tokens: int, max_model_len: int | None) -> None:
+    """Refuse a request that is longer than what was reserved for it."""
+    wanted = len(prompt) + max_tokens
+    if max_model_len is not None and wanted > max_model_len:
+        raise BadSetting(
+            f"--max-model-len {max_model_len} is less than the {len(prompt)} prompt tokens and {max_tokens} new ones; "
+            f"{wanted} would do."
+        )
+
+
+@app.command()
+def explain(
+    model: Annotated[
+        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), a checkpoint folder or a hub id.")
+    ] = "gpt-oss-20b",
+    gpu: Annotated[
+        str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")
+    ] = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    moe_backend: MoeBackendOption = None,
+    context: Annotated[
+        int | None, typer.Option("--context", "--max-model-len", help="Tokens of a sequence; 4096 without.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
+
+    No weights and no GPU are needed: microscale explain gpt-oss-120b --gpu gb10. The exit status is 1 when the model
+    does not fit.
+    """
+    env = settings.load()
+    report = run_explain(
+        Question(
+            model=model,
+            gpu=gpu,
+            precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
+            wish=Wish(moe_backend=moe_backend),
+            context=context,
+            batch=batch,
+            utilization=gpu_memory_utilization,
+            offline=env.offline,
+        )
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        for line in render(report):
+            out.print(line, soft_wrap=True)
+    raise typer.Exit(0 if report.refusal is None else 1)
 
 
 @app.command()
@@ -229,31 +331,36 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
 
 @bench_app.command("kernels")
 def bench_kernels(
-    op: Annotated[KernelBench, typer.Argument(help="Whose kernels.")] = KernelBench.MOE,
+    op: Annotated[bench_table.KernelBench, typer.Argument(help="Whose kernels.")] = bench_table.KernelBench.MOE,
     model: Annotated[
-        str, typer.Option(help=f"The layer of this model: {', '.join(bench_moe.LAYERS)}.")
-    ] = "gpt-oss-120b",
+        str | None, typer.Option(help=f"moe: the layer of this model, {', '.join(bench_moe.LAYERS)}.")
+    ] = None,
+    activations: Annotated[Activations, typer.Option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = Activations.BF16,
     tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one row per token count as JSON.")] = False,
+    record: Annotated[bool, typer.Option(help="Keep the rows: predictions of this card's family use them.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Time kernels on this machine's GPU, against the ceilings that it measures on the same card.
 
     Every row is checked against the reference first; a wrong kernel has no figure.
     """
     settings.load()
-    counts = bench_moe.TOKENS if tokens is None else parse_numbers("--tokens", tokens)
     rows = []
-    with progress_bar(f"Timing {op.value} of {model}") as (start, advance):
-        start(len(counts))
-        for row in bench_moe.run(model, counts):
+    with progress_bar(f"Timing {op.value}") as (start, advance):
+        start(None)
+        counts = None if tokens is None else parse_numbers("--tokens", tokens)
+        for row in bench_table.run(op, model, counts, activations):
             rows.append(row)
             advance(1)
+    gpu = hardware.detect()
     if as_json:
-        print_json(bench_moe.as_json(rows))
+        print_json(bench_rows.as_json(rows))
     else:
-        gpu = hardware.detect()
-        print(f"{gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value} of {model}")
-        print(bench_moe.table(rows))
+        print(f"{gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value}")
+        print(bench_rows.table(rows))
+    if record:
+        err.print(f"Wrote {record_rows(rows, gpu, directory)}", soft_wrap=True)
 
 
 @app.command()

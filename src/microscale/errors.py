@@ -41,3 +41,15 @@ class OutOfPages(MicroscaleError):
 
 class BadLogits(MicroscaleError):
     """The model produced NaN or infinity."""
+
+
+class EngineDied(MicroscaleError):
+    """The engine process is gone, or was given up; what it was working on is lost."""
+
+
+class Draining(MicroscaleError):
+    """The engine finishes what it has and takes nothing new; another one should be asked."""
+
+
+class BadMessage(MicroscaleError):
+    """A message between our processes is damaged, too large, or of another version."""

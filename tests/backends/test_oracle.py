@@ -11,10 +11,12 @@ from microscale import hardware
 from microscale.backends import registry
 from microscale.backends.decision import Plan
 from microscale.backends.ops import BUCKETS, Activations, DenseWeights, Ops, SmallSpec, Wish
-from microscale.backends.oracle import decide, decide_layer
+from microscale.backends.oracle import WORTH, Freedom, decide, decide_layer
 from microscale.errors import Unsupported
+from microscale.hardware import LAUNCH_US, Gpu, speeds
 from microscale.kernels.dense.spec import DenseSpec
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
+from microscale.kernels.op import Cost, Implementation, Reason
 
 GATE = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 CPU = hardware.cpu()
@@ -91,3 +93,106 @@ def test_a_plan_keeps_one_decision_per_op_layer_and_size() -> None:
     for _ in range(3):
         plan.add(decide_layer("moe", "experts", [moe_spec(1), moe_spec(64)], CPU, Wish()))
     assert [(d.op, d.tokens) for d in plan.decisions.values()] == [("moe", 1), ("moe", 64)]
+
+
+# ---- made-up implementations: what the rules do, whatever kernels there are -----------------------------------------
+
+
+class Made(Implementation[DenseSpec]):
+    """Takes ``us`` microseconds for a token's worth of bytes; runs what its limits allow."""
+
+    op = "dense"
+
+    def __init__(
+        self,
+        name: str,
+        layout: str,
+        us: float,
+        most_tokens: int = 1 << 20,
+        activations: Activations = Activations.BF16,
+        weights: int = 0,
+    ) -> None:
+        self.name = name  # type: ignore[misc]
+        self.layout = layout  # type: ignore[misc]
+        self._us, self._most, self._activations, self._weights = us, most_tokens, activations, weights
+
+    def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
+        if spec.activations is not self._activations:
+            return f"multiplies with {self._activations} activations, not {spec.activations}"
+        return None if spec.tokens <= self._most else f"runs up to {self._most} tokens, not {spec.tokens}"
+
+    def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
+        return Cost(round((self._us - LAUNCH_US) * gpu.bandwidth_gbs * 1e3), 0, efficiency=1.0)
+
+    def packed_bytes(self, spec: DenseSpec) -> int:
+        return self._weights
+
+
+GPU = hardware.known("rtx5090")
+SPECS = [DenseSpec(64, 64, "bf16", Activations.BF16, False, tokens) for tokens in BUCKETS]
+
+
+def choose(
+    monkeypatch: pytest.MonkeyPatch, made: list[Made], freedom: Freedom | None = None
+) -> tuple[list[str], list[dict[str, str]]]:
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", tuple(made))
+    decisions = decide_layer("dense", "o", SPECS, GPU, Wish(), freedom)
+    return [d.chosen for d in decisions], [{r.name: r.reason for r in d.rejected} for d in decisions]
+
+
+def test_an_implementation_for_few_tokens_runs_those_and_shares_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = Made("few", "packed", 10, most_tokens=16), Made("many", "packed", 20)
+    chosen, reasons = choose(monkeypatch, [few, many])
+    assert chosen == ["few"] * 3 + ["many"] * 4
+    assert reasons[0]["many"] == "slower: 20 µs against 10"
+    assert reasons[3]["few"] == "runs up to 16 tokens, not 64"
+
+
+def test_a_layout_that_cannot_run_every_size_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, reasons = choose(
+        monkeypatch, [Made("few", "odd", 1 + LAUNCH_US, most_tokens=16), Made("any", "packed", 20)]
+    )
+    assert chosen == ["any"] * 7
+    assert reasons[0]["few"] == "reads the layout 'odd', and 'packed' is faster over all batch sizes"
+
+
+def test_quantised_activations_must_earn_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    freedom = Freedom((Activations.BF16, Activations.MXFP8))
+
+    def against(us: float) -> tuple[list[str], list[dict[str, str]]]:
+        exact = Made("exact", "packed", 100)
+        return choose(monkeypatch, [Made("mx", "packed", us, activations=Activations.MXFP8), exact], freedom)
+
+    assert set(against(100 / WORTH - 1)[0]) == {"mx"}
+    chosen, reasons = against(100 / WORTH + 1)
+    assert set(chosen) == {"exact"}
+    assert reasons[0]["mx"] == "no faster with mxfp8 activations: 96.2 µs against 100"
+    assert (
+        choose(monkeypatch, [Made("mx", "packed", 5, activations=Activations.MXFP8), Made("exact", "packed", 100)])[1][
+            0
+        ]["mx"]
+        == "multiplies with mxfp8 activations, not bf16"
+    )
+
+
+def test_weights_beyond_the_card_are_a_reason_unless_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, slow = Made("large", "wide", 10, weights=hardware.GIB), Made("slow", "packed", 500)
+    chosen, reasons = choose(monkeypatch, [large, slow], Freedom(copies=36))
+    assert set(chosen) == {"slow"}
+    assert reasons[0]["large"] == "takes 36 GiB for the weights of 36 layers, NVIDIA GeForce RTX 5090 has 32"
+    assert set(choose(monkeypatch, [large], Freedom(copies=36))[0]) == {"large"}
+
+
+def test_a_measured_efficiency_is_used_and_said() -> None:
+    measured = decide("moe", "experts", moe_spec(1, activations=Activations.BF16), hardware.known("h200"), Wish())
+    assert (measured.chosen, measured.tuned) == ("triton_w4a16", True)
+    assert measured.predicted_us == pytest.approx(22.3, rel=0.05)
+    assert not decide("moe", "experts", moe_spec(1, activations=Activations.BF16), GPU, Wish()).tuned
+
+
+def test_a_stated_speed_must_beat_a_measured_one_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "efficiency", lambda family, op, name, *work: 1.0 if name == "known" else None)
+    chosen, reasons = choose(monkeypatch, [Made("known", "packed", 102.5), Made("hoped", "packed", 90)])
+    assert set(chosen) == {"known"}
+    assert reasons[0]["hoped"] == "stated 90 µs is too near the measured 100 µs"
+    assert set(choose(monkeypatch, [Made("known", "packed", 102.5), Made("hoped", "packed", 70)])[0]) == {"hoped"}

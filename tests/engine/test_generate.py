@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from microscale.engine.generate import Generation, check_prompt
 from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadLogits, BadRequest
+from microscale.kernels.dense.reference import summarise
+from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.presets import PRESETS
+from support.sampling import sampling_on_cpu
 
 VOCAB = 16
 EOS = 9
@@ -26,6 +28,7 @@ class Scripted:
     config = CONFIG
     device = torch.device("cpu")
     page_size = 4
+    sampling = sampling_on_cpu(VOCAB)
 
     def __init__(self) -> None:
         self.steps: list[list[int]] = []
@@ -34,11 +37,11 @@ class Scripted:
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         return KvCache((), self.page_size)
 
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
         self.steps.append(batch.token_ids.tolist())
         self.positions.append(batch.positions.tolist())
         following = (batch.token_ids[batch.logit_rows] + 1) % VOCAB
-        return torch.nn.functional.one_hot(following, VOCAB).float() * 4
+        return summarise(torch.nn.functional.one_hot(following, VOCAB).float() * 4)
 
 
 def complete(prompt: list[int], **params: object) -> tuple[list[int], str]:
@@ -99,9 +102,7 @@ def test_sequences_do_not_see_each_other() -> None:
 def test_pages_come_back() -> None:
     generation = Generation(Scripted(), [[6], [1, 2, 3, 4, 5]], SamplingParams(max_tokens=6))
     generation.run()
-    for pool in generation._pools.values():
-        pool.check()
-        assert pool.num_free == pool.num_pages
+    assert all(used == 0 for used, _ in generation.engine.stats().pages.values())
 
 
 def test_logprobs_are_of_the_untempered_distribution() -> None:
@@ -114,8 +115,8 @@ def test_logprobs_are_of_the_untempered_distribution() -> None:
 
 def test_broken_logits_are_an_error() -> None:
     class Broken(Scripted):
-        def forward(self, batch: ForwardBatch, kv: KvCache) -> Tensor:
-            return super().forward(batch, kv) * torch.nan
+        def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
+            return summarise(super().forward(batch, kv).values * torch.nan)
 
     with pytest.raises(BadLogits):
         Generation(Broken(), [[1]], SamplingParams()).run()

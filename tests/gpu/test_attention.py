@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from kernels.cases_attention import (  # noqa: F401
+    test_a_graph_reads_lengths_and_tables_on_the_device,
+    test_e4m3_at_its_ends,
     test_every_tile_fits_every_card,
-    test_splits_fill_the_machine_and_never_starve,
+    test_pages_in_every_order,
+    test_pieces_add_up_in_order,
+    test_pieces_fill_the_machine,
+    test_the_scale_of_the_scores,
     test_triton_is_the_reference,
 )

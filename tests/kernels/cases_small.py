@@ -7,14 +7,23 @@ import math
 import pytest
 import torch
 
+from microscale import hardware
+from microscale.formats import BlockScaled, decode
 from microscale.kernels.attention.spec import PagedKv
+from microscale.kernels.moe.spec import Gate, GateKind
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
-from microscale.kernels.small.spec import RopeTable
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich
 from support.errors import assert_close, rms_step, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+SMALL = TritonSmall(hardware.detect() if ON_GPU else hardware.known("gb10"))
+
+
+def normal(*shape: int, seed: int = 0, size: float = 1.0) -> torch.Tensor:
+    """bf16 numbers on the device."""
+    return (size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16().to(DEVICE)
 
 
 def bf16_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -30,17 +39,122 @@ def test_rms_norm(tokens: int, width: int) -> None:
     padded = torch.full((tokens, width + 16), math.nan).bfloat16()
     padded[:, :width] = torch.randn(tokens, width, generator=generator) * 5
     x, weight = padded.to(DEVICE)[:, :width], torch.randn(width, generator=generator).bfloat16().to(DEVICE)
-    bf16_close(TritonSmall().rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    bf16_close(SMALL.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
 
 
 def test_rms_norm_of_nothing_and_of_zeros() -> None:
     weight = torch.ones(64, dtype=torch.bfloat16, device=DEVICE)
-    assert TritonSmall().rms_norm(torch.empty(0, 64, dtype=torch.bfloat16, device=DEVICE), weight, 1e-5).shape == (
+    assert SMALL.rms_norm(torch.empty(0, 64, dtype=torch.bfloat16, device=DEVICE), weight, 1e-5).shape == (
         0,
         64,
     )
     zeros = torch.zeros(2, 64, dtype=torch.bfloat16, device=DEVICE)
-    assert torch.equal(TritonSmall().rms_norm(zeros, weight, 1e-5), zeros)
+    assert torch.equal(SMALL.rms_norm(zeros, weight, 1e-5), zeros)
+
+
+def test_rms_norm_without_a_weight() -> None:
+    x = normal(3, 512, size=4.0)
+    bf16_close(SMALL.rms_norm(x, None, 1e-6), reference.rms_norm(x, None, 1e-6))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+@pytest.mark.parametrize("width", [32, 704, 2880])
+def test_add_rms_norm(tokens: int, width: int) -> None:
+    padded = torch.full((tokens, width + 16), math.nan, device=DEVICE).bfloat16()
+    padded[:, :width] = normal(tokens, width, seed=1)
+    x, residual, weight = padded[:, :width], normal(tokens, width, seed=2, size=30.0), normal(width, seed=3)
+    normed, total = SMALL.add_rms_norm(x, residual, weight, 1e-5)
+    want, want_total = reference.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, want_total)
+    if tokens:
+        bf16_close(normed, want)
+
+
+@pytest.mark.parametrize("width", [64, 2816, 2880])
+def test_add_rms_norm_mxfp8(width: int) -> None:
+    """The same codes as the norm and the encoder one after the other, but where the norm itself rounds otherwise."""
+    x, residual, weight = normal(4, width, seed=1), normal(4, width, seed=2), normal(width, seed=3)
+    weight[:32] = 0.0  # a block of zeros
+    x[2, 40] = math.nan
+    got, total = SMALL.add_rms_norm_mxfp8(x, residual, weight, 1e-5)
+    want, want_total = reference.add_rms_norm_mxfp8(x, residual, weight, 1e-5)
+    assert isinstance(got, BlockScaled)
+    assert torch.equal(total.isnan(), want_total.isnan())
+    clean = [0, 1, 3]
+    assert torch.equal(total[clean], want_total[clean])
+    assert (got.scales[2] == 255).all()
+    assert not decode(got)[clean, :32].any()
+    same = (got.values == want.values)[clean]
+    assert float(same.float().mean()) > 0.98
+    numbers, exact = decode(got)[clean], reference.add_rms_norm(x, residual, weight, 1e-5)[0][clean]
+    # One rounding to E4M3; what lies between 448 and 512 times the block's scale saturates, by up to two steps.
+    spread = float(exact.abs().max() / exact.float().square().mean().sqrt())
+    assert_close(numbers, exact, worst=2 * step("e4m3") * spread, rms=2 * rms_step("e4m3"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "readers", "join"), [(3, 704, 3, False), (1, 2816, 1, True), (0, 64, 2, True)]
+)
+def test_norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> None:
+    x, other, residual = (normal(tokens, width, seed=i, size=3.0) for i in range(3))
+    weights = [1 + normal(width, seed=i, size=0.1) for i in range(3, 6)]
+    after = 1 + normal(readers, width, seed=6, size=0.1)
+    sandwich = Sandwich(weights[0], after, 1e-6, scale=0.75)
+    if join:
+        sandwich = Sandwich(weights[0], after, 1e-6, 0.75, before_other=weights[1], joined=weights[2])
+    got, got_sum = SMALL.norm_add_norm(x, other if join else None, residual, sandwich)
+    want, want_sum = reference.norm_add_norm(x, other if join else None, residual, sandwich)
+    assert got.shape == want.shape == (readers, tokens, width)
+    if tokens:
+        bf16_close(got_sum, want_sum)
+        # The norm of a sum that was itself rounded, perhaps otherwise.
+        spread = float(want.abs().max() / want.float().square().mean().sqrt())
+        assert_close(got, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "experts", "fused"),
+    [(1, 2880, 128, True), (3, 2880, 32, True), (2, 2816, 50, True), (2, 64, 8, False), (17, 2880, 32, False)],
+)
+def test_add_norm_route(tokens: int, width: int, experts: int, fused: bool) -> None:
+    x, residual, weight = normal(tokens, width, size=5.0), normal(tokens, width, seed=4), normal(width, seed=1)
+    router = Router(normal(experts, width, seed=2, size=width**-0.5), normal(experts, seed=3))
+    for _ in range(2):  # the second call finds the counters as the first left them
+        normed, total, routing = SMALL.add_norm_route(x, residual, weight, 1e-5, router, 4)
+    want, want_total, _ = reference.add_norm_route(x, residual, weight, 1e-5, router, 4)
+    bf16_close(normed, want)
+    assert torch.equal(total, want_total)
+    # Against the router on our own norm: what differs is the order of float32 sums, or one rounding of the logits.
+    logits = normed.float() @ router.weight.float().T + router.bias.float()
+    exact = reference.route(logits, 4)
+    room = float(logits.abs().max()) * (1e-5 if fused else step("bf16"))
+    chosen = logits.gather(1, routing.expert_ids.long())
+    assert ((chosen.sort(descending=True).values - logits.topk(4).values).abs() <= 2 * room).all()
+    same = (routing.expert_ids == exact.expert_ids).all(dim=1)
+    assert same.any()
+    torch.testing.assert_close(routing.weights[same], exact.weights[same], rtol=4 * room, atol=0)
+
+
+@pytest.mark.parametrize("kind", list(GateKind))
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gated(kind: GateKind, interleaved: bool) -> None:
+    for tokens, units in ((0, 32), (1, 2112), (3, 40)):
+        x = normal(tokens, 2 * units, size=6.0)
+        if tokens:
+            x[0, 0] = -300.0  # far down both gates are 0, not NaN
+        gate = Gate(kind, interleaved)
+        got, want = SMALL.gated(x, gate), reference.gated(x, gate)
+        assert got.shape == (tokens, units)
+        if tokens:
+            bf16_close(got, want)
+
+
+def test_route_with_scales() -> None:
+    logits, scale = normal(5, 24), 0.5 + torch.rand(24, device=DEVICE)
+    logits = logits.float() + torch.arange(24, device=DEVICE) * 1e-3  # no ties: torch.topk leaves those open
+    got, want = SMALL.route(logits, 8, scale), reference.route(logits, 8, scale)
+    assert torch.equal(got.expert_ids, want.expert_ids)
+    torch.testing.assert_close(got.weights, want.weights, rtol=32 * step("float32"), atol=0)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +177,7 @@ def test_rope_and_write_kv(tokens: int, heads: int, kv_heads: int, head_dim: int
     slots = torch.randperm(pages * page_size, generator=generator)[:tokens].to(DEVICE)
     shape = (pages, kv_heads, page_size, head_dim)
     ours, theirs = (PagedKv(*(torch.full(shape, -7.0).bfloat16().to(DEVICE) for _ in range(2))) for _ in range(2))
-    q = TritonSmall().rope_and_write_kv(qkv, heads, positions, table, ours, slots)
+    q = SMALL.rope_and_write_kv(qkv, heads, positions, table, ours, slots)
     want = reference.rope_and_write_kv(qkv, heads, positions, table, theirs, slots)
     assert q.shape == (tokens, heads, head_dim)
     if tokens:
@@ -72,6 +186,52 @@ def test_rope_and_write_kv(tokens: int, heads: int, kv_heads: int, head_dim: int
     assert torch.equal(ours.v, theirs.v)
     untouched = theirs.k == -7.0
     assert torch.equal(ours.k[untouched], theirs.k[untouched])
+
+
+HEADS = [
+    # tokens, heads, kv_heads, head_dim, norm, shared, fp8, turning part
+    (2, 16, 2, 512, True, True, False, 0.25),
+    (3, 16, 8, 256, True, False, True, 1.0),
+    (1, 9, 3, 64, False, False, True, 1.0),
+    (2, 4, 1, 64, True, True, True, 0.5),
+]
+
+
+@pytest.mark.parametrize("case", HEADS, ids=str)
+def test_heads_normed_shared_and_in_fp8(case: tuple) -> None:
+    tokens, heads, kv_heads, dim, norm, shared, fp8, part = case
+    qkv = normal(tokens, heads + (1 if shared else 2) * kv_heads, dim, size=3.0)
+    frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))
+    frequencies[int(part * dim) // 2 :] = 0.0
+    table = RopeTable(frequencies.to(DEVICE), 1.0)
+    norms = HeadNorms(1 + normal(dim, seed=1, size=0.2), 1 + normal(dim, seed=2, size=0.2), 1e-6) if norm else None
+    positions, slots = torch.arange(tokens).to(DEVICE) + 70, torch.arange(tokens).to(DEVICE) * 9 + 4
+    shape = (2, kv_heads, 32, dim)
+    caches = []
+    for _ in range(2):
+        if fp8:  # the last head saturates
+            scales = [torch.linspace(0.02, 0.001, kv_heads).to(DEVICE), torch.tensor([0.05] * kv_heads).to(DEVICE)]
+            caches.append(PagedKv(*(torch.full(shape, 0x7F, dtype=torch.uint8, device=DEVICE) for _ in "kv"), *scales))
+        else:
+            caches.append(PagedKv(*(torch.full(shape, -7.0, device=DEVICE).bfloat16() for _ in "kv")))
+    q = SMALL.rope_and_write_kv(qkv, heads, positions, table, caches[0], slots, norms)
+    bf16_close(q, reference.rope_and_write_kv(qkv, heads, positions, table, caches[1], slots, norms))
+    if shared and norm:  # what Gemma 4 does: the value is the plain norm, whatever the key's weight and position
+        plain = reference.rms_norm(qkv[:, heads:], None, 1e-6)
+        kept = caches[1].v[slots // 32, :, slots % 32]
+        if not fp8:
+            assert torch.equal(kept, plain)
+    for got, want in ((caches[0].k, caches[1].k), (caches[0].v, caches[1].v)):
+        if fp8:
+            # A key rounds to bf16 and then to E4M3: where the first differs by a step, so may the second.
+            distance = (got.int() - want.int()).abs()
+            assert int(distance.max()) <= 1
+            assert float((distance == 0).float().mean()) > 0.99
+            assert (got == 0x7F).sum() == 2 * kv_heads * 32 * dim - tokens * kv_heads * dim  # no NaN was written
+        else:
+            bf16_close(got, want)
+    if fp8 and not norm:
+        assert ((caches[0].k & 0x7F) == 0x7E).any()  # 448
 
 
 @pytest.mark.skipif(not ON_GPU, reason="angles of 131072 radians: the interpreter uses numpy's cosine, not the GPU's")
@@ -83,6 +243,6 @@ def test_rope_far_out() -> None:
     kv = PagedKv(*(torch.zeros(1, 1, 16, 64, device=DEVICE).bfloat16() for _ in range(2)))
     slots = torch.tensor([0, 1], device=DEVICE)
     bf16_close(
-        TritonSmall().rope_and_write_kv(qkv, 8, positions, table, kv, slots),
+        SMALL.rope_and_write_kv(qkv, 8, positions, table, kv, slots),
         reference.rope_and_write_kv(qkv, 8, positions, table, kv, slots),
     )

@@ -1,19 +1,30 @@
-"""Dense layers: reference and dequantized, every weight format, bias and residual, chunked rows."""
+"""Dense layers: reference and dequantized in every weight format, bias and residual, logits, costs, what is refused."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
 from microscale import hardware
-from microscale.errors import Unsupported
-from microscale.formats import MXFP4, MXFP8, decode, encode
+from microscale.backends import registry
+from microscale.errors import BadCheckpoint, Unsupported
+from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, decode, encode, encode_channels
+from microscale.hardware import KNOWN, LAUNCH_US, Feature, Gpu, known
+from microscale.kernels import layouts
+from microscale.kernels.dense import packed as packing
 from microscale.kernels.dense import reference
 from microscale.kernels.dense.cost import dense_flops, weight_bytes
 from microscale.kernels.dense.dequantized import DequantizedDense
-from microscale.kernels.dense.reference import ReferenceDense, dense
-from microscale.kernels.dense.spec import DenseSpec, DenseWeights
+from microscale.kernels.dense.fragments import TritonMxfp4
+from microscale.kernels.dense.reference import ReferenceDense, dense, summarise
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights
+from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.op import Activations
+from support.interpreter import run_cases
+
+TRITON = ["triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_mxfp8_a8", "triton_mxfp4_a8"]
 
 
 def make(fmt: str, rows: int, columns: int, bias: bool) -> tuple[DenseWeights, torch.Tensor]:
@@ -23,11 +34,21 @@ def make(fmt: str, rows: int, columns: int, bias: bool) -> tuple[DenseWeights, t
     b = torch.randn(rows, generator=generator).bfloat16() if bias else None
     if fmt == "bf16":
         return DenseWeights(plain, b), plain.double()
-    tensor = encode(plain, {"mxfp4": MXFP4, "mxfp8": MXFP8}[fmt])
+    tensor = encode_channels(plain) if fmt == "fp8" else encode(plain, {"mxfp4": MXFP4, "mxfp8": MXFP8}[fmt])
     return DenseWeights(tensor, b), decode(tensor, torch.float64)
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "mxfp8", "mxfp4"])
+def op_of(name: str) -> DenseOp:
+    found = registry.find("dense", name)
+    assert isinstance(found, DenseOp)
+    return found
+
+
+def test_under_the_interpreter() -> None:
+    run_cases("cases_dense.py", beside=__file__)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize(("rows", "columns", "tokens"), [(40, 64, 3), (7, 32, 1), (64, 96, 0)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("implementation", [ReferenceDense(), DequantizedDense()], ids=lambda i: i.name)
@@ -47,6 +68,9 @@ def test_against_float64(
     torch.testing.assert_close(implementation.run(packed, spec, hardware.cpu(), x).double(), want, rtol=1e-5, atol=1e-4)
     with_residual = implementation.run(packed, spec, hardware.cpu(), x, residual)
     torch.testing.assert_close(with_residual.double(), want + residual, rtol=1e-5, atol=1e-4)
+    logits = implementation.run_logits(packed, spec, hardware.cpu(), x)
+    assert logits.values.dtype == torch.float32
+    torch.testing.assert_close(logits.values.double(), want, rtol=1e-5, atol=1e-4)
 
 
 def test_rows_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +81,156 @@ def test_rows_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(dense(x, weights), whole, rtol=1e-6, atol=1e-5)
 
 
+# ---- logits ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_say_what_a_pass_over_all_logits_would() -> None:
+    values = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
+    logits = summarise(values, 64)
+    assert logits.block_max.shape == (3, 16)
+    best = logits.block_max.argmax(dim=-1, keepdim=True)
+    assert torch.equal(logits.block_argmax.gather(1, best).squeeze(1).long(), values.argmax(dim=-1))
+    total = (logits.block_max.double().exp() * logits.block_sum).sum(dim=-1).log()
+    torch.testing.assert_close(total, values.double().logsumexp(dim=-1))
+    # Only blocks whose maximum is among the k largest maxima hold a top-k token.
+    k = 5
+    blocks = logits.block_max.topk(k).indices
+    held = values.topk(k).indices // 64
+    assert all(set(row.tolist()) <= set(kept.tolist()) for row, kept in zip(held, blocks, strict=True))
+
+
+def test_blocks_name_the_lowest_of_equals_and_show_nan() -> None:
+    values = torch.tensor([[1.0, 3.0, 3.0, 0.0, -0.0, 0.0, -2.0], [1.0, math.nan, 5.0, 2.0, math.nan, 1.0, 9.0]])
+    logits = summarise(values, 3)
+    assert logits.block_argmax.tolist() == [[1, 3, 6], [1, 4, 6]]
+    assert logits.block_max[0].tolist() == [3.0, 0.0, -2.0]
+    assert logits.block_max[1].isnan().tolist() == [True, True, False]
+    assert logits.block_sum[1].isnan().tolist() == [True, True, False]
+    assert logits.block_sum[0, 2] == 1.0  # the filling of the last block counts for nothing
+
+
+# ---- packing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+def test_fragments_hold_the_weights_bit_for_bit(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, _ = make(fmt, 80, 96, bias=True)
+    monkeypatch.setattr(packing, "CHUNK_ROWS", 32)
+    packed = packing.pack(weights)
+    tensor = weights.weight
+    assert isinstance(tensor, BlockScaled | ChannelScaled)
+    block = MXFP8 if fmt != "mxfp4" else MXFP4
+    scales = torch.zeros(80 // 16, 2, 8, dtype=torch.int32) if packed.groups is None else packed.groups
+    found = layouts.unpack(Packed(packed.weight[None], scales[None], None, block, RowOrder.PLAIN, 96))
+    assert torch.equal(found.values[0], tensor.values)
+    if isinstance(tensor, ChannelScaled):
+        assert packed.groups is None
+        assert packed.channels is not None
+        assert torch.equal(packed.channels, tensor.scales)
+    else:
+        assert packed.channels is None
+        assert torch.equal(found.scales[0], tensor.scales)
+    spec = DenseSpec(80, 96, fmt, Activations.BF16, True, 1)
+    assert packed.nbytes == op_of(f"triton_{fmt}").packed_bytes(spec)
+
+
+def test_a_damaged_channel_is_refused() -> None:
+    values = torch.zeros(16, 32, dtype=torch.uint8)
+    with pytest.raises(BadCheckpoint, match="NaN among its scales"):
+        packing.pack(DenseWeights(ChannelScaled(values, torch.full((16,), math.nan))))
+    with pytest.raises(BadCheckpoint, match="NaN among its values"):
+        packing.pack(DenseWeights(ChannelScaled(values + 0x7F, torch.ones(16))))
+
+
+def test_layouts_are_shared_where_bytes_are() -> None:
+    assert op_of("triton_bf16").layout == op_of("dequantized").layout == "row_major"
+    for fmt in ("mxfp8", "mxfp4"):
+        assert op_of(f"triton_{fmt}").layout == op_of(f"triton_{fmt}_a8").layout
+    assert len({op_of(name).layout for name in TRITON}) == 4
+
+
+# ---- costs, choices, refusals ----------------------------------------------------------------------------------------
+
+
 def test_cost_counts_the_formats_own_bytes() -> None:
-    sizes = {
-        f: weight_bytes(DenseSpec(201088, 2880, f, Activations.BF16, False, 1)) for f in ("bf16", "mxfp8", "mxfp4")
-    }
-    assert sizes == {"bf16": 201088 * 2880 * 2, "mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
+    sizes = {f: weight_bytes(DenseSpec(201088, 2880, f, Activations.BF16, False, 1)) for f in FORMATS}
+    elements = 201088 * 2880
+    fp8 = elements + 4 * 201088
+    assert sizes == {"bf16": elements * 2, "fp8": fp8, "mxfp8": 201088 * 90 * 33, "mxfp4": 201088 * 90 * 17}
     assert dense_flops(DenseSpec(8, 4, "bf16", Activations.BF16, False, 3)) == 2 * 3 * 8 * 4
+
+
+@pytest.mark.parametrize("rows, columns", [(5120, 2880), (2880, 4096), (201088, 2880)])
+def test_bf16_is_ours_for_few_tokens_and_cublas_for_many(rows: int, columns: int) -> None:
+    gpu = known("h200")
+
+    def faster(tokens: int) -> str:
+        spec = DenseSpec(rows, columns, "bf16", Activations.BF16, False, tokens)
+        return min(("triton_bf16", "dequantized"), key=lambda name: op_of(name).cost(spec, gpu).predicted_us(gpu))
+
+    assert [faster(tokens) for tokens in (1, 4, 16)] == ["triton_bf16"] * 3
+    assert [faster(tokens) for tokens in (64, 256, 8192)] == ["dequantized"] * 3
+
+
+def test_predictions_are_what_was_measured() -> None:
+    """H200, Triton 3.6.0, one token, microseconds."""
+    gpu = known("h200")
+    measured = {
+        ("triton_bf16", 5120, 2880): 9.9,
+        ("dequantized", 5120, 2880): 10.9,
+        ("triton_bf16", 2880, 4096): 8.8,
+        ("triton_bf16", 201088, 2880): 275,
+        ("triton_fp8", 201088, 2880): 138,
+        ("triton_mxfp8", 201088, 2880): 143,
+        ("triton_mxfp4", 201088, 2880): 84,
+    }
+    for (name, rows, columns), us in measured.items():
+        fmt = "bf16" if name == "dequantized" else name.removeprefix("triton_")
+        cost = op_of(name).cost(DenseSpec(rows, columns, fmt, Activations.BF16, False, 1), gpu)
+        assert cost.predicted_us(gpu) + cost.launches * LAUNCH_US == pytest.approx(us, rel=0.1), name
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+def test_variants_are_complete(gpu: Gpu) -> None:
+    for name in TRITON:
+        variants = list(op_of(name).variants(gpu))
+        names = [variant.name for variant in variants]
+        assert len(set(names)) == len(names)
+        for variant in variants:
+            assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names), variant.name
+            assert set(variant.divisible) <= set(variant.signature), variant.name
+            assert variant.options.get("launch_pdl", False) == variant.constants.get("PDL", False)
+            assert variant.constants.get("PDL", False) <= gpu.has(Feature.PDL)
+            if name.endswith("_a8") and gpu.has(Feature.MX_MMA):
+                assert variant.promise == r"mma\.sync\S*block_scale"
+        block_scaled = gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
+        assert bool(variants) == (block_scaled or not name.endswith("_a8"))
+
+
+def test_a_cpu_has_no_kernels() -> None:
+    for name in ("dequantized", *TRITON):
+        assert not list(op_of(name).variants(hardware.cpu()))
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_what_a_kernel_cannot_do_it_says(name: str) -> None:
+    implementation = op_of(name)
+    fmt = name.removeprefix("triton_").removesuffix("_a8")
+    activations = Activations.MXFP8 if name.endswith("_a8") else Activations.BF16
+    gpu = known("rtx5090")
+
+    def reason(weight_format: str, activations: Activations, rows: int, columns: int, gpu: Gpu) -> str:
+        return implementation.supports(DenseSpec(rows, columns, weight_format, activations, False, 1), gpu) or ""
+
+    assert not reason(fmt, activations, 5120, 2880, gpu)
+    assert f"reads {fmt} weights, not int4" in reason("int4", activations, 5120, 2880, gpu)
+    assert "activations, not float32" in reason(fmt, Activations.FLOAT32, 5120, 2880, gpu)
+    assert "which CPU does not have" in reason(fmt, activations, 5120, 2880, hardware.cpu())
+    assert "multiple" in reason(fmt, activations, 5120, 2872, gpu)
+    if fmt != "bf16":
+        assert "multiples of 16 rows" in reason(fmt, activations, 5121, 2880, gpu)
+    if name.endswith("_a8"):
+        assert "block-scaled matrix instruction" in reason(fmt, activations, 5120, 2880, known("h200"))
 
 
 def test_refusals() -> None:
@@ -71,3 +239,9 @@ def test_refusals() -> None:
         assert "int4" in (implementation.supports(unknown, hardware.cpu()) or "")
     with pytest.raises(Unsupported, match="two axes"):
         DenseWeights(torch.zeros(2, 3, 4))
+    with pytest.raises(Unsupported, match="not bf16"):
+        packing.pack(DenseWeights(torch.zeros(16, 32)))
+    weights, _ = make("mxfp4", 16, 32, bias=False)
+    spec = DenseSpec(16, 32, "mxfp4", Activations.BF16, False, 1)
+    with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
+        TritonMxfp4().run(packing.pack(weights), spec, known("h200"), torch.zeros(1, 32))

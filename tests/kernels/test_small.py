@@ -6,14 +6,31 @@ import math
 
 import pytest
 import torch
+from transformers import Gemma4TextConfig
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
 
 from microscale import hardware
+from microscale.formats import decode
 from microscale.kernels.attention.spec import PagedKv
+from microscale.kernels.moe.reference import apply_gate
+from microscale.kernels.moe.spec import Gate, GateKind
 from microscale.kernels.op import Activations
 from microscale.kernels.small import cost
 from microscale.kernels.small.fused import TritonSmall
-from microscale.kernels.small.reference import ReferenceSmall, rms_norm, rope, rope_and_write_kv, route, write_kv
-from microscale.kernels.small.spec import RopeTable, SmallSpec
+from microscale.kernels.small.reference import (
+    ReferenceSmall,
+    add_norm_route,
+    add_rms_norm,
+    add_rms_norm_mxfp8,
+    gated,
+    norm_add_norm,
+    rms_norm,
+    rope,
+    rope_and_write_kv,
+    route,
+    write_kv,
+)
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 from support.interpreter import run_cases
 
 
@@ -88,6 +105,104 @@ def test_route_softmaxes_over_the_chosen() -> None:
     assert routing.weights.sum().item() == pytest.approx(1.0)
 
 
+def test_sums_with_their_norms() -> None:
+    x, residual, weight = (torch.randn(n, 64, generator=torch.Generator().manual_seed(n)) for n in (3, 3, 1))
+    normed, total = add_rms_norm(x, residual, weight[0], 1e-5)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm(total, weight[0], 1e-5))
+    codes, same_total = add_rms_norm_mxfp8(x, residual, weight[0], 1e-5)
+    assert torch.equal(same_total, total)
+    # Half a step, and a whole one where the largest of a block saturates.
+    torch.testing.assert_close(decode(codes), normed, rtol=2**-3, atol=2**-6)
+    router = Router(torch.randn(8, 64), torch.randn(8))
+    routed, _, routing = add_norm_route(x, residual, weight[0], 1e-5, router, 2)
+    assert torch.equal(routed, normed)
+    assert torch.equal(routing.expert_ids, route(normed @ router.weight.T + router.bias, 2).expert_ids)
+
+
+def test_gated_is_the_experts_gate() -> None:
+    x = torch.randn(3, 20) * 5
+    for gate in (Gate(GateKind.GELU_TANH, interleaved=False), Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)):
+        assert torch.equal(gated(x, gate), apply_gate(x, gate))
+
+
+def test_the_second_kind_of_router_scales_its_experts() -> None:
+    logits, scale = torch.tensor([[0.0, 3.0, 1.0, 2.0]]), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert torch.equal(route(logits, 2, scale).weights, route(logits, 2).weights * torch.tensor([[2.0, 4.0]]))
+
+
+GEMMA = Gemma4TextConfig(
+    vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+    layer_types=["sliding_attention", "full_attention"], sliding_window=8, enable_moe_block=True, num_experts=8,
+    top_k_experts=2, moe_intermediate_size=32, num_kv_shared_layers=0, hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=64,
+)  # fmt: skip
+
+
+def test_heads_are_gemmas_own() -> None:
+    """K = V, norms, partial rotation and the order of all three, against transformers' full-attention layer."""
+    torch.manual_seed(0)
+    layer = gemma4.Gemma4TextAttention(GEMMA, layer_idx=1).float()
+    assert layer.v_proj is None
+    for norm in (layer.q_norm, layer.k_norm):
+        torch.nn.init.normal_(norm.weight, 1.0, 0.3)
+    rotary = gemma4.Gemma4TextRotaryEmbedding(GEMMA)
+    x, positions = torch.randn(1, 5, 64), torch.arange(5) + 100
+    angles = rotary(x, positions[None], "full_attention")
+    cached: list[torch.Tensor] = []
+
+    class Cache:
+        def update(self, k: torch.Tensor, v: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+            cached.extend((k, v))
+            return k, v
+
+    with torch.no_grad():
+        layer(x, angles, None, {}, Cache())
+        q = gemma4.apply_rotary_pos_emb(layer.q_norm(layer.q_proj(x).view(1, 5, 4, 32)), *angles, unsqueeze_dim=2)
+        qkv = torch.cat((layer.q_proj(x).view(5, 4, 32), layer.k_proj(x).view(5, 1, 32)), dim=1)
+        table = RopeTable(rotary.full_attention_inv_freq, 1.0)
+        kv = PagedKv(torch.zeros(1, 1, 8, 32), torch.zeros(1, 1, 8, 32))
+        norms = HeadNorms(layer.q_norm.weight, layer.k_norm.weight, GEMMA.rms_norm_eps)
+        ours = rope_and_write_kv(qkv, 4, positions, table, kv, torch.arange(5), norms)
+    torch.testing.assert_close(ours, q[0])
+    torch.testing.assert_close(kv.k[0, :, :5], cached[0][0])
+    torch.testing.assert_close(kv.v[0, :, :5], cached[1][0])
+    assert not torch.equal(kv.k, kv.v)
+    assert (table.inverse_frequencies == 0).any()
+
+
+def test_norms_around_a_sum_are_gemmas_own() -> None:
+    """Both places of a decoder layer where it norms, adds and norms again, with the layers between them left out."""
+    torch.manual_seed(0)
+    layer = gemma4.Gemma4TextDecoderLayer(GEMMA, layer_idx=1).float()
+    for norm in (m for m in layer.modules() if isinstance(m, gemma4.Gemma4RMSNorm) and m.with_scale):
+        torch.nn.init.normal_(norm.weight, 1.0, 0.3)
+    attended, residual, dense, experts = (torch.randn(3, 64) for _ in range(4))
+    with torch.no_grad():
+        total = residual + layer.post_attention_layernorm(attended)
+        after = torch.stack((layer.pre_feedforward_layernorm.weight, layer.pre_feedforward_layernorm_2.weight))
+        normed, ours = norm_add_norm(
+            attended, None, residual, Sandwich(layer.post_attention_layernorm.weight, after, GEMMA.rms_norm_eps)
+        )
+        torch.testing.assert_close(ours, total)
+        torch.testing.assert_close(normed[0], layer.pre_feedforward_layernorm(total))
+        torch.testing.assert_close(normed[1], layer.pre_feedforward_layernorm_2(total))
+        joined = layer.post_feedforward_layernorm_1(dense) + layer.post_feedforward_layernorm_2(experts)
+        end = (total + layer.post_feedforward_layernorm(joined)) * 0.7
+        sandwich = Sandwich(
+            layer.post_feedforward_layernorm_1.weight,
+            layer.input_layernorm.weight[None],
+            GEMMA.rms_norm_eps,
+            0.7,
+            layer.post_feedforward_layernorm_2.weight,
+            layer.post_feedforward_layernorm.weight,
+        )
+        normed, ours = norm_add_norm(dense, experts, total, sandwich)
+        torch.testing.assert_close(ours, end)
+        torch.testing.assert_close(normed[0], layer.input_layernorm(end))
+
+
 @pytest.mark.slow
 def test_triton_under_the_interpreter() -> None:
     run_cases("cases_small.py", beside=__file__)
@@ -113,5 +228,11 @@ def test_costs() -> None:
     assert cost.write_kv(spec) == 2 * (2 * 3 * 8 * 64 * 2)
     assert cost.route(spec) == 3 * (128 + 8) * 4
     assert cost.rope_and_write_kv(spec) == 2 * 3 * 80 * 64 * 2
-    assert cost.per_layer(spec) == 2 * cost.rms_norm(spec) + cost.rope_and_write_kv(spec) + cost.route(spec)
+    assert cost.add_rms_norm(spec) == (4 * 3 + 1) * 2880 * 2
+    assert cost.add_norm_route(spec) == cost.add_rms_norm(spec) + 128 * 2881 * 2 + 3 * 4 * 8
+    assert cost.gated(spec, 2112) == 3 * 3 * 2112 * 2
+    assert cost.add_rms_norm_mxfp8(spec) == cost.add_rms_norm(spec) - 3 * (5760 - 2970)
+    assert cost.norm_add_norm(spec) == cost.add_rms_norm(spec) + 5760
+    parts = (cost.add_rms_norm, cost.rope_and_write_kv, cost.add_norm_route)
+    assert cost.per_layer(spec) == sum(part(spec) for part in parts)
     assert ReferenceSmall().supports(spec, hardware.cpu()) is None

@@ -39,7 +39,7 @@ def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tens
         batch = build_batch(chunks, size, model.device)
         # Every token's logits, not just the last of each chunk.
         batch = replace(batch, logit_rows=torch.arange(len(batch.token_ids), device=model.device))
-        logits = model.forward(batch, kv)
+        logits = model.forward(batch, kv).values
         for i, part in zip(live, logits.split([len(c.token_ids) for c in chunks]), strict=True):
             rows[i].append(part)
     return [torch.cat(parts) for parts in rows]

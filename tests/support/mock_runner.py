@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.scheduler import Limits, Work
+from microscale.kernels.dense.reference import summarise
+from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
 
 
@@ -36,7 +37,7 @@ class MockRunner:
             raise AssertionError(f"{request_id} reads position {position} of {kind}, whose page it dropped")
         return page * self._limits.page_size + position % self._limits.page_size
 
-    def forward(self, plan: Sequence[Work]) -> Tensor:
+    def forward(self, plan: Sequence[Work]) -> Logits:
         self.largest_step = max(self.largest_step, sum(work.count for work in plan))
         for work in plan:
             for position in range(work.first, work.first + work.count):
@@ -52,7 +53,7 @@ class MockRunner:
                 row = torch.full((self._vocab,), -1.0)
                 row[hash((seen, near)) % self._vocab] = 1.0
                 rows.append(row)
-        return torch.stack(rows) if rows else torch.empty(0, self._vocab)
+        return summarise(torch.stack(rows) if rows else torch.empty(0, self._vocab))
 
     def _read(self, kind: LayerKind, request_id: str, first: int, end: int) -> tuple[int, ...]:
         cache = self._cache[kind]

@@ -1,7 +1,8 @@
 """What models call. A model asks for an op with its weights and gets back something to call with tokens.
 
-``Ops`` is made once per model with the GPU, the activations' type and the user's wishes. Binding a layer decides which
-implementation runs it, packs the weights for that, and enters the decision in ``plan``; calling it runs just that.
+``Ops`` is made once per model with the GPU, the activations' type, the user's wishes and precision. Binding a layer
+takes its decision from ``plan`` (or makes it there), brings the weights into the format of the precision, packs them
+for the implementation, and calling it runs just that. Weights change format layer by layer, on the device.
 """
 
 from __future__ import annotations
@@ -15,16 +16,27 @@ from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.decision import Plan
-from microscale.backends.oracle import Spec, Wish, decide_layer
+from microscale.backends.oracle import Spec, Wish
+from microscale.backends.plan import BUCKETS, Setup, Use, decide_use
+from microscale.backends.precision import EXACT, Precision
+from microscale.backends.quantise import Weight, convert, format_name, take_rows
+from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.dense.spec import DenseSpec, DenseWeights
+from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Activations, torch_dtype
-from microscale.kernels.small.spec import RopeTable, SmallOps, SmallSpec
-
-BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
-"""Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""
+from microscale.kernels.sampling.spec import (
+    MAX_TOP_LOGPROBS,
+    PROMPT_BIT,
+    Bias,
+    History,
+    Sampled,
+    SamplingBatch,
+    SamplingSpec,
+    Status,
+)
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,11 @@ class Dense:
         implementation, spec = self._choice.pick(x.shape[0])
         return implementation.run(self._packed, spec, self._gpu, x, residual)  # type: ignore[no-any-return]
 
+    def logits(self, x: Tensor) -> Logits:
+        """As an lm_head: float32, with what sampling wants of each block of rows."""
+        implementation, spec = self._choice.pick(x.shape[0])
+        return implementation.run_logits(self._packed, spec, self._gpu, x)  # type: ignore[no-any-return]
+
 
 class Attention:
     """A bound attention layer."""
@@ -78,46 +95,83 @@ class Attention:
         return implementation.run(spec, self._gpu, q, kv, batch, self._sinks)  # type: ignore[no-any-return]
 
 
+class Embedding:
+    """A bound embedding table: token ids → rows."""
+
+    def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
+        self._weight = weight
+        self._dtype = dtype
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return take_rows(self._weight, token_ids, self._dtype)
+
+
+class Sampling:
+    """Sampling from one vocabulary."""
+
+    def __init__(self, choice: _Choice, gpu: Gpu) -> None:
+        self._choice = choice
+        self._gpu = gpu
+
+    def __call__(self, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
+        implementation, spec = self._choice.pick(logits.shape[0])
+        return implementation.run(spec, self._gpu, logits, batch, blocks)  # type: ignore[no-any-return]
+
+    def score(self, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
+        """Log-probabilities of given tokens."""
+        implementation, spec = self._choice.pick(logits.shape[0])
+        return implementation.score(spec, self._gpu, logits, tokens, top_logprobs)  # type: ignore[no-any-return]
+
+
 class Ops:
     """The ops of one model on one device."""
 
-    def __init__(self, gpu: Gpu, activations: Activations, wish: Wish) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        activations: Activations,
+        wish: Wish,
+        precision: Precision = EXACT,
+        plan: Plan | None = None,
+    ) -> None:
         wish.check()
         self.gpu = gpu
         self.activations = activations
         self.wish = wish
-        self.plan = Plan()
+        self.precision = precision
+        self.plan = Plan() if plan is None else plan
 
     @property
     def dtype(self) -> torch.dtype:
         """The type in which activations travel."""
         return torch_dtype(self.activations)
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The type of the KV cache's pages: E4M3 codes are bytes."""
+        return torch.uint8 if self.precision.kv_format == "fp8" else self.dtype
+
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
         experts, rows, hidden = weights.gate_up.shape
-        has_bias = weights.gate_up_bias is not None
-        spec = self.moe_spec(experts, top_k, hidden, rows // 2, weights.gate_up.format.name, gate, has_bias)
-        return Moe(self._choose("moe", "experts", spec), self.gpu, weights)
-
-    def moe_spec(
-        self, experts: int, top_k: int, hidden: int, intermediate: int, weight_format: str, gate: Gate, bias: bool
-    ) -> MoeSpec:
-        """The spec of an expert layer of this model, before its weights are there."""
-        return MoeSpec(experts, top_k, hidden, intermediate, weight_format, self.activations, gate, bias, tokens=1)
+        own, has_bias = weights.gate_up.format.name, weights.gate_up_bias is not None
+        spec = MoeSpec(experts, top_k, hidden, rows // 2, own, self.activations, gate, has_bias, tokens=1)
+        choice = self._choose("moe", "experts", spec)
+        gate_up, down = (convert(w, choice.specs[0].weight_format) for w in (weights.gate_up, weights.down))
+        assert isinstance(gate_up, BlockScaled)  # no implementation of moe reads anything else
+        assert isinstance(down, BlockScaled)
+        held = MoeWeights(gate_up, down, weights.gate_up_bias, weights.down_bias)
+        return Moe(choice, self.gpu, held)
 
     def dense(self, layer: str, weights: DenseWeights) -> Dense:
         rows, columns = weights.weight.shape
-        spec = self.dense_spec(rows, columns, weights.format, weights.bias is not None)
-        return Dense(self._choose("dense", layer, spec), self.gpu, weights)
+        spec = DenseSpec(rows, columns, weights.format, self.activations, weights.bias is not None, tokens=1)
+        choice = self._choose("dense", layer, spec)
+        held = DenseWeights(convert(weights.weight, choice.specs[0].weight_format), weights.bias)
+        return Dense(choice, self.gpu, held)
 
-    def dense_spec(self, rows: int, columns: int, weight_format: str = "bf16", bias: bool = False) -> DenseSpec:
-        """The spec of a dense layer of this model, before its weights are there."""
-        return DenseSpec(rows, columns, weight_format, self.activations, bias, tokens=1)
-
-    def packed_bytes(self, op: str, spec: Spec) -> int:
-        """Bytes that a layer's weights will take in the layout that will be chosen for them."""
-        chosen = self._choose(op, "sizing", spec, keep=False)
-        return int(chosen.implementations[0].packed_bytes(chosen.specs[0]))
+    def embed(self, weight: Weight) -> Embedding:
+        """The embedding table in its format. Where a model ties it to lm_head, it passes what lm_head holds."""
+        return Embedding(convert(weight, self.precision.format_of("embed", format_name(weight))), self.dtype)
 
     def attention(self, layer: str, spec: AttentionSpec, sinks: Tensor | None) -> Attention:
         return Attention(self._choose("attention", layer, spec), self.gpu, sinks)
@@ -126,33 +180,57 @@ class Ops:
         """Norms, rope, KV write and routing: one implementation for all of them."""
         implementation = self._choose("small", "small", spec).implementations[0]
         assert isinstance(implementation, SmallOps)  # the registry files it under this op
-        return implementation
+        return implementation.on(self.gpu)
 
-    def _choose(self, op: str, layer: str, spec: Spec, keep: bool = True) -> _Choice:
-        specs = tuple(replace(spec, tokens=tokens) for tokens in BUCKETS)  # type: ignore[type-var]
-        decisions = decide_layer(op, layer, specs, self.gpu, self.wish)
-        if keep:
-            self.plan.add(decisions)
+    def sampling(self, vocab: int) -> Sampling:
+        return Sampling(self._choose("sampling", "sampling", SamplingSpec(vocab, tokens=1)), self.gpu)
+
+    def _choose(self, op: str, layer: str, spec: Spec) -> _Choice:
+        setup = Setup(self.gpu, self.activations, self.wish, self.precision)
+        if not self.plan.of(op, layer):
+            self.plan.add(decide_use(Use(op, layer, spec), setup))
+        decisions = self.plan.of(op, layer)
+        specs = tuple(decision.spec for decision in decisions)
+        if hasattr(spec, "weight_format"):  # the plan was made for these very weights
+            asked = self.precision.applied(layer, spec)
+            assert replace(specs[0], tokens=1, activations=self.activations) == asked, (layer, specs[0], asked)
         return _Choice(specs, tuple(registry.find(op, decision.chosen) for decision in decisions))
 
 
 __all__ = [
     "BUCKETS",
+    "MAX_TOP_LOGPROBS",
+    "PROMPT_BIT",
     "Activations",
     "Attention",
     "AttentionBatch",
     "AttentionSpec",
+    "Bias",
     "Dense",
+    "DenseSpec",
     "DenseWeights",
+    "Embedding",
     "Gate",
     "GateKind",
+    "HeadNorms",
+    "History",
+    "Logits",
     "Moe",
+    "MoeSpec",
     "MoeWeights",
     "Ops",
     "PagedKv",
     "RopeTable",
+    "Router",
     "Routing",
+    "Sampled",
+    "Sampling",
+    "SamplingBatch",
+    "SamplingSpec",
+    "Sandwich",
     "SmallOps",
     "SmallSpec",
+    "Status",
+    "Use",
     "Wish",
 ]

@@ -1,22 +1,34 @@
 """``decide``: which implementation runs a spec on a GPU. Pure: no device, no state, no environment.
 
-Candidates that support the spec are ranked by predicted time: the cost's floor on the card over the efficiency that the
-implementation states. A layer runs at several batch sizes from one copy of its weights, so ``decide_layer`` first
-chooses the physical layout that is fastest over all of them and then, within it, the best for each.
+Candidates that support the spec are ranked by predicted time (``estimate``): the cost over the card's ceilings times
+the efficiency measured for its family, or stated by the implementation. A layer runs at several batch sizes from one
+copy of its weights, so ``decide_layer`` first chooses the physical layout that is fastest over all of them and then,
+within it, the best for each. Where activations may be quantised, an implementation that does so must earn it: it
+wins only when it is faster by ``WORTH``. So must one whose speed is stated against one whose speed was measured: it
+wins only when it is faster by ``DOUBT``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from microscale.backends import registry
 from microscale.backends.decision import Decision, Rejected
+from microscale.backends.estimate import Estimate, estimate
 from microscale.errors import Unsupported
-from microscale.hardware import Gpu
-from microscale.kernels.op import Implementation
+from microscale.hardware import GIB, Gpu
+from microscale.kernels.op import Activations, Implementation, Reason
+
+WORTH = 1.05
+"""How many times faster quantised activations must be than exact ones. Below, the gain is less than what benchmarks of
+one kernel vary by from run to run."""
+
+DOUBT = 1.25
+"""How many times faster a stated efficiency must promise to be than a measured one: that much of a promise is often
+not kept."""
 
 
 class Spec(Protocol):
@@ -41,6 +53,10 @@ class Wish:
         has_it = any(entry.name == self.backend for entry in registry.of_op(op))
         return self.backend if has_it else None
 
+    def option(self, op: str) -> str:
+        """The option behind ``for_op``."""
+        return "--moe-backend" if op == "moe" and self.moe_backend is not None else "--backend"
+
     def check(self) -> None:
         """Refuse names that no op knows."""
         if self.backend is not None and self.backend not in registry.names():
@@ -49,57 +65,163 @@ class Wish:
             registry.find("moe", self.moe_backend)
 
 
-def _candidates(
-    op: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish
-) -> tuple[list[Implementation[Any]], list[Rejected]]:
-    """Implementations that can run every spec, and those that cannot or were not asked for."""
-    wanted = wish.for_op(op)
-    able: list[Implementation[Any]] = []
-    rejected: list[Rejected] = []
-    for entry in registry.of_op(op):
-        reason = next((r for r in (entry.supports(spec, gpu) for spec in specs) if r is not None), None)
-        if wanted is not None and entry.name != wanted:
-            reason = f"{wanted} was asked for"
-        elif wanted is not None and reason is not None:
-            raise Unsupported(f"{op} cannot run on {wanted!r} with {gpu.name}: {entry.name} {reason}.")
-        if reason is None:
-            able.append(entry)
-        else:
-            rejected.append(Rejected(entry.name, reason))
-    if not able:
-        reasons = "; ".join(f"{r.name} {r.reason}" for r in rejected)
-        raise Unsupported(f"No implementation of {op} runs this on {gpu.name}: {reasons}.")
-    return able, rejected
+@dataclass(frozen=True)
+class Freedom:
+    """What a decision may choose beside the implementation, and what it must know beside the spec."""
+
+    activations: tuple[Activations, ...] = ()
+    """Formats in which activations may meet the weights, the most exact first; none: the spec's own."""
+    copies: int = 1
+    """Layers of this kind, each with weights of its own."""
+    kv_size: int = 2
+    """Bytes of one number in the KV cache."""
 
 
-def decide_layer(op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish) -> list[Decision]:
+@dataclass(frozen=True)
+class _Offer:
+    """One implementation's best way to run one spec."""
+
+    entry: Implementation[Any]
+    spec: Any
+    estimate: Estimate
+    exactness: int
+    """Place of its activations in ``Freedom.activations``: 0 is exact."""
+    doubtful: bool = False
+    """Its speed is stated while another's was measured."""
+
+    @property
+    def rank(self) -> float:
+        return self.estimate.us * WORTH**self.exactness * (DOUBT if self.doubtful else 1.0)
+
+
+_Column = Mapping[str, "_Offer | Reason"]
+"""For one batch size: what each implementation offers, or why it cannot."""
+
+
+def decide_layer(
+    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish, freedom: Freedom | None = None
+) -> list[Decision]:
     """One decision per spec (the same layer at several batch sizes), all on one layout of the weights."""
-    able, rejected = _candidates(op, specs, gpu, wish)
-    times = {entry.name: [entry.cost(spec, gpu).predicted_us(gpu) for spec in specs] for entry in able}
-    layouts: dict[str, list[Implementation[Any]]] = {}
-    for entry in able:
-        layouts.setdefault(entry.layout, []).append(entry)
-    best_layout = min(layouts, key=lambda name: _layout_time([times[e.name] for e in layouts[name]]))
-    decisions = []
-    for index, spec in enumerate(specs):
-        time = {entry.name: times[entry.name][index] for entry in able}
-        best, chosen = min((time[entry.name], entry.name) for entry in layouts[best_layout])
-        losers = [_lost(e, time[e.name], best, best_layout) for e in able if e.name != chosen]
-        decisions.append(Decision(op, layer, spec.tokens, chosen, (*losers, *rejected), best))
-    return decisions
+    freedom = freedom or Freedom()
+    columns: list[_Column] = []
+    for spec in specs:
+        columns.append({entry.name: _offer(entry, spec, gpu, freedom) for entry in registry.of_op(op)})
+    columns = [_doubted(column) for column in _what_fits(_as_wished(op, columns, gpu, wish), gpu, freedom)]
+    layouts = {entry.layout: 0.0 for entry in registry.of_op(op)}
+    for layout in layouts:
+        layouts[layout] = math.fsum(_log_time(column, layout) for column in columns)
+    best_layout = min(layouts, key=lambda name: layouts[name])
+    if math.isinf(layouts[best_layout]):
+        raise Unsupported(_nobody(op, columns, gpu))
+    return [_decision(op, layer, column, best_layout) for column in columns]
 
 
-def _layout_time(times: list[list[float]]) -> float:
-    """How slow a layout is when each batch size takes its best; sizes count alike, so the sum is of logarithms."""
-    return math.fsum(math.log(min(column)) for column in zip(*times, strict=True))
-
-
-def _lost(entry: Implementation[Any], time: float, best: float, layout: str) -> Rejected:
-    if time >= best:
-        return Rejected(entry.name, f"slower: {time:.3g} µs against {best:.3g}")
-    return Rejected(entry.name, f"reads the layout {entry.layout!r}, and {layout!r} is faster over all batch sizes")
-
-
-def decide(op: str, layer: str, spec: Spec, gpu: Gpu, wish: Wish) -> Decision:
+def decide(op: str, layer: str, spec: Spec, gpu: Gpu, wish: Wish, freedom: Freedom | None = None) -> Decision:
     """The decision for one spec."""
-    return decide_layer(op, layer, [spec], gpu, wish)[0]
+    return decide_layer(op, layer, [spec], gpu, wish, freedom)[0]
+
+
+def _offer(entry: Implementation[Any], spec: Any, gpu: Gpu, freedom: Freedom) -> _Offer | Reason:
+    offers, reasons = [], []
+    for place, choice in enumerate(freedom.activations or (None,)):
+        asked = spec if choice is None else replace(spec, activations=choice)
+        reason = entry.supports(asked, gpu)
+        if reason is None:
+            offers.append(_Offer(entry, asked, estimate(entry, asked, gpu, freedom.kv_size), place))
+        else:
+            # That it wants the other activations says nothing when the other ones were tried too.
+            reasons.append((choice is not None and reason.endswith(f"not {choice}"), place, reason))
+    return min(offers, key=lambda offer: offer.rank) if offers else min(reasons)[-1]
+
+
+def _as_wished(op: str, columns: Sequence[_Column], gpu: Gpu, wish: Wish) -> list[_Column]:
+    """The columns with all but the wanted implementation out; a wish that cannot be met is an error."""
+    wanted = wish.for_op(op)
+    if wanted is None:
+        return list(columns)
+    for column in columns:
+        offered = column[wanted]
+        if isinstance(offered, str):
+            best = _fastest(columns)
+            works = f"{wish.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
+            raise Unsupported(f"{wish.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
+    return [{n: o if n == wanted else f"{wanted} was asked for" for n, o in column.items()} for column in columns]
+
+
+def _fastest(columns: Sequence[_Column]) -> str | None:
+    """The implementation that runs every size, and all of them fastest."""
+    times = {}
+    for name in columns[0]:
+        offers = [offered for column in columns if isinstance(offered := column[name], _Offer)]
+        if len(offers) == len(columns):
+            times[name] = math.fsum(math.log(max(offer.rank, 1e-9)) for offer in offers)
+    return min(times, key=lambda name: times[name], default=None)
+
+
+def _what_fits(columns: Sequence[_Column], gpu: Gpu, freedom: Freedom) -> list[_Column]:
+    """The columns without those whose weights are more than the card's memory, unless nobody is left: then what is
+    missing is memory and not an implementation, and the sum over all layers says so better."""
+    kept: list[_Column] = []
+    for column in columns:
+        fitting: dict[str, _Offer | Reason] = {}
+        for name, offered in column.items():
+            reason = None if isinstance(offered, str) else _too_large(offered, gpu, freedom.copies)
+            fitting[name] = reason or offered
+        kept.append(fitting if any(isinstance(o, _Offer) for o in fitting.values()) else column)
+    return kept
+
+
+def _too_large(offer: _Offer, gpu: Gpu, copies: int) -> Reason | None:
+    weights = copies * offer.entry.packed_bytes(offer.spec)
+    if weights <= gpu.memory_bytes:
+        return None
+    has = gpu.memory_bytes / GIB
+    return f"takes {weights / GIB:.0f} GiB for the weights of {copies} layers, {gpu.name} has {has:.0f}"
+
+
+def _doubted(column: _Column) -> _Column:
+    """The column with those doubted whose speed is stated, if another's was measured."""
+    if not any(isinstance(offered, _Offer) and offered.estimate.tuned for offered in column.values()):
+        return column
+    return {n: o if isinstance(o, str) else replace(o, doubtful=not o.estimate.tuned) for n, o in column.items()}
+
+
+def _log_time(column: _Column, layout: str) -> float:
+    """How slow a layout is at one batch size, by its best implementation. Sizes count alike, so the sum over them is of
+    logarithms; infinity where none of the layout's implementations can run the size."""
+    ranks = [o.rank for o in column.values() if isinstance(o, _Offer) and o.entry.layout == layout]
+    return math.log(max(min(ranks), 1e-9)) if ranks else math.inf
+
+
+def _decision(op: str, layer: str, column: _Column, layout: str) -> Decision:
+    offers = [offered for offered in column.values() if isinstance(offered, _Offer)]
+    best = min((o for o in offers if o.entry.layout == layout), key=lambda o: (o.rank, o.exactness))
+    losers = [_lost(o, best) for o in offers if o is not best]
+    rejected = [Rejected(name, reason) for name, reason in column.items() if isinstance(reason, str)]
+    us, tuned = best.estimate.us, best.estimate.tuned
+    return Decision(op, layer, best.spec.tokens, best.entry.name, (*losers, *rejected), us, tuned, best.spec)
+
+
+def _lost(offer: _Offer, best: _Offer) -> Rejected:
+    time, least = offer.estimate.us, best.estimate.us
+    if offer.exactness > best.exactness and least <= time * WORTH and time <= least:
+        reason = f"no faster with {offer.spec.activations} activations: {_us(time)} µs against {_us(least)}"
+    elif time >= least:
+        reason = f"slower: {_us(time)} µs against {_us(least)}"
+    elif offer.doubtful and offer.rank >= best.rank:
+        reason = f"stated {_us(time)} µs is too near the measured {_us(least)} µs"
+    else:
+        reason = f"reads the layout {offer.entry.layout!r}, and {best.entry.layout!r} is faster over all batch sizes"
+    return Rejected(offer.entry.name, reason)
+
+
+def _us(time: float) -> str:
+    return f"{time:.0f}" if time >= 99.5 else f"{time:.3g}"
+
+
+def _nobody(op: str, columns: Sequence[_Column], gpu: Gpu) -> str:
+    """Why no implementation runs: the reasons at the first batch size where that is so."""
+    empty = (column for column in columns if not any(isinstance(o, _Offer) for o in column.values()))
+    column = next(empty, columns[-1])
+    reasons = [f"{name} {reason}" for name, reason in column.items() if isinstance(reason, str)]
+    return f"No implementation of {op} runs this on {gpu.name}: {'; '.join(reasons)}."

@@ -8,7 +8,9 @@ from microscale.errors import Unsupported
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import ReferenceAttention
 from microscale.kernels.dense.dequantized import DequantizedDense
+from microscale.kernels.dense.fragments import TritonFp8, TritonMxfp4, TritonMxfp4A8, TritonMxfp8, TritonMxfp8A8
 from microscale.kernels.dense.reference import ReferenceDense
+from microscale.kernels.dense.triton_bf16 import TritonBf16
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.reference import ReferenceMoe
 from microscale.kernels.moe.w4a8 import TritonW4A8
@@ -16,6 +18,8 @@ from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.op import Implementation
+from microscale.kernels.sampling.blocked import TritonSampling
+from microscale.kernels.sampling.reference import ReferenceSampling
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import ReferenceSmall
 
@@ -28,10 +32,18 @@ IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     TritonW8A8(),
     ReferenceDense(),
     DequantizedDense(),
+    TritonBf16(),
+    TritonFp8(),
+    TritonMxfp8(),
+    TritonMxfp4(),
+    TritonMxfp8A8(),
+    TritonMxfp4A8(),
     ReferenceAttention(),
     PagedAttention(),
     ReferenceSmall(),
     TritonSmall(),
+    ReferenceSampling(),
+    TritonSampling(),
 )
 
 

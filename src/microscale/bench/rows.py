@@ -27,6 +27,8 @@ class Row:
     percent_of_ceiling: float
     rms_error: float
     memory_bound: bool
+    unit: str = "bf16"
+    """The matrix units whose ceiling it is held against."""
     other_us: float | None = None
     """The same work through torch (cuBLAS, SDPA), where torch can do it."""
 
@@ -41,12 +43,13 @@ def row(
     ceilings: Ceilings,
     rms_error: float,
     other_us: float | None = None,
+    unit: str = "bf16",
 ) -> Row:
     """A row from what was counted (bytes, operations) and measured."""
-    floor = ceilings.floor_us(num_bytes, flops)
-    memory_bound = floor > ceilings.floor_us(0, flops)
+    floor = ceilings.floor_us(num_bytes, flops, unit)
+    memory_bound = floor > ceilings.floor_us(0, flops, unit)
     rates = (num_bytes / us / 1e3, flops / us / 1e6)
-    return Row(op, case, implementation, us, *rates, floor, 100 * floor / us, rms_error, memory_bound, other_us)
+    return Row(op, case, implementation, us, *rates, floor, 100 * floor / us, rms_error, memory_bound, unit, other_us)
 
 
 def check(name: str, case: str, gpu_name: str, error: float, allowed: float) -> None:

@@ -41,13 +41,16 @@ def graph_us(
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this very card reaches today: reading memory, and a large bf16 matrix product on random data."""
+    """What this very card reaches today: reading memory, and a large matrix product on random data."""
 
     read_gbs: float
     bf16_tflops: float
+    fp8_tflops: float | None = None
+    """``None`` where torch has no fp8 product for this card."""
 
-    def floor_us(self, num_bytes: float, flops: float) -> float:
-        return max(num_bytes / (self.read_gbs * 1e3), flops / (self.bf16_tflops * 1e6))
+    def floor_us(self, num_bytes: float, flops: float, unit: str = "bf16") -> float:
+        tflops = self.fp8_tflops if unit == "fp8" and self.fp8_tflops else self.bf16_tflops
+        return max(num_bytes / (self.read_gbs * 1e3), flops / (tflops * 1e6))
 
 
 def measure_ceilings(read_bytes: int = 2 * GIB, size: int = 8192) -> Ceilings:
@@ -55,5 +58,23 @@ def measure_ceilings(read_bytes: int = 2 * GIB, size: int = 8192) -> Ceilings:
     # A maximum reads everything once and writes next to nothing.
     read = graph_us(torch.empty(read_bytes // 4, dtype=torch.int32, device="cuda").random_().amax, pick=min)
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = graph_us(lambda: a @ b, pick=min)
-    return Ceilings(read_bytes / read / 1e3, 2 * size**3 / product / 1e6)
+    flops = 2 * size**3
+    return Ceilings(
+        read_bytes / read / 1e3,
+        flops / graph_us(lambda: a @ b, pick=min) / 1e6,
+        _fp8_tflops(a, b.T.contiguous(), flops),
+    )
+
+
+def _fp8_tflops(a: torch.Tensor, b: torch.Tensor, flops: int) -> float | None:
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(a8, b8.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    try:
+        product()
+    except RuntimeError:
+        return None
+    return flops / graph_us(product, pick=min) / 1e6

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
+from microscale.backends.ops import Logits
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import Choice, Sampler
 from microscale.engine.scheduler import Scheduler, Work
@@ -20,7 +19,7 @@ from microscale.errors import BadRequest, MicroscaleError
 class Runner(Protocol):
     """What the engine needs of a model: see ``runner.ModelRunner``."""
 
-    def forward(self, plan: Sequence[Work]) -> Tensor: ...
+    def forward(self, plan: Sequence[Work]) -> Logits: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,8 @@ class Engine:
         ready = [work.request for work in plan if work.wants_logits]
         if not ready:
             return []
-        choices = self._sampler.sample(logits, [self._rows[request.request_id] for request in ready])
+        rows = [self._rows[request.request_id] for request in ready]
+        choices = self._sampler.sample(logits.values, rows, logits)
         return [self._advance(request, choice) for request, choice in zip(ready, choices, strict=True)]
 
     def _advance(self, request: Request, choice: Choice) -> Output:
@@ -123,4 +123,3 @@ class Engine:
         }
         scheduler = self._scheduler
         return Stats(scheduler.num_waiting, scheduler.num_running, scheduler.num_preemptions, pages)
-

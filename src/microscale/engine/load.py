@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from microscale import hardware
 from microscale.backends.ops import Activations, Ops, Wish
-from microscale.engine.memory import check_fits
-from microscale.errors import BadSetting
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import EXACT, Precision
+from microscale.engine.fit import check_fits
+from microscale.engine.memory import Memory, Workload
+from microscale.errors import BadSetting, Unsupported
+from microscale.hardware import GIB
 from microscale.models.gpt_oss import GptOss
 from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat, open_weights
+from microscale.models.outline import outline
+from microscale.models.presets import OUTLINED
 
 MAX_PAGE_SIZE = 1024
+log = logging.getLogger(__name__)
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 
 
@@ -29,6 +37,9 @@ class LoadOptions:
     dtype: str = "auto"
     """Type of the activations: ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
     wish: Wish = field(default_factory=Wish)
+    precision: Precision = EXACT
+    workload: Workload = field(default_factory=Workload)
+    """What must fit beside the weights; its page size is replaced by ``page_size``."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     page_size: int = 16
     offline: bool = False
@@ -68,9 +79,12 @@ def load_model(
     """Open, check and load. ``on_open`` hears the checked weights, then ``on_layer`` each layer as it is ready."""
     if not 1 <= options.page_size <= MAX_PAGE_SIZE:
         raise BadSetting(f"--block-size is {options.page_size}; a page holds 1 to {MAX_PAGE_SIZE} positions.")
+    if options.model in OUTLINED:
+        raise Unsupported(f"{options.model} can be explained (microscale explain {options.model}) but not yet loaded.")
     device = choose_device(options.device)
     gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
-    ops = Ops(gpu, choose_activations(options.dtype, device), options.wish)
+    activations = choose_activations(options.dtype, device)
+    options.wish.check()
     weights = open_weights(
         options.model,
         load_format=options.load_format,
@@ -79,5 +93,17 @@ def load_model(
         seed=options.seed,
     )
     on_open(weights)
-    check_fits(weights.config, ops, device.index or 0)
+    setup = Setup(gpu, activations, options.wish, options.precision)
+    shape = outline(options.model, weights.config, activations, options.page_size, weights.config.max_context)
+    plan = make_plan(options.model, shape.uses, setup)
+    workload = replace(options.workload, page_size=options.page_size)
+    memory = check_fits(shape, setup, workload, hardware.available_memory(gpu, device.index or 0))
+    log.info("%s\n%s", _headline(options, memory), plan.table())
+    ops = Ops(gpu, activations, options.wish, options.precision, plan)
     return GptOss(weights, ops, device, options.page_size, on_layer)
+
+
+def _headline(options: LoadOptions, memory: Memory) -> str:
+    """What is loaded where, in one line above the plan's table."""
+    weights = sum(memory.weights.values()) / GIB
+    return f"{options.model} on {memory.gpu.name}, precision {options.precision}, weights {weights:.2f} GiB"

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from torch import Tensor
+import torch
 
-from microscale.engine.generate import Model
+from microscale.backends.ops import Logits, Sampling
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
 from microscale.engine.scheduler import Work
-from microscale.models.config import LayerKind
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import GptOssConfig, LayerKind
+
+
+class Model(Protocol):
+    """What an engine needs of a model."""
+
+    config: GptOssConfig
+    device: torch.device
+    page_size: int
+    sampling: Sampling
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
+
+    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits: ...
 
 
 class ModelRunner:
@@ -21,8 +36,8 @@ class ModelRunner:
         self._pools = pools
         self._kv = model.new_cache({kind: pool.num_pages for kind, pool in pools.items()})
 
-    def forward(self, plan: Sequence[Work]) -> Tensor:
-        """Float32 logits, one row for each part of the plan that wants them, in its order."""
+    def forward(self, plan: Sequence[Work]) -> Logits:
+        """Logits, one row for each part of the plan that wants them, in its order."""
         chunks = [self._chunk(work) for work in plan]
         return self._model.forward(build_batch(chunks, self._model.page_size, self._model.device), self._kv)
 

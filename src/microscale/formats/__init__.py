@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
-from microscale.formats import mxfp4, mxfp8
+from microscale.formats import fp8, mxfp4, mxfp8
 from microscale.formats.blockscale import BLOCK, SCALE_NAN, BlockFormat, BlockScaled, decode_scales
+from microscale.formats.fp8 import ChannelScaled
+from microscale.formats.fp8 import encode as encode_channels
 from microscale.formats.mxfp4 import MXFP4
 from microscale.formats.mxfp8 import MXFP8
 
@@ -30,8 +32,10 @@ def encode(x: Tensor, fmt: BlockFormat) -> BlockScaled:
     return _ENCODERS[fmt](x)
 
 
-def decode(tensor: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The numbers ``[..., K]`` that a block-scaled tensor stands for."""
+def decode(tensor: BlockScaled | ChannelScaled, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers ``[..., K]`` that a scaled tensor stands for."""
+    if isinstance(tensor, ChannelScaled):
+        return fp8.decode(tensor, dtype)
     return _DECODERS[tensor.format](tensor, dtype)
 
 
@@ -43,8 +47,10 @@ __all__ = [
     "SCALE_NAN",
     "BlockFormat",
     "BlockScaled",
+    "ChannelScaled",
     "block_format",
     "decode",
     "decode_scales",
     "encode",
+    "encode_channels",
 ]

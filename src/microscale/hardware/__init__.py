@@ -1,7 +1,27 @@
 """The place for GPU knowledge: what cards there are and what they can do."""
 
-from microscale.hardware.families import CPU_FAMILY, FAMILY_OF_SM, GENERIC, GIB, KNOWN, Family, Feature, Gpu, Peak
-from microscale.hardware.gpu import UnknownGpu, available_memory, cpu, describe, detect, known, system_memory
+from microscale.hardware.families import (
+    CPU_FAMILY,
+    FAMILY_OF_SM,
+    GENERIC,
+    GIB,
+    KNOWN,
+    LAUNCH_US,
+    Family,
+    Feature,
+    Gpu,
+    Peak,
+)
+from microscale.hardware.gpu import (
+    UnknownGpu,
+    available_memory,
+    card_name,
+    cpu,
+    describe,
+    detect,
+    known,
+    system_memory,
+)
 
 __all__ = [
     "CPU_FAMILY",
@@ -9,12 +29,14 @@ __all__ = [
     "GENERIC",
     "GIB",
     "KNOWN",
+    "LAUNCH_US",
     "Family",
     "Feature",
     "Gpu",
     "Peak",
     "UnknownGpu",
     "available_memory",
+    "card_name",
     "cpu",
     "describe",
     "detect",

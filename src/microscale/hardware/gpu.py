@@ -83,6 +83,12 @@ def _match(name: str, sm: int, num_sms: int, memory_bytes: int) -> Gpu | None:
     return max(rows, key=lambda card: len(_stem(card.name)), default=None)
 
 
+def card_name(gpu: Gpu) -> str | None:
+    """What ``--gpu`` calls this card; ``None`` where it is not in the table."""
+    row = _match(gpu.name, gpu.sm, gpu.num_sms, gpu.memory_bytes)
+    return next((name for name, card in KNOWN.items() if card is row), None)
+
+
 def _stem(name: str) -> str:
     # The driver says "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB".
     return name.removesuffix(" 80GB").removesuffix(" Blackwell")

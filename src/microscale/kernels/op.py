@@ -53,6 +53,8 @@ class Cost:
     unit: Unit = Unit.BF16
     efficiency: float = 0.5
     """Fraction of the floor's speed expected where nothing was measured. Stated by the implementation, not fitted."""
+    launches: int = 1
+    """Kernels that run one after the other. Where nothing was measured, each adds ``hardware.LAUNCH_US``."""
 
     def floor_us(self, gpu: Gpu) -> float:
         """The time in microseconds that no implementation of this cost can beat on ``gpu``."""

@@ -46,7 +46,7 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KvCache:
-        """Pages for each layer by its kind; ``head_shape`` is (kv_heads, head_dim).
+        """Pages for each layer by its kind; ``head_shape`` is (kv_heads, head_dim), uint8 means E4M3.
 
         The memory is not cleared: attention reads no position that was not written.
         """
@@ -55,5 +55,7 @@ class KvCache:
         for kind in kinds:
             shape = (num_pages[kind], kv_heads, page_size, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            layers.append(PagedKv(k, v))
+            # E4M3 codes: scale 1 for every head, so keys and values saturate at 448.
+            ones = torch.ones(kv_heads, dtype=torch.float32, device=device) if dtype == torch.uint8 else None
+            layers.append(PagedKv(k, v, ones, ones))
         return cls(tuple(layers), page_size)

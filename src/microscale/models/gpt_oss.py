@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.backends.ops import (
@@ -18,10 +17,12 @@ from microscale.backends.ops import (
     DenseWeights,
     Gate,
     GateKind,
+    Logits,
     MoeWeights,
     Ops,
     PagedKv,
     RopeTable,
+    Router,
     SmallSpec,
 )
 from microscale.models.batch import ForwardBatch, KvCache
@@ -60,7 +61,7 @@ class DecoderLayer:
         self.mlp_norm = tensors.mlp_norm
         self.qkv = ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias))
         self.o = ops.dense("o", DenseWeights(tensors.o_weight, tensors.o_bias))
-        self.router = ops.dense("router", DenseWeights(tensors.router_weight, tensors.router_bias))
+        self.router = Router(tensors.router_weight.to(ops.dtype), tensors.router_bias.to(ops.dtype))
         self.experts = ops.moe(
             MoeWeights(tensors.gate_up, tensors.down, tensors.gate_up_bias, tensors.down_bias),
             config.top_k,
@@ -69,17 +70,26 @@ class DecoderLayer:
         self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
         self.small = ops.small(small_spec(config, ops))
 
-    def forward(self, x: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
-        """``x [tokens, hidden]``, the residual stream, one layer on."""
+    def forward(
+        self, x: Tensor, added: Tensor | None, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+    ) -> tuple[Tensor, Tensor]:
+        """``x [tokens, hidden]``, the residual stream, and what is still to be added to it, one layer on.
+
+        Each sum is left to the norm that reads it: one launch for both.
+        """
         config, small = self.config, self.small
-        normed = small.rms_norm(x, self.attn_norm, config.rms_epsilon)
+        if added is None:
+            normed = small.rms_norm(x, self.attn_norm, config.rms_epsilon)
+        else:
+            normed, x = small.add_rms_norm(added, x, self.attn_norm, config.rms_epsilon)
         qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
         q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
         attended = self.attention(q, kv, batch.attention[self.kind])
-        x = self.o(attended.flatten(1), residual=x)
-        normed = small.rms_norm(x, self.mlp_norm, config.rms_epsilon)
-        routing = small.route(self.router(normed), config.top_k)
-        return x + self.experts(normed, routing)
+        added = self.o(attended.flatten(1))
+        normed, x, routing = small.add_norm_route(
+            added, x, self.mlp_norm, config.rms_epsilon, self.router, config.top_k
+        )
+        return x, self.experts(normed, routing)
 
 
 def attention_spec(config: GptOssConfig, kind: LayerKind, ops: Ops, page_size: int) -> AttentionSpec:
@@ -125,13 +135,14 @@ class GptOss:
         self.ops = ops
         self.device = device
         self.page_size = page_size
-        self.embed = weights.embed(device)
+        self.embed = ops.embed(weights.embed(device))
         self.layers: list[DecoderLayer] = []
         for layer_idx, kind in enumerate(config.layer_kinds):
             self.layers.append(DecoderLayer(config, kind, weights.layer(layer_idx, device), ops, page_size))
             on_layer()
         self.norm = weights.norm(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(weights.lm_head(device)))
+        self.sampling = ops.sampling(config.vocab_size)
         self.rope = yarn_table(config.rope, config.head_dim, device)
         self.small = ops.small(small_spec(config, ops))
 
@@ -143,15 +154,18 @@ class GptOss:
             num_pages,
             self.page_size,
             (config.num_kv_heads, config.head_dim),
-            self.ops.dtype,
+            self.ops.kv_dtype,
             self.device,
         )
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
         """Logits ``[rows, vocabulary]`` in float32 for ``batch.logit_rows``; the new tokens' KV goes to the cache."""
-        x = F.embedding(batch.token_ids, self.embed).to(self.ops.dtype)
+        x = self.embed(batch.token_ids)
+        added: Tensor | None = None
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            x = layer.forward(x, batch, layer_kv, self.rope)
-        x = self.small.rms_norm(x[batch.logit_rows], self.norm, self.config.rms_epsilon)
-        return self.lm_head(x).float()
+            x, added = layer.forward(x, added, batch, layer_kv, self.rope)
+        assert added is not None  # there is a layer
+        rows = batch.logit_rows
+        x, _ = self.small.add_rms_norm(added[rows], x[rows], self.norm, self.config.rms_epsilon)
+        return self.lm_head.logits(x)

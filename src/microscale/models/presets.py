@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from microscale.models.config import GptOssConfig, YarnRope, alternating
 from microscale.models.config_file import from_hugging_face, override_hugging_face, to_hugging_face
+from microscale.models.config_gemma4 import GEMMA_4_26B_A4B, Gemma4Config
 from microscale.models.json_object import JsonObject
 
 
@@ -56,6 +57,9 @@ PRESETS: dict[str, GptOssConfig] = {
     "gpt-oss-120b": _gpt_oss(num_layers=36, num_experts=128),
     "gpt-oss-tiny": _TINY,
 }
+
+OUTLINED: dict[str, Gemma4Config] = {"gemma-4-26b-a4b": GEMMA_4_26B_A4B}
+"""Models that can be explained and not yet loaded."""
 
 
 def preset(name: str, overrides: Mapping[str, object]) -> GptOssConfig:

@@ -1,8 +1,9 @@
 """``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the tiles and the launches.
 
-Two ways through the same kernel: batches in which every sequence has one new token split the keys over several programs
-and merge (few sequences could not fill the machine otherwise); all others take blocks of query rows. Grids follow from
-sizes that the host knows (tokens, sequences, width of the page table); lengths are read on the device.
+Short sequences (one new token, or two) cut their keys into pieces for the whole machine and merge them; long ones take
+blocks of query rows. A batch that mixes both takes both ways, so that a decoding sequence with much context does not
+hold up a prefill. Grids follow from sizes that the host knows (tokens, sequences, width of the page
+table); lengths are read on the device.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,7 +25,11 @@ from microscale.kernels.op import Activations, Cost, Implementation, Reason, Var
 
 HEAD_DIMS = (64, 128, 256, 512)
 MAX_GROUP = 16
-MAX_SPLITS = 32
+# Head size → pieces that an SM works on at once, by its registers.
+PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
+LEAST_BLOCKS = 2
+"""Blocks of keys in a piece, at least: less is not worth a merge."""
+MERGE_WARPS = 4
 NO_WINDOW = 1 << 30
 """Wider than any context: a layer without a window sees everything."""
 MMA = r"mma\.sync\S*bf16|wgmma\S*bf16|tcgen05\.mma"
@@ -37,16 +43,18 @@ class Tile:
     block_n: int
     warps: int
     stages: int
+    registers: int | None = None
+    """The most registers a thread may have; without it, what ``compile_options`` says."""
 
-    def shared_bytes(self, head_dim: int, kv_size: int) -> int:
-        """An upper bound: the queries, keys and values in flight, the softmax's weights and 1 KiB for reductions.
+    def shared_bytes(self, head_dim: int, kv_size: int, decode: bool) -> int:
+        """An upper bound: the queries, keys and values in flight, the softmax's weights and 4 KiB for reductions.
 
-        Triton keeps ``stages - 1`` tiles in flight. E4M3 tiles are converted in registers and go through shared memory
-        once more as bf16.
+        Triton keeps ``stages - 1`` tiles in flight, and one fewer in decode, where the pages' numbers take a stage.
+        E4M3 tiles are converted in registers and go through shared memory once more as bf16.
         """
         tile = self.block_n * head_dim
-        in_flight = (self.stages - 1) * 2 * tile * kv_size + (2 * tile if kv_size == 1 else 0)
-        return self.block_m * head_dim * 2 + in_flight + 2 * self.block_n * self.block_m + 1024
+        in_flight = max(1, self.stages - (2 if decode else 1)) * 2 * tile * kv_size + (2 * tile if kv_size == 1 else 0)
+        return self.block_m * head_dim * 2 + in_flight + 2 * self.block_n * self.block_m + (4096 if decode else 1024)
 
 
 # Head size → tiles from most to least wanted; the first that fits the card's shared memory is taken. Blocks shrink as
@@ -56,19 +64,24 @@ _PREFILL = {
     64: (Tile(64, 64, 4, 3),),
     128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
     256: (Tile(64, 32, 8, 2),),
-    512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
+    # 4096 tokens on H200: 171 TFLOP/s; 32 x 32 82, 64 x 16 105.
+    512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
 }
-_PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2),)}  # 64 rows spill 248 bytes while they convert
+# 64 rows of 256 spill 248 bytes while they convert.
+_PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2, 255),), 512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2))}
 # Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
-_PREFILL_MMA = _PREFILL | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 4, 3),)}
+_PREFILL_MMA = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 4, 3),), 256: _PREFILL[256]}
 _PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(32, 16, 8, 2),)}
 _DECODE = {
-    64: (Tile(16, 128, 4, 3),),  # 8 sequences of 8192 on H200: 44 µs, the best of seven shapes (the worst: 80)
+    64: (Tile(16, 128, 4, 3),),  # 8 sequences of 8192 on H200: 46 µs; 16 x 64 with 2 warps 46, others 51 to 98
     128: (Tile(16, 64, 4, 3),),
     256: (Tile(16, 32, 4, 3), Tile(16, 32, 4, 2)),
-    512: (Tile(16, 32, 8, 3), Tile(16, 16, 8, 3)),
+    # 8 sequences of 8192 on H200: 85 µs; 16 x 32 107.
+    512: (Tile(16, 64, 8, 3, 255), Tile(16, 32, 8, 3), Tile(16, 16, 8, 3)),
 }
-_DECODE_FP8 = _DECODE | {64: (Tile(16, 64, 8, 3),)}
+# 8 sequences of 8192 on H200: 50 µs; 16 x 64 48, but 61 with fewer pieces.
+_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 168),), 512: _DECODE[512][1:]}
+_DECODE_FP8_TCGEN05 = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 255),)}  # with 168 they spill 36 bytes
 
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:
@@ -76,29 +89,141 @@ def _operands_in_shared_memory(gpu: Gpu) -> bool:
     return gpu.has(Feature.WGMMA) or gpu.has(Feature.TCGEN05)
 
 
-def compile_options(tile: Tile, gpu: Gpu) -> dict[str, int]:
+def compile_options(tile: Tile, gpu: Gpu) -> dict[str, Any]:
     """Options of a launch. Left alone, ptxas may stop at 128 registers and spill (8 bytes, decode of 512, SM120)."""
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.registers is not None:
+        return options | {"maxnreg": tile.registers}
     return options if _operands_in_shared_memory(gpu) else options | {"maxnreg": 255}
+
+
+def pdl_options(gpu: Gpu) -> dict[str, Any]:
+    """A kernel for short sequences waits for the one before it by itself, where the GPU can."""
+    plain = triton.knobs.runtime.interpret
+    options: dict[str, Any] = {"PDL": gpu.has(Feature.PDL) and not plain, "PLAIN": plain}
+    return options | {"launch_pdl": True} if options["PDL"] else options
 
 
 def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card."""
     if decode:
-        tiles = _DECODE_FP8 if fp8 else _DECODE
+        tiles = (_DECODE_FP8_TCGEN05 if gpu.has(Feature.TCGEN05) else _DECODE_FP8) if fp8 else _DECODE
     elif _operands_in_shared_memory(gpu):
         tiles = _PREFILL_FP8 if fp8 else _PREFILL
     else:
         tiles = _PREFILL_MMA_FP8 if fp8 else _PREFILL_MMA
     size = 1 if fp8 else 2
     choices = tiles[head_dim]
-    return next((tile for tile in choices if tile.shared_bytes(head_dim, size) <= gpu.shared_per_block), choices[-1])
+    return next(
+        (tile for tile in choices if tile.shared_bytes(head_dim, size, decode) <= gpu.shared_per_block), choices[-1]
+    )
 
 
-def choose_splits(sequences: int, kv_heads: int, max_keys: int, block_n: int, gpu: Gpu) -> int:
-    """Enough programs for four per SM (8 x 8192 on H200: 44 µs against 46 with two), with a block of keys each."""
-    wanted = -(-4 * gpu.num_sms // (sequences * kv_heads))
-    return max(1, min(wanted, MAX_SPLITS, max_keys // block_n))
+def wanted_pieces(kv_heads: int, head_dim: int, gpu: Gpu) -> int:
+    """Pieces of all keys of one KV head for which the machine has room at once."""
+    return max(1, PIECES_PER_SM[head_dim] * gpu.num_sms // kv_heads)
+
+
+# (device, heads) → sinks of minus infinity. Kept: filling them at every call would be a launch of its own.
+_NO_SINKS: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def _no_sinks(q: Tensor) -> Tensor:
+    """Sinks that take no part, for ``q [tokens, heads, head_dim]``."""
+    key = (q.device, q.shape[1])
+    if key in _NO_SINKS:
+        return _NO_SINKS[key]
+    sinks = torch.full((q.shape[1],), -math.inf, dtype=q.dtype, device=q.device)
+    # Filled while a graph is captured, they are that graph's alone, and hold nothing before it is replayed.
+    if not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _NO_SINKS[key] = sinks
+    return sinks
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call, as both kernels see it."""
+
+    spec: AttentionSpec
+    gpu: Gpu
+    q: Tensor
+    kv: PagedKv
+    batch: AttentionBatch
+    sinks: Tensor
+    out: Tensor
+
+    @property
+    def fp8(self) -> bool:
+        return self.kv.k.dtype == torch.uint8
+
+    @property
+    def group(self) -> int:
+        return self.spec.num_heads // self.spec.num_kv_heads
+
+    @property
+    def sequences(self) -> int:
+        return self.batch.context_lens.shape[0]
+
+    def tile(self, decode: bool) -> Tile:
+        return choose_tile(decode, self.spec.head_dim, self.fp8, self.gpu)
+
+    @property
+    def short_len(self) -> int:
+        """New tokens up to which a sequence is short: its rows fit one block."""
+        return self.tile(decode=True).block_m // self.group
+
+    def lookups(self) -> tuple[Tensor, ...]:
+        kv, batch = self.kv, self.batch
+        k_scale, v_scale = (self.q if scale is None else scale for scale in (kv.k_scale, kv.v_scale))
+        return batch.query_start, batch.context_lens, batch.page_table, k_scale, v_scale
+
+    def sizes(self) -> tuple[int, ...]:
+        return self.sequences, self.spec.window or NO_WINDOW, self.kv.page_size.bit_length() - 1, self.group
+
+    def strides(self) -> tuple[int, ...]:
+        k, scale = self.kv.k, self.kv.k_scale
+        per_head = 0 if scale is None or scale.numel() == 1 else 1
+        rows = (self.q.stride(0), self.out.stride(0))
+        return *rows, k.stride(0), k.stride(1), self.batch.page_table.stride(0), per_head
+
+    def run_short(self) -> None:
+        """Sequences of up to ``short_len`` new tokens; the others are left alone."""
+        tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
+        max_keys = self.batch.page_table.shape[1] * self.kv.page_size
+        if self.spec.window is not None:
+            max_keys = min(max_keys, self.spec.window + self.short_len)
+        wanted = wanted_pieces(kv_heads, self.spec.head_dim, self.gpu)
+        split = max_keys > LEAST_BLOCKS * tile.block_n
+        programs = self.sequences
+        if split:  # each sequence may have one more than its share
+            programs += min(wanted, self.sequences * -(-max_keys // tile.block_n))
+        rows = programs * kv_heads * tile.block_m if split else 0
+        partial = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
+        summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
+        spans = torch.empty((self.sequences, 2), dtype=torch.int32, device=device)
+        paged_jit.attend_short[(programs, kv_heads)](
+            self.q, self.kv.k, self.kv.v, self.sinks, self.out, partial, summary, spans, *self.lookups(),
+            *self.sizes(), wanted, LEAST_BLOCKS, self.spec.softmax_scale, *self.strides(),
+            HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8, SPLIT=split,
+            **compile_options(tile, self.gpu), **pdl_options(self.gpu),
+        )  # fmt: skip
+        if split:
+            paged_jit.merge_pieces[(self.sequences, self.spec.num_heads)](
+                partial, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0),
+                HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, **pdl_options(self.gpu), num_warps=MERGE_WARPS,
+            )  # fmt: skip
+
+    def run_long(self, short_len: int) -> None:
+        """Sequences of more than ``short_len`` new tokens."""
+        tile = self.tile(decode=False)
+        blocks = self.q.shape[0] // (tile.block_m // self.group) + self.sequences
+        paged_jit.attend_long[(blocks, self.spec.num_kv_heads)](
+            self.q, self.kv.k, self.kv.v, self.sinks, self.out, *self.lookups(),
+            *self.sizes(), short_len, self.spec.softmax_scale, *self.strides(),
+            HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8,
+            PLAIN=triton.knobs.runtime.interpret,
+            **compile_options(tile, self.gpu),
+        )  # fmt: skip
 
 
 class PagedAttention(Implementation[AttentionSpec]):
@@ -127,94 +252,82 @@ class PagedAttention(Implementation[AttentionSpec]):
     def run(
         self, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None = None
     ) -> Tensor:
-        tokens, heads, head_dim = q.shape
-        out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
-        sequences = batch.context_lens.shape[0]
-        if tokens == 0:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if q.shape[0] == 0:
             return out
-        fp8 = kv.k.dtype == torch.uint8
-        decode = batch.max_query_len == 1
-        tile = choose_tile(decode, head_dim, fp8, gpu)
-        group = heads // spec.num_kv_heads
-        blocks = sequences if decode else tokens // (tile.block_m // group) + sequences
-        max_keys = batch.page_table.shape[1] * kv.page_size
-        if spec.window is not None:
-            max_keys = min(max_keys, spec.window)
-        splits = choose_splits(sequences, spec.num_kv_heads, max_keys, tile.block_n, gpu) if decode else 1
-        rows = tokens * heads * splits if splits > 1 else 0
-        partial = torch.empty((rows, head_dim), dtype=torch.float32, device=q.device)
-        summary = torch.empty((rows, 2), dtype=torch.float32, device=q.device)
         if sinks is None:
-            sinks = torch.full((heads,), -math.inf, dtype=torch.float32, device=q.device)
-        paged_jit.paged_attention[(blocks, spec.num_kv_heads, splits)](
-            q, kv.k, kv.v, sinks, out, partial, summary,
-            batch.query_start, batch.context_lens, batch.page_table,
-            q if kv.k_scale is None else kv.k_scale, q if kv.v_scale is None else kv.v_scale,
-            sequences, spec.window or NO_WINDOW, kv.page_size.bit_length() - 1, group, splits, head_dim**-0.5,
-            q.stride(0), out.stride(0), kv.k.stride(0), kv.k.stride(1), batch.page_table.stride(0),
-            HEAD_DIM=head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=fp8, DECODE=decode, SPLIT=splits > 1,
-            PLAIN=triton.knobs.runtime.interpret,
-            **compile_options(tile, gpu),
-        )  # fmt: skip
-        if splits > 1:
-            paged_jit.merge_splits[(tokens, heads)](
-                partial,
-                summary,
-                out,
-                splits,
-                out.stride(0),
-                HEAD_DIM=head_dim,
-                MAX_SPLITS=MAX_SPLITS,
-                PLAIN=triton.knobs.runtime.interpret,
-                num_warps=4,
-            )
+            sinks = _no_sinks(q)
+        call = _Call(spec, gpu, q, kv, batch, sinks, out)
+        if batch.max_query_len <= call.short_len:
+            call.run_short()
+        elif call.sequences == 1:
+            call.run_long(short_len=0)
+        else:
+            call.run_short()
+            call.run_long(call.short_len)
         return out
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         for head_dim in HEAD_DIMS:
             for fp8 in (False, True):
-                for decode, split in ((True, True), (True, False), (False, False)):
-                    yield _attention_variant(head_dim, fp8, decode, split, gpu)
-            yield Variant(
-                op=self.op,
-                implementation=self.name,
-                name=f"merge_d{head_dim}",
-                fn=paged_jit.merge_splits,
-                signature={
-                    "partial_ptr": "*fp32",
-                    "summary_ptr": "*fp32",
-                    "out_ptr": "*bf16",
-                    "num_splits": "i32",
-                    "stride_out_token": "i32",
-                },
-                constants={"HEAD_DIM": head_dim, "MAX_SPLITS": MAX_SPLITS, "PLAIN": False},
-                options={"num_warps": 4},
-                divisible=("partial_ptr", "summary_ptr", "out_ptr", "stride_out_token"),
-            )
+                yield _short_variant(head_dim, fp8, True, gpu)
+                yield _short_variant(head_dim, fp8, False, gpu)
+                yield _long_variant(head_dim, fp8, gpu)
+            yield _merge_variant(head_dim, gpu)
 
 
-def _attention_variant(head_dim: int, fp8: bool, decode: bool, split: bool, gpu: Gpu) -> Variant:
-    tile = choose_tile(decode, head_dim, fp8, gpu)
-    kv = "*u8" if fp8 else "*bf16"
-    scale = "*fp32" if fp8 else "*bf16"
-    pointers = {
-        "q_ptr": "*bf16", "k_ptr": kv, "v_ptr": kv, "sinks_ptr": "*bf16", "out_ptr": "*bf16", "partial_ptr": "*fp32",
-        "summary_ptr": "*fp32", "query_start_ptr": "*i32", "context_lens_ptr": "*i32", "page_table_ptr": "*i32",
-        "k_scale_ptr": scale, "v_scale_ptr": scale,
+def _arguments(fp8: bool, *, short: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The signature of a kernel, and which of its arguments are divisible by 16."""
+    kv, scale = ("*u8", "*fp32") if fp8 else ("*bf16", "*bf16")
+    pointers = {"q_ptr": "*bf16", "k_ptr": kv, "v_ptr": kv, "sinks_ptr": "*bf16", "out_ptr": "*bf16"}
+    if short:
+        pointers |= {"partial_ptr": "*fp32", "summary_ptr": "*fp32", "spans_ptr": "*i32"}
+    pointers |= dict.fromkeys(("query_start_ptr", "context_lens_ptr", "page_table_ptr"), "*i32")
+    pointers |= {"k_scale_ptr": scale, "v_scale_ptr": scale}
+    numbers = ("num_sequences", "window", "page_shift", "group", *(("wanted", "least") if short else ("short_len",)))
+    strides = ("stride_q_token", "stride_out_token", "stride_page", "stride_kv_head")
+    others = ("stride_table", "stride_scale")
+    signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32"} | dict.fromkeys((*strides, *others), "i32")
+    return signature, (*pointers, *strides)
+
+
+def _short_variant(head_dim: int, fp8: bool, split: bool, gpu: Gpu) -> Variant:
+    tile = choose_tile(True, head_dim, fp8, gpu)
+    signature, divisible = _arguments(fp8, short=True)
+    options = compile_options(tile, gpu) | pdl_options(gpu) | {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
+    constants = {
+        "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "SPLIT": split,
+        "PDL": options.pop("PDL"), "PLAIN": options.pop("PLAIN"),
     }  # fmt: skip
-    strides = ("stride_q_token", "stride_out_token", "stride_page", "stride_kv_head", "stride_table")
-    numbers = ("num_sequences", "window", "page_shift", "group", "num_splits")
+    name = f"short_d{head_dim}_{'fp8' if fp8 else 'bf16'}{'_split' if split else ''}"
+    fn = paged_jit.attend_short
+    return Variant("attention", PagedAttention.name, name, fn, signature, constants, options, divisible, promise=MMA)
+
+
+def _long_variant(head_dim: int, fp8: bool, gpu: Gpu) -> Variant:
+    tile = choose_tile(False, head_dim, fp8, gpu)
+    signature, divisible = _arguments(fp8, short=False)
+    constants = {
+        "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "PLAIN": False,
+    }  # fmt: skip
+    name = f"long_d{head_dim}_{'fp8' if fp8 else 'bf16'}"
+    fn, options = paged_jit.attend_long, compile_options(tile, gpu)
+    reason = None
+    if head_dim == 512 and tile.block_m == 64:
+        reason = "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
     return Variant(
-        op="attention",
-        implementation=PagedAttention.name,
-        name=f"{'decode' if decode else 'prefill'}_d{head_dim}_{'fp8' if fp8 else 'bf16'}{'_split' if split else ''}",
-        fn=paged_jit.paged_attention,
-        signature=pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32"} | dict.fromkeys(strides, "i32"),
-        constants={
-            "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "DECODE": decode,
-            "SPLIT": split, "PLAIN": False,
-        },
-        options=compile_options(tile, gpu),
-        divisible=(*pointers, *strides[:-1]),
-        promise=MMA,
+        "attention", PagedAttention.name, name, fn, signature, constants, options, divisible, MMA, reason
     )  # fmt: skip
+
+
+def _merge_variant(head_dim: int, gpu: Gpu) -> Variant:
+    fn = paged_jit.merge_pieces
+    pdl = gpu.has(Feature.PDL)
+    block_m = choose_tile(True, head_dim, False, gpu).block_m
+    constants = {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "PDL": pdl, "PLAIN": False}
+    pointers = {"partial_ptr": "*fp32", "summary_ptr": "*fp32", "spans_ptr": "*i32", "out_ptr": "*bf16"}
+    pointers |= {"query_start_ptr": "*i32"}
+    signature = pointers | {"group": "i32", "stride_out_token": "i32"}
+    options: dict[str, Any] = {"num_warps": MERGE_WARPS} | ({"launch_pdl": True} if pdl else {})
+    divisible = (*pointers, "stride_out_token")
+    return Variant("attention", PagedAttention.name, f"merge_d{head_dim}", fn, signature, constants, options, divisible)

@@ -30,7 +30,7 @@ def attend(
     queries, heads, head_dim = q.shape
     group = heads // spec.num_kv_heads
     q = q.float().view(queries, spec.num_kv_heads, group, head_dim)
-    scores = torch.einsum("qhgd,hkd->hgqk", q, k) * head_dim**-0.5
+    scores = torch.einsum("qhgd,hkd->hgqk", q, k) * spec.softmax_scale
     query_pos = first_query + torch.arange(queries, device=q.device)[:, None]
     key_pos = first_key + torch.arange(k.shape[1], device=q.device)[None, :]
     hidden = key_pos > query_pos

@@ -3,6 +3,9 @@
 The new tokens' keys and values are already in the cache. A query at position p sees the positions from
 ``max(0, p - window + 1)`` to p (from 0 without a window); nothing outside is read, so pages that the window has left
 may hold anything. A sink is one learned logit per query head that takes part in the softmax and has no value.
+
+Layers "with K = V" (Gemma 4's full ones) share the projection and not the cache: the key is its weighted norm, rotated,
+the value its plain norm, so both are written (``small.rope_and_write_kv``) and both are read here.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ class AttentionSpec:
     """New tokens, over all sequences."""
     context: int
     """Cached positions per sequence that a query may see."""
+    scale: float | None = None
+    """The factor on the scores; without one, ``head_dim ** -0.5``. Gemma 4 norms its queries and has 1."""
+
+    @property
+    def softmax_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,8 @@ class PagedKv:
 
     k: Tensor  # [pages, kv_heads, page_size, head_dim]: bf16 or float32, or u8 that is E4M3
     v: Tensor  # [pages, kv_heads, page_size, head_dim]
-    k_scale: Tensor | None = None  # [kv_heads] float32, with E4M3: a key is its code times the scale of its head
-    v_scale: Tensor | None = None  # [kv_heads] float32
+    k_scale: Tensor | None = None  # [kv_heads] or [1] float32, with E4M3: a key is its code times the scale of its head
+    v_scale: Tensor | None = None  # like k_scale
 
     @property
     def page_size(self) -> int:

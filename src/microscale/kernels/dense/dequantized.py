@@ -1,45 +1,61 @@
-"""``dense`` with weights in the activations' own type, through torch: cuBLAS on a GPU, a CPU's default."""
+"""``dense`` with weights in the activations' own type, through torch: cuBLAS on a GPU, a CPU's default.
+
+On a GPU this is what runs large batches of bf16 weights: cuBLAS there is as fast as anything of ours would be.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microscale.formats import FORMATS, BlockScaled, decode
-from microscale.hardware import Gpu
-from microscale.kernels.dense.cost import activation_bytes, dense_flops
-from microscale.kernels.dense.spec import DenseSpec, DenseWeights
-from microscale.kernels.op import Activations, Cost, Implementation, Reason, torch_dtype
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.dense import reference, tail
+from microscale.kernels.dense.cost import CUBLAS_REACHED, activation_bytes, dense_flops
+from microscale.kernels.dense.packed import ROW_MAJOR, to_row_major
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
+from microscale.kernels.op import Activations, Cost, Reason, Variant, torch_dtype
 
 
-class DequantizedDense(Implementation[DenseSpec]):
-    """Decoded once, at load, to bf16 or float32."""
+class DequantizedDense(DenseOp):
+    """cuBLAS on weights that were decoded once, at load, to bf16 or float32 (bf16 ones are as they were)."""
 
-    op = "dense"
     name = "dequantized"
-    layout = "dequantized"
+    layout = ROW_MAJOR
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
-        if spec.weight_format not in ("bf16", *FORMATS):
-            return f"reads bf16, {' and '.join(FORMATS)} weights, not {spec.weight_format}"
+        if spec.weight_format not in FORMATS:
+            return f"reads {', '.join(FORMATS)} weights, not {spec.weight_format}"
         if spec.activations is Activations.MXFP8:
             return "multiplies in bf16 or float32, not with mxfp8 activations"
         return None
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         size = torch_dtype(spec.activations).itemsize
-        return Cost(spec.rows * spec.columns * size + activation_bytes(spec), dense_flops(spec), efficiency=0.6)
+        total = spec.rows * spec.columns * size + activation_bytes(spec)
+        return Cost(total, dense_flops(spec), efficiency=CUBLAS_REACHED)
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         return spec.rows * spec.columns * torch_dtype(spec.activations).itemsize
 
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
-        dtype = torch_dtype(spec.activations)
-        weight = weights.weight
-        weight = decode(weight, dtype) if isinstance(weight, BlockScaled) else weight.to(dtype)
-        return DenseWeights(weight, None if weights.bias is None else weights.bias.to(dtype))
+        return to_row_major(weights, torch_dtype(spec.activations))
 
     def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert isinstance(packed.weight, Tensor)  # what pack() made
         y = F.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
         return y if residual is None else y + residual
+
+    def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+        weight = packed.weight
+        assert isinstance(weight, Tensor)  # what pack() made
+        if gpu.is_cpu or weight.dtype != torch.bfloat16:
+            return reference.summarise(reference.dense(x, packed))
+        values = torch.mm(x, weight.T, out_dtype=torch.float32)
+        return tail.summarise(values if packed.bias is None else values + packed.bias.float())
+
+    def variants(self, gpu: Gpu) -> Iterator[Variant]:
+        if gpu.has(Feature.MMA_BF16):
+            yield from tail.variants(self.name)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from microscale.formats import FORMATS, BlockScaled, decode
+from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
-from microscale.kernels.dense.spec import DenseSpec, DenseWeights
-from microscale.kernels.op import Activations, Cost, Implementation, Reason
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
+from microscale.kernels.op import Activations, Cost, Reason
 
 # Rows decoded at a time: a float32 copy of gpt-oss's lm_head would take 2.3 GB.
 CHUNK_ROWS = 16384
+BLOCK_ROWS = 1024
 
 
 def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None) -> Tensor:
@@ -22,23 +23,36 @@ def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None) -> T
     parts = []
     for start in range(0, rows, CHUNK_ROWS):
         chunk = weights.weight[start : start + CHUNK_ROWS]
-        parts.append(x @ (decode(chunk) if isinstance(chunk, BlockScaled) else chunk.float()).T)
+        parts.append(x @ (chunk.float() if isinstance(chunk, Tensor) else decode(chunk)).T)
     y = torch.cat(parts, dim=-1)
     if weights.bias is not None:
         y = y + weights.bias.float()
     return y if residual is None else y + residual.float()
 
 
-class ReferenceDense(Implementation[DenseSpec]):
+def summarise(values: Tensor, block_rows: int = BLOCK_ROWS) -> Logits:
+    """What the tail of an lm_head says of its logits, from float32 ``values [tokens, rows]``."""
+    tokens, rows = values.shape
+    blocks = -(-rows // block_rows)
+    padded = values.new_full((tokens, blocks * block_rows), -torch.inf)
+    padded[:, :rows] = values
+    padded = padded.view(tokens, blocks, block_rows)
+    largest = padded.amax(dim=-1)
+    at_largest = (padded == largest[..., None]) | padded.isnan()
+    place = at_largest.int().argmax(dim=-1).int()  # the first of equals
+    first = torch.arange(blocks, device=values.device, dtype=torch.int32) * block_rows
+    return Logits(values, largest, place + first, (padded - largest[..., None]).exp().sum(dim=-1), block_rows)
+
+
+class ReferenceDense(DenseOp):
     """Float32, decoded on every call in chunks of rows."""
 
-    op = "dense"
     name = "reference"
     layout = "checkpoint"
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
-        if spec.weight_format not in ("bf16", *FORMATS):
-            return f"reads bf16, {' and '.join(FORMATS)} weights, not {spec.weight_format}"
+        if spec.weight_format not in FORMATS:
+            return f"reads {', '.join(FORMATS)} weights, not {spec.weight_format}"
         if spec.activations is Activations.MXFP8:
             return "computes in float32, not with mxfp8 activations"
         return None
@@ -54,3 +68,6 @@ class ReferenceDense(Implementation[DenseSpec]):
 
     def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return dense(x, packed, residual).to(x.dtype)
+
+    def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+        return summarise(dense(x, packed))

@@ -1,14 +1,21 @@
-"""The contract of ``dense``: ``y = x @ weight.T + bias + residual``."""
+"""The contract of ``dense``: ``y = x @ weight.T + bias + residual``, and for an lm_head what sampling wants of it."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
-from microscale.formats import BlockScaled
-from microscale.kernels.op import Activations
+from microscale.formats import BlockScaled, ChannelScaled
+from microscale.hardware import Gpu
+from microscale.kernels.op import Activations, Implementation
+
+FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4")
+"""What ``DenseSpec.weight_format`` may be."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class DenseSpec:
     columns: int
     """Inputs per token."""
     weight_format: str
-    """``bf16``, ``mxfp8`` or ``mxfp4``."""
+    """``bf16``, ``fp8`` (E4M3, one scale a row), ``mxfp8`` or ``mxfp4``."""
     activations: Activations
     bias: bool
     tokens: int
@@ -30,7 +37,7 @@ class DenseSpec:
 class DenseWeights:
     """A dense layer as the checkpoint has it, or as it was quantised at load."""
 
-    weight: Tensor | BlockScaled  # [rows, columns]
+    weight: Tensor | ChannelScaled | BlockScaled  # [rows, columns]
     bias: Tensor | None = None  # [rows]
 
     def __post_init__(self) -> None:
@@ -39,4 +46,47 @@ class DenseWeights:
 
     @property
     def format(self) -> str:
-        return self.weight.format.name if isinstance(self.weight, BlockScaled) else "bf16"
+        if isinstance(self.weight, BlockScaled):
+            return self.weight.format.name
+        return "fp8" if isinstance(self.weight, ChannelScaled) else "bf16"
+
+
+@dataclass(frozen=True)
+class Logits:
+    """An lm_head's answer, with what its tail knows of each block of ``block_rows`` consecutive rows.
+
+    Greedy choice, its log-probability and top-k need no further pass over ``values``: a block whose maximum is not
+    among the k largest maxima holds none of the k largest values.
+    """
+
+    values: Tensor  # float32 [tokens, rows]
+    block_max: Tensor  # float32 [tokens, blocks]; NaN where the block holds a NaN
+    block_argmax: Tensor  # int32 [tokens, blocks]: the lowest row with that value, or the lowest NaN
+    block_sum: Tensor  # float32 [tokens, blocks]: sum of exp(value - block_max)
+    block_rows: int
+    """Rows of a block; the last one may have fewer."""
+
+
+def check_rows(name: str, x: Tensor, residual: Tensor | None = None) -> None:
+    """Refuses what the kernels would misread: they take rows of bfloat16 whose columns lie side by side."""
+    for tensor in (x, residual):
+        if tensor is not None and (tensor.dtype != torch.bfloat16 or tensor.stride(1) != 1):
+            raise Unsupported(f"{name} reads rows of bfloat16, not {tensor.dtype} with strides {tensor.stride()}.")
+
+
+class DenseOp(Implementation[DenseSpec]):
+    """What every implementation of ``dense`` has."""
+
+    op = "dense"
+
+    @abstractmethod
+    def pack(self, weights: DenseWeights, spec: DenseSpec) -> Any:
+        """The weights in this implementation's layout, on the device where they are."""
+
+    @abstractmethod
+    def run(self, packed: Any, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``x [tokens, columns]`` → ``[tokens, rows]`` in ``x``'s type."""
+
+    @abstractmethod
+    def run_logits(self, packed: Any, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+        """``x [tokens, columns]`` → float32 logits over the rows, and their blocks."""

@@ -24,7 +24,7 @@ def _ordered(bits):
 
 
 @triton.jit
-def _choose(
+def choose(
     logits_ptr,
     scale_ptr,
     ids_ptr,
@@ -174,7 +174,7 @@ def route_few(
     """All of routing in one program, for at most ``ROWS`` tokens."""
     rows = tl.arange(0, ROWS)
     if FROM_LOGITS:
-        slot = _choose(
+        slot = choose(
             logits_ptr, scale_ptr, ids_ptr, weights_ptr, rows, num_tokens, num_experts, stride_logits,
             TOP_K, K_PAD, E_PAD, HAS_SCALE,
         )  # fmt: skip
@@ -210,7 +210,7 @@ def choose_many(
     pid = tl.program_id(0)
     rows = pid * ROWS + tl.arange(0, ROWS)
     if FROM_LOGITS:
-        slot = _choose(
+        slot = choose(
             logits_ptr, scale_ptr, ids_ptr, weights_ptr, rows, num_tokens, num_experts, stride_logits,
             TOP_K, K_PAD, E_PAD, HAS_SCALE,
         )  # fmt: skip

@@ -11,6 +11,29 @@ def rms_norm(spec: SmallSpec) -> int:
     return (2 * spec.tokens + 1) * spec.hidden * torch_dtype(spec.activations).itemsize
 
 
+def add_rms_norm(spec: SmallSpec) -> int:
+    """Tokens and residual in, norm and sum out, and the weight."""
+    return (4 * spec.tokens + 1) * spec.hidden * torch_dtype(spec.activations).itemsize
+
+
+def add_rms_norm_mxfp8(spec: SmallSpec) -> int:
+    """As ``add_rms_norm``, with a norm of 33 bytes to 32 numbers."""
+    return add_rms_norm(spec) - spec.tokens * (
+        spec.hidden * torch_dtype(spec.activations).itemsize - spec.hidden * 33 // 32
+    )
+
+
+def norm_add_norm(spec: SmallSpec) -> int:
+    """With one part and one reader: as ``add_rms_norm``, with the weight of the first norm too."""
+    return add_rms_norm(spec) + spec.hidden * torch_dtype(spec.activations).itemsize
+
+
+def add_norm_route(spec: SmallSpec) -> int:
+    """Tokens and residual in, norm, sum, ids and weights out, and the router."""
+    router = spec.num_experts * (spec.hidden + 1) * torch_dtype(spec.activations).itemsize
+    return add_rms_norm(spec) + router + 8 * spec.tokens * spec.top_k
+
+
 def rope(spec: SmallSpec) -> int:
     """Queries and keys in and out."""
     heads = spec.num_heads + spec.num_kv_heads
@@ -33,6 +56,11 @@ def route(spec: SmallSpec) -> int:
     return 4 * spec.tokens * (spec.num_experts + 2 * spec.top_k)
 
 
+def gated(spec: SmallSpec, units: int = 1) -> int:
+    """Gate and up in, ``units`` out."""
+    return 3 * spec.tokens * units * torch_dtype(spec.activations).itemsize
+
+
 def per_layer(spec: SmallSpec) -> int:
     """All of them, as often as one decoder layer runs them."""
-    return 2 * rms_norm(spec) + rope_and_write_kv(spec) + route(spec)
+    return add_rms_norm(spec) + rope_and_write_kv(spec) + add_norm_route(spec)

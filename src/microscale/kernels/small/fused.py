@@ -1,4 +1,4 @@
-"""``triton_small``: the small ops in few launches, on any GPU. Owns the launches."""
+"""``triton_small``: the small ops in few launches, on any GPU. Owns the launches; norms are in ``norms.py``."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ import torch
 import triton
 from torch import Tensor
 
+from microscale.formats import BlockScaled
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.spec import Routing
+from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.op import Activations, Cost, Reason, Variant
-from microscale.kernels.small import cost, fused_jit
-from microscale.kernels.small.spec import RopeTable, SmallOps, SmallSpec
+from microscale.kernels.small import cost, fused_jit, norms
+from microscale.kernels.small.norms import MAX_WIDTH, launch, make_variant
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
-MAX_WIDTH = 16384
-# Heads in one program of the rotation: 8 heads of 64 are 512 pairs of numbers' halves, 2 a thread with 4 warps.
-BLOCK_HEADS = 8
+# Numbers in one program of the rotation: 8 heads of 64 are 2 pairs a thread with 4 warps.
+ROPE_ELEMENTS = 512
 ROPE_WARPS = 4
 ROPE_HEAD_DIMS = (32, 64, 128, 256, 512)
+GATED_BLOCK = 512
+GATED_WARPS = 4
 
 
-def norm_warps(width: int) -> int:
-    """8 elements a thread up to 8 warps."""
-    return max(1, min(8, int(triton.next_power_of_2(width)) // 256))
+def block_heads(head_dim: int) -> int:
+    return max(2, ROPE_ELEMENTS // head_dim)
 
 
 class TritonSmall(SmallOps):
-    """One launch for a norm, one for rotation and KV write, one for routing."""
+    """One launch for a sum with its norm, one for rotation and KV write, one for sum, norm, router and top-k."""
 
     name = "triton_small"
+
+    def __init__(self, gpu: Gpu | None = None) -> None:
+        self._pdl = gpu is not None and gpu.has(Feature.PDL)
+
+    def on(self, gpu: Gpu) -> TritonSmall:
+        return TritonSmall(gpu)
 
     def supports(self, spec: SmallSpec, gpu: Gpu) -> Reason | None:
         if not gpu.has(Feature.MMA_BF16):
@@ -52,67 +60,94 @@ class TritonSmall(SmallOps):
     def cost(self, spec: SmallSpec, gpu: Gpu) -> Cost:
         return Cost(cost.per_layer(spec), 0, efficiency=0.3)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        tokens, width = x.shape
+    def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+        return norms.norm(x, None, weight, epsilon, self._pdl)[0]
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        return norms.norm(x, residual, weight, epsilon, self._pdl)
+
+    def add_rms_norm_mxfp8(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[BlockScaled, Tensor]:
+        return norms.norm_mxfp8(x, residual, weight, epsilon, self._pdl)
+
+    def norm_add_norm(
+        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
+    ) -> tuple[Tensor, Tensor]:
+        return norms.norm_add_norm(x, other, residual, sandwich, self._pdl)
+
+    def add_norm_route(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+    ) -> tuple[Tensor, Tensor, Routing]:
+        return norms.add_norm_route(x, residual, weight, epsilon, router, top_k, self._pdl)
+
+    def rope_and_write_kv(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: RopeTable,
+        kv: PagedKv,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        tokens, total, head_dim = qkv.shape
+        kv_heads = kv.k.shape[1]
+        q = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+        if not tokens:
+            return q
+        weights = (q, q) if norms is None else (norms.q_weight, norms.k_weight)
+        scales = (q, q) if kv.k_scale is None or kv.v_scale is None else (kv.k_scale, kv.v_scale)
+        per_head = 0 if kv.k_scale is None or kv.k_scale.numel() == 1 else 1
+        fused_jit.rope_and_write_kv[(tokens, triton.cdiv(total, block_heads(head_dim)))](
+            qkv.contiguous(), positions, table.inverse_frequencies, slots, *weights, q, kv.k, kv.v, *scales,
+            table.scale, 0.0 if norms is None else norms.epsilon, num_heads, kv_heads,
+            kv.page_size, kv.k.stride(0), kv.k.stride(1), per_head,
+            BLOCK_H=block_heads(head_dim), HALF=head_dim // 2, NORM=norms is not None,
+            SHARED=total == num_heads + kv_heads, FP8=kv.k.dtype == torch.uint8,
+            **launch(self._pdl), num_warps=ROPE_WARPS,
+        )  # fmt: skip
+        return q
+
+    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
+        return routing.route(logits, top_k, expert_scale)
+
+    def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
+        tokens, units = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((tokens, units), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
-            fused_jit.rms_norm[(tokens,)](
-                x, weight, out, epsilon, width, x.stride(0), out.stride(0),
-                BLOCK=triton.next_power_of_2(width), num_warps=norm_warps(width),
-                PLAIN=triton.knobs.runtime.interpret,
+            fused_jit.gated[(tokens, triton.cdiv(units, GATED_BLOCK))](
+                gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit,
+                BLOCK=GATED_BLOCK, GELU=gate.kind is GateKind.GELU_TANH, INTERLEAVED=gate.interleaved,
+                **launch(self._pdl), num_warps=GATED_WARPS,
             )  # fmt: skip
         return out
 
-    def rope_and_write_kv(
-        self, qkv: Tensor, num_heads: int, positions: Tensor, table: RopeTable, kv: PagedKv, slots: Tensor
-    ) -> Tensor:
-        tokens, total, head_dim = qkv.shape
-        q = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-        if tokens:
-            fused_jit.rope_and_write_kv[(tokens, triton.cdiv(total, BLOCK_HEADS))](
-                qkv.contiguous(), positions, table.inverse_frequencies, slots, q, kv.k, kv.v, table.scale,
-                num_heads, (total - num_heads) // 2, kv.page_size, kv.k.stride(0), kv.k.stride(1),
-                BLOCK_H=BLOCK_HEADS, HALF=head_dim // 2, num_warps=ROPE_WARPS,
-                PLAIN=triton.knobs.runtime.interpret,
-            )  # fmt: skip
-        return q
-
-    def route(self, logits: Tensor, top_k: int) -> Routing:
-        return routing.route(logits, top_k)
-
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        block = 256
-        while block <= MAX_WIDTH:
-            pointers = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": "*bf16"}
-            sizes = {"epsilon": "fp32", "width": "i32", "stride_x": "i32", "stride_out": "i32"}
-            yield Variant(
-                op=self.op,
-                implementation=self.name,
-                name=f"rms_norm_{block}",
-                fn=fused_jit.rms_norm,
-                signature=pointers | sizes,
-                constants={"BLOCK": block, "PLAIN": False},
-                options={"num_warps": norm_warps(block)},
-                divisible=(*pointers, "width", "stride_x", "stride_out"),
-            )
-            block *= 2
-        yield from (self._rope_variant(head_dim) for head_dim in ROPE_HEAD_DIMS)
+        yield from norms.variants(gpu)
+        common = {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
+        for head_dim in ROPE_HEAD_DIMS:
+            for fp8 in (False, True):
+                for norm, shared in ((False, False), (True, False), (True, True)):
+                    yield _rope_variant(head_dim, fp8, norm, shared, common)
+        for gelu in (False, True):
+            for interleaved in (False, True):
+                flags = {"BLOCK": GATED_BLOCK, "GELU": gelu, "INTERLEAVED": interleaved} | common
+                name = f"gated_{'gelu' if gelu else 'swiglu'}{'_interleaved' if interleaved else ''}"
+                types = {"x_ptr": "*bf16", "out_ptr": "*bf16", "units": "i32", "stride_x": "i32"}
+                types |= {"alpha": "fp32", "limit": "fp32"}
+                yield make_variant(name, fused_jit.gated, types, flags, GATED_WARPS)
         yield from routing.variants(gpu)
 
-    def _rope_variant(self, head_dim: int) -> Variant:
-        pointers = {
-            "qkv_ptr": "*bf16", "positions_ptr": "*i64", "frequencies_ptr": "*fp32", "slots_ptr": "*i64",
-            "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16",
-        }  # fmt: skip
-        strides = ("stride_page", "stride_kv_head")
-        sizes = {"scale": "fp32", "heads": "i32", "kv_heads": "i32", "page_size": "i32"} | dict.fromkeys(strides, "i32")
-        return Variant(
-            op=self.op,
-            implementation=self.name,
-            name=f"rope_and_write_kv_d{head_dim}",
-            fn=fused_jit.rope_and_write_kv,
-            signature=pointers | sizes,
-            constants={"BLOCK_H": BLOCK_HEADS, "HALF": head_dim // 2, "PLAIN": False},
-            options={"num_warps": ROPE_WARPS},
-            divisible=(*pointers, *strides),
-        )
+
+def _rope_variant(head_dim: int, fp8: bool, norm: bool, shared: bool, common: dict[str, bool]) -> Variant:
+    fn = fused_jit.rope_and_write_kv
+    types = {arg: "*bf16" if arg.endswith("_ptr") else "i32" for arg in fn.arg_names}
+    types |= {"positions_ptr": "*i64", "slots_ptr": "*i64", "frequencies_ptr": "*fp32", "scale": "fp32"}
+    types |= {"epsilon": "fp32"}
+    if fp8:
+        types |= {"k_ptr": "*u8", "v_ptr": "*u8", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
+    flags = {"BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norm, "SHARED": shared, "FP8": fp8}
+    kinds = ((norm, "norm_"), (shared, "shared_"), (fp8, "fp8_"))
+    name = f"rope_and_write_kv_{''.join(word for on, word in kinds if on)}d{head_dim}"
+    return make_variant(name, fn, types, flags | common, ROPE_WARPS)

@@ -1,62 +1,110 @@
-"""The jit code of ``triton_small``: norms and rotary positions, each one pass over its data."""
+"""The jit code of ``triton_small`` for heads and gates: each one pass over its data."""
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from microscale.kernels.moe.mxfp8_jit import round_e4m3
 from microscale.kernels.plain_jit import to_bf16
 
 
 @triton.jit
-def rms_norm(
-    x_ptr, weight_ptr, out_ptr, epsilon, width, stride_x, stride_out, BLOCK: tl.constexpr, PLAIN: tl.constexpr
-):
-    """Grid: (tokens,). ``out = x / sqrt(mean(x**2) + epsilon) * weight`` with float32 inside."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    mask = column < width
-    x = tl.load(x_ptr + token * stride_x + column, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    norm = tl.rsqrt(tl.sum(x * x, axis=0) / width + epsilon)
-    tl.store(out_ptr + token * stride_out + column, to_bf16(x * norm * weight, PLAIN), mask=mask)
+def _put(cache_ptr, place, low, high, scale_ptr, kv_head, stride_scale, mask, HALF: tl.constexpr, FP8: tl.constexpr):
+    """Both halves of heads into the cache. In E4M3 they are divided by their head's scale and saturate at 448."""
+    if FP8:
+        scale = tl.load(scale_ptr + kv_head * stride_scale)[:, None]
+        # By bits: GPUs before SM 8.9 have no conversion.
+        low = round_e4m3(tl.math.div_rn(low.to(tl.float32), tl.broadcast_to(scale, low.shape)), True)
+        high = round_e4m3(tl.math.div_rn(high.to(tl.float32), tl.broadcast_to(scale, high.shape)), True)
+    tl.store(cache_ptr + place, low, mask=mask)
+    tl.store(cache_ptr + place + HALF, high, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "kv_heads", "page_size", "stride_scale"])
 def rope_and_write_kv(
-    qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_ptr, k_ptr, v_ptr, scale, heads, kv_heads, page_size,
-    stride_page, stride_kv_head, BLOCK_H: tl.constexpr, HALF: tl.constexpr, PLAIN: tl.constexpr,
+    qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
+    k_scale_ptr, v_scale_ptr, scale, epsilon, heads, kv_heads, page_size, stride_page, stride_kv_head, stride_scale,
+    BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of heads). Rotates q to ``q_ptr`` and k into the cache, and copies v there.
 
-    A head's first and second halves are read once each; dimension i turns with i + HALF.
+    A head's first and second halves are read once each; dimension i turns with i + HALF, and stays where its frequency
+    is 0. NORM: each head is normed first, q and k with weights, v without. SHARED: there is no v, and k before weight
+    and rotation stands for it.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     pair = tl.arange(0, HALF)
-    total = heads + 2 * kv_heads
+    frequency = tl.load(frequencies_ptr + pair)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    total = heads + kv_heads if SHARED else heads + 2 * kv_heads
     source = qkv_ptr + (token * total + head)[:, None] * (2 * HALF) + pair[None, :]
     inside = (head < total)[:, None]
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-
-    angle = tl.load(positions_ptr + token).to(tl.float32) * tl.load(frequencies_ptr + pair)
+    is_query = (head < heads)[:, None]
     turned = (head < heads + kv_heads)[:, None]
-    cos = tl.where(turned, (tl.cos(angle) * scale)[None, :], 1.0)
-    sin = tl.where(turned, (tl.sin(angle) * scale)[None, :], 0.0)
+    if NORM:
+        factor = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + epsilon)[:, None]
+        first *= factor
+        second *= factor
+    v_first = to_bf16(first, PLAIN)
+    v_second = to_bf16(second, PLAIN)
+    if NORM:
+        q_low = tl.load(q_weight_ptr + pair).to(tl.float32)[None, :]
+        q_high = tl.load(q_weight_ptr + HALF + pair).to(tl.float32)[None, :]
+        k_low = tl.load(k_weight_ptr + pair).to(tl.float32)[None, :]
+        k_high = tl.load(k_weight_ptr + HALF + pair).to(tl.float32)[None, :]
+        first = to_bf16(first * tl.where(is_query, q_low, k_low), PLAIN).to(tl.float32)
+        second = to_bf16(second * tl.where(is_query, q_high, k_high), PLAIN).to(tl.float32)
+
+    angle = tl.load(positions_ptr + token).to(tl.float32) * frequency
+    cos = (tl.cos(angle) * scale)[None, :]
+    sin = (tl.sin(angle) * scale)[None, :]
     low = to_bf16(first * cos - second * sin, PLAIN)
     high = to_bf16(second * cos + first * sin, PLAIN)
 
-    is_query = (head < heads)[:, None]
     target = q_ptr + (token * heads + head)[:, None] * (2 * HALF) + pair[None, :]
     tl.store(target, low, mask=is_query)
     tl.store(target + HALF, high, mask=is_query)
 
     slot = tl.load(slots_ptr + token)
     base = slot // page_size * stride_page + slot % page_size * (2 * HALF)
-    kv_head = (head - heads) % kv_heads
+    kv_head = tl.where(head < heads, 0, (head - heads) % kv_heads)
     place = (base + kv_head * stride_kv_head)[:, None] + pair[None, :]
     is_key = turned & (head >= heads)[:, None]
-    tl.store(k_ptr + place, low, mask=is_key)
-    tl.store(k_ptr + place + HALF, high, mask=is_key)
-    is_value = inside & (head >= heads + kv_heads)[:, None]
-    tl.store(v_ptr + place, low, mask=is_value)
-    tl.store(v_ptr + place + HALF, high, mask=is_value)
+    is_value = is_key if SHARED else inside & (head >= heads + kv_heads)[:, None]
+    _put(k_ptr, place, low, high, k_scale_ptr, kv_head, stride_scale, is_key, HALF, FP8)
+    _put(v_ptr, place, v_first, v_second, v_scale_ptr, kv_head, stride_scale, is_value, HALF, FP8)
+
+
+@triton.jit
+def gated(
+    x_ptr, out_ptr, units, stride_x, alpha, limit, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, blocks of units). The gated activation between the two matrices of a dense MLP."""
+    token = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = unit < units
+    row = x_ptr + token * stride_x
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if INTERLEAVED:
+        gate = tl.load(row + 2 * unit, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(row + 2 * unit + 1, mask=mask, other=0.0).to(tl.float32)
+    else:
+        gate = tl.load(row + unit, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(row + units + unit, mask=mask, other=0.0).to(tl.float32)
+    if GELU:
+        # gelu_tanh(g) = g * sigmoid(2 * sqrt(2 / pi) * (g + 0.044715 * g**3))
+        y = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))) * up
+    else:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        y = (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
+    tl.store(out_ptr + token * units + unit, to_bf16(y, PLAIN), mask=mask)

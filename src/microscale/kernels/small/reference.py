@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from microscale.formats import BlockScaled, mxfp8
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
-from microscale.kernels.moe.spec import Routing
+from microscale.kernels.moe.reference import apply_gate
+from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost
-from microscale.kernels.small.spec import RopeTable, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """``x / sqrt(mean(x**2) + epsilon) * weight`` over the last axis."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (wide * weight.float()).to(x.dtype)
+    return (wide if weight is None else wide * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The norm of ``x + residual``, as the residual stream holds that, and the sum."""
+    total = x + residual
+    return rms_norm(total, weight, epsilon), total
+
+
+def add_rms_norm_mxfp8(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[BlockScaled, Tensor]:
+    normed, total = add_rms_norm(x, residual, weight, epsilon)
+    return mxfp8.encode(normed), total
+
+
+def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich) -> tuple[Tensor, Tensor]:
+    """``x``, or ``x`` joined with ``other``, is normed and added to the residual; the sum is normed for each reader."""
+    added = rms_norm(x, sandwich.before, sandwich.epsilon)
+    if other is not None:
+        joined = added + rms_norm(other, sandwich.before_other, sandwich.epsilon)
+        added = rms_norm(joined, sandwich.joined, sandwich.epsilon)
+    total = (residual + added) * sandwich.scale
+    return torch.stack([rms_norm(total, weight, sandwich.epsilon) for weight in sandwich.after]), total
+
+
+def add_norm_route(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+) -> tuple[Tensor, Tensor, Routing]:
+    """Sum, norm, router and top-k; logits stay in float32."""
+    normed, total = add_rms_norm(x, residual, weight, epsilon)
+    bias = None if router.bias is None else router.bias.float()
+    return normed, total, route(F.linear(normed.float(), router.weight.float(), bias), top_k)
 
 
 def rope(x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
@@ -30,26 +63,50 @@ def rope(x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
 
 
 def write_kv(k: Tensor, v: Tensor, kv: PagedKv, slots: Tensor) -> None:
-    """Put ``k, v [tokens, kv_heads, head_dim]`` at ``slots [tokens]``, slot = page * page_size + offset."""
+    """Put ``k, v [tokens, kv_heads, head_dim]`` at ``slots [tokens]``, slot = page * page_size + offset.
+
+    In E4M3 a number is divided by its head's scale, rounded to nearest even, and saturates at 448.
+    """
     pages, offsets = slots // kv.page_size, slots % kv.page_size
-    kv.k[pages, :, offsets] = k.to(kv.k.dtype)
-    kv.v[pages, :, offsets] = v.to(kv.v.dtype)
+    for x, cache, scale in ((k, kv.k, kv.k_scale), (v, kv.v, kv.v_scale)):
+        cache[pages, :, offsets] = x.to(cache.dtype) if scale is None else mxfp8.round_e4m3(x.float() / scale[:, None])
 
 
 def rope_and_write_kv(
-    qkv: Tensor, num_heads: int, positions: Tensor, table: RopeTable, kv: PagedKv, slots: Tensor
+    qkv: Tensor,
+    num_heads: int,
+    positions: Tensor,
+    table: RopeTable,
+    kv: PagedKv,
+    slots: Tensor,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Split ``qkv [tokens, heads + 2 * kv_heads, head_dim]``, rotate q and k, put k and v away, and give q."""
-    kv_heads = (qkv.shape[1] - num_heads) // 2
-    q, k, v = torch.split(qkv, [num_heads, kv_heads, kv_heads], dim=1)
+    """Split ``qkv [tokens, heads + 2 * kv_heads, head_dim]``, norm, rotate q and k, put k and v away, and give q.
+
+    Without heads for v (K = V), the value is the key's projection: normed without a weight, and not rotated.
+    """
+    kv_heads = kv.k.shape[1]
+    q, k, v = qkv[:, :num_heads], qkv[:, num_heads : num_heads + kv_heads], qkv[:, -kv_heads:]
+    if norms is not None:
+        q, k = rms_norm(q, norms.q_weight, norms.epsilon), rms_norm(k, norms.k_weight, norms.epsilon)
+        v = rms_norm(v, None, norms.epsilon)
     write_kv(rope(k, positions, table), v, kv, slots)
     return rope(q, positions, table)
 
 
-def route(logits: Tensor, top_k: int) -> Routing:
-    """The ``top_k`` largest of ``logits [tokens, experts]`` with a softmax over just those."""
+def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
+    """The ``top_k`` largest of ``logits [tokens, experts]`` with a softmax over just those, times the experts' scales.
+
+    A softmax over all experts, renormalised over the chosen ones, is the same.
+    """
     values, ids = logits.float().topk(top_k, dim=-1)
-    return Routing(ids.to(torch.int32), torch.softmax(values, dim=-1))
+    weights = torch.softmax(values, dim=-1)
+    return Routing(ids.to(torch.int32), weights if expert_scale is None else weights * expert_scale.float()[ids])
+
+
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    """``[tokens, 2 * units]`` → ``[tokens, units]``."""
+    return apply_gate(gate_up.float(), gate).to(gate_up.dtype)
 
 
 class ReferenceSmall(SmallOps):
@@ -57,16 +114,44 @@ class ReferenceSmall(SmallOps):
 
     name = "reference"
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         return rms_norm(x, weight, epsilon)
 
-    def rope_and_write_kv(
-        self, qkv: Tensor, num_heads: int, positions: Tensor, table: RopeTable, kv: PagedKv, slots: Tensor
-    ) -> Tensor:
-        return rope_and_write_kv(qkv, num_heads, positions, table, kv, slots)
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, epsilon)
 
-    def route(self, logits: Tensor, top_k: int) -> Routing:
-        return route(logits, top_k)
+    def add_rms_norm_mxfp8(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[BlockScaled, Tensor]:
+        return add_rms_norm_mxfp8(x, residual, weight, epsilon)
+
+    def norm_add_norm(
+        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
+    ) -> tuple[Tensor, Tensor]:
+        return norm_add_norm(x, other, residual, sandwich)
+
+    def add_norm_route(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+    ) -> tuple[Tensor, Tensor, Routing]:
+        return add_norm_route(x, residual, weight, epsilon, router, top_k)
+
+    def rope_and_write_kv(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: RopeTable,
+        kv: PagedKv,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        return rope_and_write_kv(qkv, num_heads, positions, table, kv, slots, norms)
+
+    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
+        return route(logits, top_k, expert_scale)
+
+    def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
+        return gated(gate_up, gate)
 
     def supports(self, spec: SmallSpec, gpu: Gpu) -> Reason | None:
         if spec.activations is Activations.MXFP8:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from microscale.formats import BlockScaled
+from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
-from microscale.kernels.moe.spec import Routing
+from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.op import Activations, Implementation
 
 
@@ -28,10 +30,44 @@ class SmallSpec:
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Rotary frequencies, one per pair of dimensions, and the factor on cosine and sine (YaRN; 1 without)."""
+    """Rotary frequencies, one per pair of dimensions, and the factor on cosine and sine (YaRN; 1 without).
+
+    Dimension i pairs with i + head_dim / 2, also where only a part of a head turns (Gemma 4's full layers: a quarter):
+    the frequencies of the other pairs are 0.
+    """
 
     inverse_frequencies: Tensor  # [head_dim / 2] float32
     scale: float
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of each head before the rotation (Gemma 4): queries and keys with weights, values without."""
+
+    q_weight: Tensor  # [head_dim]
+    k_weight: Tensor  # [head_dim]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Router:
+    """The matrix that scores the experts."""
+
+    weight: Tensor  # [experts, hidden]
+    bias: Tensor | None = None  # [experts]
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """Norms before and after an addition to the residual stream (Gemma 4)."""
+
+    before: Tensor  # [hidden]: weight of the norm of what is added
+    after: Tensor  # [n, hidden]: weights of the norms of the sum, one for each reader
+    epsilon: float
+    scale: float = 1.0
+    """Factor on the sum (Gemma's ``layer_scalar``)."""
+    before_other: Tensor | None = None  # [hidden], where two parts are joined: that of the second
+    joined: Tensor | None = None  # [hidden], likewise: that of their sum
 
 
 class SmallOps(Implementation[SmallSpec]):
@@ -40,16 +76,56 @@ class SmallOps(Implementation[SmallSpec]):
     op = "small"
     layout = "checkpoint"
 
+    def on(self, gpu: Gpu) -> SmallOps:
+        """The same ops for this GPU, where they differ from GPU to GPU."""
+        return self
+
     @abstractmethod
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         """``x [tokens, hidden]`` normalised, in its own type."""
 
     @abstractmethod
-    def rope_and_write_kv(
-        self, qkv: Tensor, num_heads: int, positions: Tensor, table: RopeTable, kv: PagedKv, slots: Tensor
-    ) -> Tensor:
-        """From ``qkv [tokens, heads + 2 * kv_heads, head_dim]`` rotated q; rotated k and v go to their slots."""
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """``x + residual`` normalised, and the sum."""
 
     @abstractmethod
-    def route(self, logits: Tensor, top_k: int) -> Routing:
+    def add_rms_norm_mxfp8(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[BlockScaled, Tensor]:
+        """As ``add_rms_norm``, with the norm in MXFP8."""
+
+    @abstractmethod
+    def norm_add_norm(
+        self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
+    ) -> tuple[Tensor, Tensor]:
+        """What is added is normed first, and the sum for each of its readers: norms ``[n, tokens, hidden]``, sum."""
+
+    @abstractmethod
+    def add_norm_route(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+    ) -> tuple[Tensor, Tensor, Routing]:
+        """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm."""
+
+    @abstractmethod
+    def rope_and_write_kv(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: RopeTable,
+        kv: PagedKv,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """From ``qkv [tokens, heads + 2 * kv_heads, head_dim]`` rotated q; rotated k and v go to their slots.
+
+        With ``heads + kv_heads`` only, K = V: the value is the key before its weight and its rotation.
+        """
+
+    @abstractmethod
+    def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
         """The experts of each token and their weights from ``logits [tokens, experts]``."""
+
+    @abstractmethod
+    def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
+        """The activation of a dense MLP: ``[tokens, 2 * units]`` → ``[tokens, units]``."""

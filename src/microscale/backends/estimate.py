@@ -1,0 +1,81 @@
+"""How long an implementation will take: its cost over the card's ceilings and the efficiency measured for the family.
+
+Attention needs more than its spec says, and gets it here: how the new tokens divide into sequences, and the bytes of a
+cached number. Up to ``DECODING_TOKENS`` tokens are as many sequences with one new token each; more are prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from microscale.hardware import LAUNCH_US, Gpu, speeds
+from microscale.kernels.attention.spec import AttentionSpec
+from microscale.kernels.op import Cost, Implementation, torch_dtype
+
+DECODING_TOKENS = 256
+"""As many sequences as are expected to decode together; a larger batch is counted as one prompt."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The time of one call, and what stands behind it."""
+
+    us: float
+    floor_us: float
+    bytes: int
+    flops: int
+    tuned: bool
+    """The efficiency was measured on a card of this family, for work of about this size."""
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return Estimate(
+            self.us + other.us,
+            self.floor_us + other.floor_us,
+            self.bytes + other.bytes,
+            self.flops + other.flops,
+            self.tuned and other.tuned,
+        )
+
+    def times(self, count: int) -> Estimate:
+        return Estimate(self.us * count, self.floor_us * count, self.bytes * count, self.flops * count, self.tuned)
+
+
+NOTHING = Estimate(0.0, 0.0, 0, 0, tuned=True)
+
+
+def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) -> Estimate:
+    """What ``entry`` will take for ``spec`` on ``gpu``; ``kv_size`` is the bytes of one cached number."""
+    cost = _attention_cost(entry, spec, gpu, kv_size) if isinstance(spec, AttentionSpec) else entry.cost(spec, gpu)
+    work = (cost.bytes, cost.flops, cost.unit.value, gpu)
+    floor, ideal = speeds.floor_us(*work), speeds.ideal_us(*work)
+    measured = speeds.efficiency(gpu.family, entry.op, entry.name, cost.bytes, cost.flops)
+    if measured is not None:
+        us = ideal / measured
+    else:
+        us = ideal / cost.efficiency + (0.0 if gpu.is_cpu else cost.launches * LAUNCH_US)
+    return Estimate(us, floor, cost.bytes, cost.flops, measured is not None)
+
+
+def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, kv_size: int) -> Cost:
+    """``cost`` counts each token as a sequence. Tokens of one prompt share the keys that they read, and a token sees
+    those before it: the bytes are of one token that sees all, the operations of all tokens that see the mean."""
+    cost = entry.cost(spec, gpu)
+    if spec.tokens > DECODING_TOKENS:
+        cached = max(spec.context - spec.tokens, 0)
+        mean = replace(spec, context=cached + (spec.tokens + 1) // 2)
+        # A window slides over the prompt: all of its keys are read, once.
+        last = replace(spec, tokens=1, context=spec.context, window=_reach(spec))
+        cost = replace(entry.cost(mean, gpu), bytes=entry.cost(last, gpu).bytes)
+    # The spec does not say how the cache stores its numbers; cost counts them in the activations' type.
+    return replace(cost, bytes=cost.bytes * kv_size // torch_dtype(spec.activations).itemsize)
+
+
+def _reach(spec: AttentionSpec) -> int | None:
+    return None if spec.window is None else min(spec.context, spec.tokens + spec.window)
+
+
+def total(estimates: Sequence[Estimate]) -> Estimate:
+    """All of them, one after the other."""
+    return sum(estimates, NOTHING)

@@ -1,0 +1,109 @@
+"""From what a model uses to a plan: one decision per op, layer kind and batch size.
+
+``explain`` makes the plan of a model that is not loaded and the loader that of one that is, through the same
+``decide_use``: what runs is what was printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from microscale.backends.decision import Decision, Plan
+from microscale.backends.oracle import Freedom, Wish, decide_layer
+from microscale.backends.precision import BITS, EXACT, Precision
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu
+from microscale.kernels.op import Activations, torch_dtype
+
+BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
+"""Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One op as a model uses it: in how many layers, in the checkpoint's own format."""
+
+    op: str
+    layer: str
+    """The layer kind: ``qkv``, ``experts``, ``full_attention`` … What stands after a dot tells apart layers that
+    ``--layer-format`` takes together: ``qkv.sliding``, ``mlp.down``."""
+    spec: Any
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that decisions depend on beside the model."""
+
+    gpu: Gpu
+    activations: Activations
+    """The type in which activations travel between ops."""
+    wish: Wish = field(default_factory=Wish)
+    precision: Precision = EXACT
+
+    @property
+    def kv_size(self) -> int:
+        """Bytes of one number in the KV cache."""
+        return 1 if self.precision.kv_format == "fp8" else torch_dtype(self.activations).itemsize
+
+
+def make_plan(model: str, uses: Sequence[Use], setup: Setup) -> Plan:
+    """Every decision for ``model``."""
+    setup.wish.check()
+    setup.precision.check_layers(model, [use.layer for use in uses])
+    plan = Plan()
+    for use in uses:
+        plan.add(decide_use(use, setup))
+    return plan
+
+
+def decide_use(use: Use, setup: Setup) -> list[Decision]:
+    """One decision per bucket. A precision that cannot be met is an error with the option and the nearest that can."""
+    try:
+        return _decide(use, setup)
+    except Unsupported as error:
+        works = _nearest(use, setup)
+        if works is None:
+            raise
+        asked, mend = works
+        said = str(error).rstrip(".")
+        raise Unsupported(f"{said if said.startswith('--') else f'{asked}: {said}'}; {mend} works.") from None
+
+
+def _decide(use: Use, setup: Setup) -> list[Decision]:
+    precision = setup.precision
+    spec = precision.applied(use.layer, use.spec)
+    specs = [replace(spec, tokens=tokens) for tokens in BUCKETS]
+    weighted = use.op in ("moe", "dense")
+    activations = precision.activations(use.op, setup.activations) if weighted else ()
+    freedom = Freedom(activations, use.count, setup.kv_size)
+    return decide_layer(use.op, use.layer, specs, setup.gpu, setup.wish, freedom)
+
+
+def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
+    """The option that stands in the way and the nearest value of it with which the use can run."""
+    precision = setup.precision
+    tries: list[tuple[str, str, Precision]] = []
+    if use.op == "moe" and precision.moe_activations == "mxfp8":
+        other = replace(precision, moe_activations="bf16")
+        tries.append(("--moe-activations mxfp8", "--moe-activations bf16", other))
+    if use.op == "moe" and setup.wish.moe_backend is not None and precision.moe_activations == "auto":
+        other = replace(precision, moe_activations="mxfp8")
+        asked = f"--moe-backend {setup.wish.moe_backend}"
+        tries.append((asked, f"{asked} --moe-activations mxfp8", other))
+    own = getattr(use.spec, "weight_format", None)
+    if own is not None and precision.format_of(use.layer, own) != own:
+        layer, held = use.layer.partition(".")[0], precision.format_of(use.layer, own)
+        for fmt in sorted(BITS, key=lambda fmt: abs(BITS[fmt] - BITS[held])):
+            chosen = {**dict(precision.chosen), layer: fmt}
+            other = replace(precision, chosen=tuple(chosen.items()))
+            tries.append((precision.option(layer), f"--layer-format {layer}={fmt}", other))
+    for asked, mend, other in tries:
+        try:
+            _decide(use, replace(setup, precision=other))
+        except Unsupported:
+            continue
+        return asked, mend
+    return None

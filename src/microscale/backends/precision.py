@@ -1,0 +1,149 @@
+"""Precision plans: in which format each layer's weights, the activations and the KV cache are held.
+
+``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
+eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
+meet MXFP8 activations too, and keeps the KV cache in FP8. A plan never widens what a checkpoint stores narrower.
+
+One record holds the plan and what the user changed of it; the oracle, the loader and ``explain`` follow that record.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from microscale.errors import BadSetting, Unsupported
+from microscale.formats import BLOCK, FORMATS
+from microscale.kernels.op import Activations
+
+LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
+"""What ``--layer-format`` takes."""
+BITS: Mapping[str, float] = {
+    "bf16": 16.0,
+    "fp8": 8.0,
+    **{name: fmt.bytes_per_block * 8 / BLOCK for name, fmt in FORMATS.items()},
+}
+"""Bits of one weight, its share of the scale included (FP8's one scale a row is nothing)."""
+MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
+KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a model is held and computed."""
+
+    name: str
+    formats: tuple[tuple[str, str], ...] = ()
+    """(layer, format) of the plan; layers that are not named keep their own format."""
+    mx_activations: tuple[str, ...] = ()
+    """Ops that may quantise their activations to MXFP8 where that is faster."""
+    kv: str = "bf16"
+    chosen: tuple[tuple[str, str], ...] = ()
+    """(layer, format) that the user asked for by ``--layer-format``; they go before the plan."""
+    moe_activations: str = "auto"
+    """``--moe-activations``: ``bf16`` and ``mxfp8`` are wishes, ``auto`` is the plan's."""
+    kv_cache_dtype: str = "auto"
+    """``--kv-cache-dtype``: likewise."""
+
+    def format_of(self, layer: str, own: str) -> str:
+        """The format in which a layer is held whose checkpoint has it in ``own``. ``mlp.down`` follows ``mlp``."""
+        name = layer.partition(".")[0]
+        if name in dict(self.chosen):
+            return dict(self.chosen)[name]
+        planned = dict(self.formats).get(name, own)
+        return planned if BITS[planned] < BITS[own] else own
+
+    def applied(self, layer: str, spec: Any) -> Any:
+        """A layer's spec in the format that it will be held in."""
+        if not hasattr(spec, "weight_format"):
+            return spec
+        held = self.format_of(layer, spec.weight_format)
+        columns = getattr(spec, "columns", BLOCK)  # widths of experts are checked with the config
+        if held in FORMATS and columns % BLOCK:
+            raise Unsupported(
+                f"{self.option(layer)} holds {layer} in {held}, whose blocks of {BLOCK} do not divide its {columns} "
+                f"columns; add --layer-format {layer.partition('.')[0]}=fp8."
+            )
+        return replace(spec, weight_format=held)
+
+    def activations(self, op: str, base: Activations) -> tuple[Activations, ...]:
+        """The formats in which activations may meet the weights of an op, the most exact first."""
+        if op == "moe" and self.moe_activations != "auto":
+            return (Activations.MXFP8,) if self.moe_activations == "mxfp8" else (base,)
+        if op in self.mx_activations and base is Activations.BF16:
+            return base, Activations.MXFP8
+        return (base,)
+
+    @property
+    def kv_format(self) -> str:
+        """``bf16`` or ``fp8``; where activations travel as float32, ``bf16`` stands for that."""
+        return self.kv if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    def option(self, layer: str) -> str:
+        """The option that decides the format of a layer, as the user would write it."""
+        name = layer.partition(".")[0]
+        return f"--layer-format {name}={dict(self.chosen)[name]}" if name in dict(self.chosen) else self.plan_option
+
+    @property
+    def plan_option(self) -> str:
+        return f"--precision {self.name}"
+
+    def __str__(self) -> str:
+        """The plan's name, then what differs from it."""
+        parts = [self.name, *(f"{layer}={fmt}" for layer, fmt in self.chosen)]
+        if self.moe_activations != "auto":
+            parts.append(f"moe-activations={self.moe_activations}")
+        if self.kv_cache_dtype != "auto":
+            parts.append(f"kv-cache={self.kv_cache_dtype}")
+        return ", ".join(parts)
+
+    def check_layers(self, model: str, layers: Sequence[str]) -> None:
+        """Refuse ``--layer-format`` of a layer that the model does not have."""
+        there = {layer.partition(".")[0] for layer in layers} | {"embed"}
+        for layer, fmt in self.chosen:
+            if layer not in there:
+                has = ", ".join(name for name in LAYERS if name in there)
+                raise BadSetting(f"--layer-format {layer}={fmt}: {model} has no such layer; it has {has}.")
+
+
+_DENSE = ("qkv", "o", "mlp", "lm_head")
+PLANS: dict[str, Precision] = {
+    plan.name: plan
+    for plan in (
+        Precision("exact"),
+        Precision("balanced", tuple((layer, "mxfp8") for layer in _DENSE), ("moe",)),
+        Precision("fast", tuple((layer, "mxfp4") for layer in _DENSE), ("moe", "dense"), kv="fp8"),
+    )
+}
+EXACT = PLANS["exact"]
+
+
+def make_precision(
+    name: str = "exact", layer_formats: Sequence[str] = (), moe_activations: str = "auto", kv_cache_dtype: str = "auto"
+) -> Precision:
+    """The record of ``--precision``, ``--layer-format``, ``--moe-activations`` and ``--kv-cache-dtype``."""
+    _one_of("--precision", name, PLANS)
+    _one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
+    _one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    chosen: dict[str, str] = {}
+    for text in layer_formats:
+        layer, equals, fmt = text.partition("=")
+        if not equals:
+            raise BadSetting(f"--layer-format {text!r} is not LAYER=FORMAT, such as lm_head=mxfp8.")
+        _one_of(f"--layer-format {text}: the layer", layer, LAYERS)
+        _one_of(f"--layer-format {text}: the format", fmt, BITS)
+        if chosen.get(layer, fmt) != fmt:
+            raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
+        chosen[layer] = fmt
+    return replace(
+        PLANS[name], chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype
+    )
+
+
+def _one_of(option: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise BadSetting(f"{option} {value!r} is unknown; known are {', '.join(known)}{hint}")

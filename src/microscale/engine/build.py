@@ -1,0 +1,127 @@
+"""From options to an engine: the model, as many KV pages as fit beside it, scheduler and sampler.
+
+Needs nothing of the server's: benchmarks build their engine here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from microscale import hardware
+from microscale.backends.plan import Setup
+from microscale.engine.engine import Engine
+from microscale.engine.fit import check_fits
+from microscale.engine.load import LoadOptions, choose_activations, choose_device, load_model
+from microscale.engine.memory import Memory
+from microscale.engine.pages import PagePool
+from microscale.engine.runner import Model, ModelRunner
+from microscale.engine.sampler import Sampler
+from microscale.engine.scheduler import Limits, Scheduler
+from microscale.models.config import GptOssConfig, LayerKind
+from microscale.models.gpt_oss_weights import GptOssWeights
+from microscale.models.outline import outline
+
+KEPT_WINDOWS = 8
+"""One byte in so many of what is left after the least that sequences need goes to sliding layers, for windows at which
+prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 1024."""
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """What the scheduler may do, beside what the workload says."""
+
+    max_queue: int = 1024
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine and what its owner must know of the model."""
+
+    engine: Engine
+    config: GptOssConfig
+    max_model_len: int
+    plan: str
+
+
+def build_engine(
+    options: LoadOptions, queueing: Queueing, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Built:
+    """Load a model and make an engine of it. ``on_progress`` hears how many layers of all are ready."""
+    opened: list[GptOssWeights] = []
+    done = 0
+
+    def layer_done() -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, opened[0].config.num_layers)
+
+    # Before the load: afterwards the weights would be counted twice, as needed and as no longer free.
+    memory: list[Memory] = []
+
+    def on_open(weights: GptOssWeights) -> None:
+        opened.append(weights)
+        memory.append(_reckon(options, weights.config))
+        on_progress(0, weights.config.num_layers)
+
+    model = load_model(options, on_open, layer_done)
+    config = model.config
+    pages = num_pages(memory[0])
+    # Where the user named no context, it is the model's, as far as the pages reach.
+    max_model_len = options.workload.context or min(config.max_context, pages[LayerKind.FULL] * options.page_size)
+    limits = Limits(
+        page_size=options.page_size,
+        window=config.sliding_window,
+        max_num_seqs=options.workload.sequences,
+        max_num_batched_tokens=options.workload.step_tokens,
+        max_model_len=max_model_len,
+        max_queue=queueing.max_queue,
+        prefix_caching=queueing.prefix_caching,
+    )
+    return Built(assemble(model, limits, pages), config, max_model_len, model.ops.plan.table())
+
+
+def assemble(model: Model, limits: Limits, pages: Mapping[LayerKind, int]) -> Engine:
+    """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer."""
+    pools = {kind: PagePool(count) for kind, count in pages.items()}
+    config = model.config
+    sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids)
+    runner = ModelRunner(model, pools)
+    return Engine(runner, Scheduler(pools, limits), sampler, config.vocab_size, config.eos_token_ids)
+
+
+def _reckon(options: LoadOptions, config: GptOssConfig) -> Memory:
+    """The sums by which ``load_model`` lets the model pass."""
+    device = choose_device(options.device)
+    gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
+    setup = Setup(gpu, choose_activations(options.dtype, device), options.wish, options.precision)
+    shape = outline(options.model, config, setup.activations, options.page_size, config.max_context)
+    workload = replace(options.workload, page_size=options.page_size)
+    return check_fits(shape, setup, workload, hardware.available_memory(gpu, device.index or 0))
+
+
+def num_pages(memory: Memory) -> dict[LayerKind, int]:
+    """How many pages each kind of layer gets.
+
+        usable = fixed | sliding: a window and a page a sequence, one step | full: all the rest but an eighth | windows
+
+    Full layers get no more than all sequences at full length on a CPU, whose memory is not ours to fill.
+    """
+    kv, work = memory.kv, memory.workload
+    page_bytes = {
+        LayerKind.FULL: kv.full_per_token * kv.page_size,
+        LayerKind.SLIDING: kv.sliding_per_position * kv.page_size,
+    }
+    per_sequence = -(-kv.window // kv.page_size) + 1
+    sliding = work.sequences * per_sequence + -(-work.step_tokens // kv.page_size)
+    left = memory.usable - memory.fixed - sliding * page_bytes[LayerKind.SLIDING]
+    longest = work.context or memory.model_context
+    at_least = -(-memory.context // kv.page_size)
+    all_sequences = work.sequences * -(-longest // kv.page_size)
+    full = max(left - left // KEPT_WINDOWS, 0) // max(page_bytes[LayerKind.FULL], 1)
+    if memory.gpu.is_cpu:
+        full = min(full, all_sequences)
+    full = max(full, at_least)
+    windows = max(left - full * page_bytes[LayerKind.FULL], 0) // max(page_bytes[LayerKind.SLIDING], 1)
+    return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + min(windows, sliding if memory.gpu.is_cpu else windows)}

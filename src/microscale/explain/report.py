@@ -1,0 +1,109 @@
+"""Everything that ``explain`` knows, as one record and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from microscale import hardware
+from microscale.backends.decision import Plan
+from microscale.backends.ops import Activations
+from microscale.backends.oracle import Wish
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import EXACT, Precision
+from microscale.engine.fit import refusal, ways
+from microscale.engine.memory import Memory, Workload, reckon
+from microscale.errors import BadSetting
+from microscale.explain.predict import Prediction, predict
+from microscale.models import hub
+from microscale.models.config import GptOssConfig
+from microscale.models.config_file import read_config
+from microscale.models.config_gemma4 import Gemma4Config
+from microscale.models.outline import Outline, outline
+from microscale.models.presets import OUTLINED, PRESETS, preset
+
+CONTEXT = 4096
+STEP_TOKENS = 8192
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. Names follow the command line's options."""
+
+    model: str
+    gpu: str | None = None
+    """A known card; ``None``: the one of this machine."""
+    precision: Precision = EXACT
+    wish: Wish = field(default_factory=Wish)
+    context: int | None = None
+    """``None``: ``CONTEXT``, or the model's own limit if that is less."""
+    batch: int = 1
+    utilization: float = 0.9
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer."""
+
+    question: Question
+    setup: Setup
+    outline: Outline
+    plan: Plan
+    memory: Memory
+    prediction: Prediction
+    refusal: str | None
+    """Why the model does not fit and what would help; ``None`` where it fits."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.question.model,
+            "gpu": self.setup.gpu.name,
+            "precision": str(self.setup.precision),
+            "decisions": self.plan.to_json(),
+            "memory": {
+                "bytes": self.memory.by_kind(),
+                "max_context": self.memory.max_context,
+                "max_sequences": self.memory.max_sequences,
+            },
+            "predicted": {
+                "decode_tok_s": round(self.prediction.decode_tok_s, 1),
+                "decode_ceiling_tok_s": round(self.prediction.decode_ceiling_tok_s, 1),
+                "prefill_tok_s": round(self.prediction.prefill_tok_s, 1),
+            },
+        }
+
+
+def explain(question: Question) -> Report:
+    """The report on one model on one GPU."""
+    config = read_model(question.model, question.offline)
+    gpu = hardware.detect() if question.gpu is None else hardware.known(question.gpu)
+    available = hardware.available_memory(gpu) if question.gpu is None else None
+    activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
+    context = min(CONTEXT, config.max_context) if question.context is None else question.context
+    if question.batch < 1:
+        raise BadSetting(f"--batch {question.batch} is less than 1.")
+    workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization)
+    workload.check(question.model, config.max_context)
+    setup = Setup(gpu, activations, question.wish, question.precision)
+    shape = outline(question.model, config, activations, PAGE_SIZE, context)
+    plan = make_plan(question.model, shape.uses, setup)
+    memory = reckon(shape, plan, setup, workload, available)
+    why = None if memory.fits else refusal(memory, *ways(shape, setup, workload, available))
+    prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
+    return Report(question, setup, shape, plan, memory, prediction, why)
+
+
+def read_model(
+    model: str, offline: bool = False, overrides: Mapping[str, object] | None = None
+) -> GptOssConfig | Gemma4Config:
+    """The config of a preset, of a folder or of a hub id, of which only the JSON files are fetched."""
+    if not Path(model).is_dir():
+        if model in OUTLINED:
+            return OUTLINED[model]
+        if model in PRESETS:
+            return preset(model, overrides or {})
+    return read_config(hub.resolve(model, offline=offline, config_only=True), overrides).config

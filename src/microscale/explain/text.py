@@ -1,0 +1,154 @@
+"""A report as text for people: at most 80 columns, with rich's markup for terminals that show colour."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from rich.markup import escape
+
+from microscale.backends.decision import Decision, Span
+from microscale.engine.fit import gib
+from microscale.explain.report import Report
+from microscale.hardware import GIB
+
+WIDTH = 80
+
+
+def render(report: Report, reasons: bool = True) -> list[str]:
+    """The lines of the report, in rich's markup."""
+    return [
+        *_head(report),
+        "",
+        *_decisions(report, reasons),
+        "",
+        *_memory(report),
+        "",
+        *_prediction(report),
+    ]
+
+
+def _head(report: Report) -> Iterator[str]:
+    gpu = report.setup.gpu
+    yield f"[bold]{escape(report.question.model)}[/] on [bold]{escape(gpu.name)}[/], precision {report.setup.precision}"
+    if gpu.is_cpu:
+        yield "no GPU here: times only rank implementations; --gpu NAME explains a card"
+        return
+    peaks = "/".join(f"{peak:.0f}" for peak in (gpu.peak.bf16, gpu.peak.fp8, gpu.peak.fp4) if peak)
+    unit = "/".join(("BF16", "FP8", "FP4")[: peaks.count("/") + 1])
+    memory = f"{gpu.memory_bytes / GIB:.0f} GiB{' unified' if gpu.unified else ''}"
+    yield f"SM {gpu.capability}, {gpu.num_sms} SMs, {gpu.bandwidth_gbs:.0f} GB/s, {peaks} TFLOP/s {unit}, {memory}"
+
+
+def _decisions(report: Report, reasons: bool) -> Iterator[str]:
+    """A line per layer kind and span of batch sizes, and under it why the others lost."""
+    yield f"[bold]{'layer':<18}{'tokens':<10}{'format':<14}{'kernel':<16}{'us':>12} speed[/]"
+    for op, layer in report.plan.layers():
+        spans = list(report.plan.spans(op, layer))
+        for index, span in enumerate(spans):
+            yield _line(layer if index == 0 else "", span)
+        if reasons:
+            yield from _reasons(spans)
+
+
+def _line(layer: str, span: Span) -> str:
+    first, last = span.decisions[0], span.decisions[-1]
+    times = _us(first) if first is last else f"{_us(first)}-{_us(last)}"
+    known = {decision.tuned for decision in span.decisions}
+    tuned = "stated" if known == {False} else "measured" if known == {True} else "both"
+    return f"{layer:<18}{span.tokens:<10}{_formats(first):<14}[green]{span.chosen:<16}[/]{times:>12} {tuned}"
+
+
+def _formats(decision: Decision) -> str:
+    """Weights x activations; attention and small ops have no weights."""
+    activations = getattr(decision.spec, "activations", "")
+    weights = getattr(decision.spec, "weight_format", None)
+    return f"{weights} x {activations}".replace("float32", "f32") if weights else str(activations)
+
+
+def _us(decision: Decision) -> str:
+    time = decision.predicted_us
+    return f"{time:.0f}" if time >= 99.5 else f"{time:.3g}"
+
+
+def _reasons(spans: list[Span]) -> Iterator[str]:
+    """Each loser once, with its reason; where that changes with the tokens, at the first and the last count."""
+    by_name: dict[str, dict[int, str]] = {}
+    for span in spans:
+        for decision in span.decisions:
+            for rejected in decision.rejected:
+                by_name.setdefault(rejected.name, {})[decision.tokens] = rejected.reason
+    for name, by_tokens in by_name.items():
+        sizes = sorted(by_tokens)
+        if len(set(by_tokens.values())) == 1:
+            text = by_tokens[sizes[0]]
+        else:
+            shown = dict.fromkeys((sizes[0], sizes[-1]))
+            text = "; ".join(f"{by_tokens[size]} at {size}" for size in shown)
+        for line in textwrap.wrap(f"not {name}: {text}", WIDTH - 4, subsequent_indent="  "):
+            yield f"    [dim]{escape(line)}[/]"
+
+
+def _memory(report: Report) -> Iterator[str]:
+    memory = report.memory
+    kinds = ", ".join(f"{kind} {gib(size)}" for kind, size in memory.weights.items())
+    kv = memory.needed - memory.fixed
+    yield "[bold]memory, GiB[/]"
+    rows = [
+        ("weights", sum(memory.weights.values()), kinds),
+        ("KV cache", kv, _kv_text(report)),
+        ("activations", memory.activations, f"{memory.workload.step_tokens} tokens in one step"),
+        ("graphs, runtime", memory.graphs + memory.runtime, "an estimate"),
+        ("needed", memory.needed, f"of {gib(memory.usable)} that may be used ({memory.usable_because})"),
+    ]
+    for name, size, note in rows:
+        lines = textwrap.wrap(note, WIDTH - 26)
+        yield f"  {name:<15}{gib(size):>7}  {escape(lines[0])}"
+        yield from (f"{'':<26}{escape(line)}" for line in lines[1:])
+    if report.refusal is not None:
+        yield from (f"[red]{escape(line)}[/]" for line in textwrap.wrap(f"does not fit: {report.refusal}", WIDTH))
+        return
+    batch = "one sequence" if memory.workload.sequences == 1 else f"{memory.workload.sequences} sequences"
+    many = f"{memory.max_sequences} sequences of {memory.context} tokens"
+    yield f"  fits: {memory.max_context} tokens for {batch}; {many}"
+
+
+def _kv_text(report: Report) -> str:
+    memory = report.memory
+    sequences = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
+    kind = "float32" if report.setup.kv_size == 4 else report.setup.precision.kv_format
+    return (
+        f"{sequences}{memory.context} tokens in {kind}: {memory.kv.full_per_token / 1024:.3g} KiB a token in full "
+        f"layers, {memory.kv.per_sequence_sliding() / 2**20:.1f} MiB a sequence in sliding ones"
+    )
+
+
+def _prediction(report: Report) -> Iterator[str]:
+    prediction, step = report.prediction, report.prediction.step
+    yield "[bold]predicted[/]"
+    yield (
+        f"  decode  [bold]{_rate(prediction.decode_tok_s)}[/] tok/s, ceiling {_rate(prediction.decode_ceiling_tok_s)}"
+        f"  (batch {prediction.batch}, context {prediction.context})"
+    )
+    bound = f"{step.bytes / 1e9:.2f} GB a step at {report.setup.gpu.bandwidth_gbs:.0f} GB/s = {step.floor_us:.0f} us"
+    yield f"          {bound}; expected {step.us:.0f} us"
+    shares: dict[str, tuple[float, int]] = {}
+    for part in prediction.decode:
+        name = part.layer if part.layer.endswith("_attention") else part.layer.partition(".")[0]
+        us, num_bytes = shares.get(name, (0.0, 0))
+        shares[name] = (us + part.estimate.us, num_bytes + part.estimate.bytes)
+    text = ", ".join(
+        f"{name} {us / step.us:.0%} ({num_bytes / 1e9:.2f} GB)"
+        for name, (us, num_bytes) in sorted(shares.items(), key=lambda item: -item[1][0])
+    )
+    yield from textwrap.wrap(text, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
+    flops = prediction.prefill.flops / 1e12
+    yield (
+        f"  prefill [bold]{_rate(prediction.prefill_tok_s)}[/] tok/s, "
+        f"ceiling {_rate(prediction.context / prediction.prefill.floor_us * 1e6)}"
+        f"  ({prediction.context} tokens, {flops:.3g} TFLOP)"
+    )
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"

@@ -1,0 +1,165 @@
+"""``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
+
+Up to 16 tokens are limited by reading the weights and take the kernel for few tokens; more take a GEMM that decodes
+weights on their way into the matrix unit. Both read one packed layout.
+
+``triton_mxfp8_a8``, ``triton_mxfp4_a8``: the same weights times MXFP8 activations on block-scaled matrix instructions
+(``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103). Few tokens run with bf16 activations there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from microscale.formats import BLOCK
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.dense import gemm, small
+from microscale.kernels.dense.cost import FEW_REACHED, activation_bytes, dense_flops, weight_bytes
+from microscale.kernels.dense.packed import PackedDense, layout_name, pack
+from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
+from microscale.kernels.layouts import TILE_ROWS
+from microscale.kernels.op import Activations, Cost, Reason, Unit, Variant
+
+
+class Fragments(DenseOp):
+    """What the formats share."""
+
+    format: ClassVar[str]
+
+    def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
+        if spec.weight_format != self.format:
+            return f"reads {self.format} weights, not {spec.weight_format}"
+        if spec.activations is not Activations.BF16:
+            return f"multiplies with bf16 activations, not {spec.activations}"
+        if not gpu.has(Feature.MMA_BF16):
+            return f"needs bf16 matrix units, which {gpu.name} does not have"
+        if spec.columns % BLOCK or spec.rows % TILE_ROWS:
+            return f"needs multiples of {TILE_ROWS} rows and {BLOCK} columns, not {spec.rows} and {spec.columns}"
+        return None
+
+    def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
+        total, flops = weight_bytes(spec) + activation_bytes(spec), dense_flops(spec)
+        if spec.tokens > small.MAX_TOKENS:
+            return Cost(total, flops, efficiency=gemm.EFFICIENCY)
+        return Cost(total, flops, efficiency=FEW_REACHED[self.format][spec.tokens > 8])
+
+    def packed_bytes(self, spec: DenseSpec) -> int:
+        padded = replace(spec, columns=-(-spec.columns // 64) * 64)  # whole tiles
+        return weight_bytes(padded)
+
+    def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedDense:
+        return pack(weights)
+
+    def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        check_rows(self.name, x, residual)
+        if x.shape[0] <= small.MAX_TOKENS:
+            return small.run(packed, gpu, x, residual)
+        return gemm.run(packed, gpu, x, residual)
+
+    def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+        check_rows(self.name, x)
+        if x.shape[0] <= small.MAX_TOKENS:
+            return small.run_logits(packed, gpu, x)
+        return gemm.run_logits(packed, gpu, x)
+
+    def variants(self, gpu: Gpu) -> Iterator[Variant]:
+        if gpu.has(Feature.MMA_BF16):
+            yield from small.variants(gpu, self.name, self.format)
+            yield from gemm.variants(gpu, self.name, self.format, block_scaled=False)
+
+
+class BlockScaledFragments(DenseOp):
+    """MXFP8 activations; ``few`` runs few tokens, on the same packed weights."""
+
+    few: ClassVar[Fragments]
+
+    def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
+        if spec.weight_format != self.few.format:
+            return f"reads {self.few.format} weights, not {spec.weight_format}"
+        if spec.activations is not Activations.MXFP8:
+            return f"multiplies with mxfp8 activations, not {spec.activations}"
+        if not _block_scaled(gpu):
+            return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
+        return self.few.supports(_with_bf16(spec), gpu)
+
+    def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
+        if spec.tokens <= small.MAX_TOKENS:
+            return self.few.cost(_with_bf16(spec), gpu)
+        # Half of the peak: unpacking runs beside the matrix unit. Not measured yet.
+        total = weight_bytes(spec) + activation_bytes(spec)
+        return Cost(total, dense_flops(spec), Unit.FP8, efficiency=0.5, launches=2)
+
+    def packed_bytes(self, spec: DenseSpec) -> int:
+        return self.few.packed_bytes(spec)
+
+    def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedDense:
+        return pack(weights)
+
+    def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if x.shape[0] <= small.MAX_TOKENS:
+            return self.few.run(packed, _with_bf16(spec), gpu, x, residual)
+        check_rows(self.name, x, residual)
+        return gemm.run(packed, gpu, x, residual, block_scaled=True)
+
+    def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+        if x.shape[0] <= small.MAX_TOKENS:
+            return self.few.run_logits(packed, _with_bf16(spec), gpu, x)
+        check_rows(self.name, x)
+        return gemm.run_logits(packed, gpu, x, block_scaled=True)
+
+    def variants(self, gpu: Gpu) -> Iterator[Variant]:
+        """The block-scaled kernels; those for few tokens are ``few``'s own."""
+        if _block_scaled(gpu):
+            yield from gemm.variants(gpu, self.name, self.few.format, block_scaled=True)
+
+
+def _block_scaled(gpu: Gpu) -> bool:
+    return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
+
+
+def _with_bf16(spec: DenseSpec) -> DenseSpec:
+    return replace(spec, activations=Activations.BF16)
+
+
+class TritonFp8(Fragments):
+    """E4M3 weights become bf16 in registers; the scale of a row is applied to its sum."""
+
+    name = "triton_fp8"
+    format = "fp8"
+    layout = layout_name("fp8")
+
+
+class TritonMxfp8(Fragments):
+    """MXFP8 weights become bf16 in registers; sums in float32."""
+
+    name = "triton_mxfp8"
+    format = "mxfp8"
+    layout = layout_name("mxfp8")
+
+
+class TritonMxfp4(Fragments):
+    """MXFP4 weights become bf16 in registers; sums in float32."""
+
+    name = "triton_mxfp4"
+    format = "mxfp4"
+    layout = layout_name("mxfp4")
+
+
+class TritonMxfp8A8(BlockScaledFragments):
+    """Both operands are E4M3 under scales per 32 values, which the matrix instruction applies."""
+
+    name = "triton_mxfp8_a8"
+    few = TritonMxfp8()
+    layout = few.layout
+
+
+class TritonMxfp4A8(BlockScaledFragments):
+    """E2M1 weights become E4M3 in registers, exactly up to 2**6, and keep their scales."""
+
+    name = "triton_mxfp4_a8"
+    few = TritonMxfp4()
+    layout = few.layout

@@ -1,0 +1,171 @@
+"""Jit code of dense layers for batches, in plain Triton: 8-bit and 4-bit weights on every GPU from Ampere on.
+
+One program computes ``BLOCK_N`` rows of the weight times up to ``BLOCK_M`` tokens, weights on the left:
+
+    acc [BLOCK_N, BLOCK_M] = W [BLOCK_N, BLOCK_K] @ x[tokens].T [BLOCK_K, BLOCK_M]      summed over K
+
+The words are those of ``kernels/layouts.py``; ``moe/grouped_jit.py`` says how they become operands, in which order of
+columns, and why parts of ``PART_M`` tokens are computed apart.
+
+    BITS  CHANNELS  MX     weights       activations
+    8     yes       no     FP8           bf16; the scale of a row is applied in the epilogue
+    8, 4  no        no     MXFP8, MXFP4  bf16
+    8, 4  no        yes    MXFP8, MXFP4  MXFP8 by ``moe/mxfp8_jit.quantise_tokens``, on block-scaled matrix instructions
+"""
+
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from microscale.kernels.dense.tail_jit import block_tail
+from microscale.kernels.moe.grouped_jit import (
+    _bf16_tokens,
+    _bf16_weights,
+    _dot,
+    _dot_scaled,
+    _e4m3_weights,
+    _unscale,
+    _x_scales,
+)
+from microscale.kernels.plain_jit import to_bf16
+
+
+@triton.jit
+def _accumulate(
+    x_ptr, xs_ptr, words_ptr, scales_ptr, block_n, start, tokens, rows, k, stride_x,
+    BITS: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
+    QUADS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The products of one tile: a tuple of float32 [BLOCK_N, PART_M]. Past ``k`` both sides are read as zero."""
+    R: tl.constexpr = BLOCK_N // 16
+    T: tl.constexpr = BLOCK_K // 64
+    WORDS: tl.constexpr = 32 * BITS  # of one tile
+    SPLIT: tl.constexpr = BITS == 8 and not MX  # one load per group, so that warps lie along the rows here too
+    LOAD: tl.constexpr = 128 if SPLIT else T * WORDS
+    k_tiles = tl.cdiv(k, 64)
+    # Rows past the end read the last row tile again, tokens past the end the last token; their results are not stored.
+    tile = tl.minimum(block_n * R + tl.arange(0, R), rows // 16 - 1).to(tl.int64) * k_tiles
+    word = tl.arange(0, LOAD)
+    scale = tl.arange(0, T * 8)
+    column = tl.arange(0, BLOCK_K)
+    if QUADS and not MX:
+        column = column // 32 * 32 + column // 4 % 4 * 8 + column // 16 % 2 * 4 + column % 4
+    word_ptrs = words_ptr + tile[:, None] * WORDS + word[None, :]
+    scale_ptrs = scales_ptr + tile[:, None] * 8 + scale[None, :]
+    acc = ()
+    x_ptrs = ()
+    xs_ptrs = ()
+    for part in tl.static_range(BLOCK_M // PART_M):
+        token = tl.minimum(start + part * PART_M + tl.arange(0, PART_M), tokens - 1).to(tl.int64)
+        acc = acc + (tl.zeros([BLOCK_N, PART_M], tl.float32),)
+        x_ptrs = x_ptrs + (x_ptr + token[:, None] * stride_x + column[None, :],)
+        xs_ptrs = xs_ptrs + (xs_ptr + token * tl.cdiv(k, 128),)
+    for t in tl.range(0, k_tiles, T, num_stages=STAGES):
+        q = tl.load(word_ptrs + t * WORDS, mask=(word < (k_tiles - t) * WORDS)[None, :], other=0)
+        if SPLIT:
+            q = tl.join(q, tl.load(word_ptrs + t * WORDS + 128))
+        q = q.to(tl.uint32, bitcast=True)
+        if CHANNELS:
+            s = tl.full([R, T * 8], 0x7F7F7F7F, tl.uint32)  # every group times 1
+        else:
+            s = tl.load(scale_ptrs + t * 8, mask=(scale < (k_tiles - t) * 8)[None, :], other=0)
+            s = s.to(tl.uint32, bitcast=True)
+        ws = s
+        if MX:
+            w, ws = _e4m3_weights(q, s, BITS, R, T, PLAIN)
+        else:
+            w = _bf16_weights(q, s, BITS, R, QUADS, PLAIN)
+        sums = ()
+        for part in tl.static_range(BLOCK_M // PART_M):
+            x = tl.load(x_ptrs[part] + t * 64, mask=(column < k - t * 64)[None, :], other=0)
+            if MX:
+                xs = _x_scales(tl.load(xs_ptrs[part] + t // 2), k - t * 64)
+                sums = sums + (_dot_scaled(w, ws, x, xs, acc[part], PLAIN),)
+            else:
+                sums = sums + (_dot(w, x if QUADS else _bf16_tokens(x), acc[part], PLAIN),)
+        acc = sums
+    return acc
+
+
+@triton.jit
+def _finish(
+    acc, channels_ptr, bias_ptr, row, rows, has_bias, BITS: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr
+):
+    """The formats' constants and scales, plus bias."""
+    acc = _unscale(acc, BITS, MX)
+    if CHANNELS:
+        acc *= tl.load(channels_ptr + row, mask=row < rows, other=0.0)[:, None]
+    bias = tl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
+    return acc + bias.to(tl.float32)[:, None]
+
+
+@triton.jit
+def _locate(tokens, BLOCK_M: tl.constexpr):
+    """Block of rows and first token. All tokens of a block of rows are neighbours: its weights leave memory once."""
+    tiles = tl.cdiv(tokens, BLOCK_M)
+    return tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
+
+
+@triton.jit
+def gemm(
+    x_ptr,  # bf16 [tokens, k], or E4M3 codes in fragment order
+    xs_ptr,  # E4M3: scale words [tokens, ceil(k / 128)]
+    words_ptr, scales_ptr,
+    channels_ptr,  # CHANNELS: float32 [rows]
+    bias_ptr,  # bf16 [rows]
+    residual_ptr,  # bf16 [tokens, rows]
+    y_ptr,  # bf16 [tokens, rows]
+    tokens, rows, k, stride_x, stride_residual, has_bias, has_residual,
+    BITS: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
+    QUADS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """``y = x @ weight.T + bias + residual``. Grid: (blocks of rows * blocks of tokens,)."""
+    block_n, start = _locate(tokens, BLOCK_M)
+    parts = _accumulate(
+        x_ptr, xs_ptr, words_ptr, scales_ptr, block_n, start, tokens, rows, k, stride_x,
+        BITS, CHANNELS, MX, PLAIN, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES,
+    )  # fmt: skip
+    row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    for part in tl.static_range(BLOCK_M // PART_M):
+        y = _finish(parts[part], channels_ptr, bias_ptr, row, rows, has_bias, BITS, CHANNELS, MX).trans()
+        token = start + part * PART_M + tl.arange(0, PART_M)
+        ok = (token < tokens)[:, None] & (row < rows)[None, :]
+        at = token.to(tl.int64)[:, None]
+        residual = tl.load(residual_ptr + at * stride_residual + row[None, :], mask=ok & (has_residual != 0), other=0.0)
+        tl.store(y_ptr + at * rows + row[None, :], to_bf16(y + residual.to(tl.float32), PLAIN), mask=ok)
+
+
+@triton.jit
+def gemm_logits(
+    x_ptr, xs_ptr, words_ptr, scales_ptr, channels_ptr, bias_ptr,
+    values_ptr,  # float32 [tokens, rows]
+    max_ptr,  # float32 [tokens, blocks of BLOCK_N rows]
+    argmax_ptr,  # int32, likewise
+    sum_ptr,  # float32, likewise
+    tokens, rows, k, stride_x, has_bias,
+    BITS: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
+    QUADS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Float32 logits, and what sampling wants of each block of rows. Grid as ``gemm``'s."""
+    block_n, start = _locate(tokens, BLOCK_M)
+    parts = _accumulate(
+        x_ptr, xs_ptr, words_ptr, scales_ptr, block_n, start, tokens, rows, k, stride_x,
+        BITS, CHANNELS, MX, PLAIN, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES,
+    )  # fmt: skip
+    row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    for part in tl.static_range(BLOCK_M // PART_M):
+        v = _finish(parts[part], channels_ptr, bias_ptr, row, rows, has_bias, BITS, CHANNELS, MX).trans()
+        token = start + part * PART_M + tl.arange(0, PART_M)
+        ok = (token < tokens)[:, None] & (row < rows)[None, :]
+        tl.store(values_ptr + token.to(tl.int64)[:, None] * rows + row[None, :], v, mask=ok)
+        largest, first, total = block_tail(v, row, rows)
+        at = token * tl.cdiv(rows, BLOCK_N) + block_n
+        tl.store(max_ptr + at, largest, mask=token < tokens)
+        tl.store(argmax_ptr + at, first, mask=token < tokens)
+        tl.store(sum_ptr + at, total, mask=token < tokens)

@@ -1,0 +1,88 @@
+"""A dense weight as the kernels read it: bf16 row-major, or 8-bit and 4-bit codes in the fragments of ``layouts``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microscale.errors import BadCheckpoint, Unsupported
+from microscale.formats import BLOCK, MXFP8, BlockScaled, ChannelScaled, decode
+from microscale.kernels import layouts
+from microscale.kernels.dense.spec import DenseWeights
+from microscale.kernels.layouts import RowOrder
+
+# Rows packed at a time: the temporaries of gpt-oss's whole lm_head would take several times its own size.
+CHUNK_ROWS = 16384
+ROW_MAJOR = "row_major"
+
+
+def layout_name(weight_format: str) -> str:
+    """A dense matrix is one expert in plain row order; FP8 has MXFP8's words and no words of scales."""
+    if weight_format == "bf16":
+        return ROW_MAJOR
+    return f"{weight_format}_fragments_{layouts.TILE_ROWS}x{layouts.TILE_K}"
+
+
+@dataclass(frozen=True)
+class PackedDense:
+    """One matrix ``[rows, k]``."""
+
+    weight: Tensor  # bf16 [rows, k], or int32 [rows / 16, ceil(k / 64), ...]
+    groups: Tensor | None  # int32 [rows / 16, ceil(k / 64), 8]: scale bytes of MXFP8 and MXFP4
+    channels: Tensor | None  # float32 [rows]: scales of FP8
+    bias: Tensor | None  # bf16 [rows]
+    format: str
+    rows: int
+    k: int
+
+    @property
+    def bits(self) -> int:
+        return {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}[self.format]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.weight, self.groups, self.channels, self.bias) if t is not None)
+
+
+def to_row_major(weights: DenseWeights, dtype: torch.dtype) -> DenseWeights:
+    """Weights and bias in ``dtype``, decoded where they are not plain numbers."""
+    weight = weights.weight
+    weight = weight.to(dtype) if isinstance(weight, Tensor) else decode(weight, dtype)
+    return DenseWeights(weight.contiguous(), None if weights.bias is None else weights.bias.to(dtype).contiguous())
+
+
+def row_major(weights: DenseWeights) -> PackedDense:
+    """What ``to_row_major`` made in bf16, as the kernels take it."""
+    weight = weights.weight
+    assert isinstance(weight, Tensor)
+    return PackedDense(weight, None, None, weights.bias, "bf16", *weight.shape)
+
+
+def pack(weights: DenseWeights) -> PackedDense:
+    """The weights in fragments, where they are, in chunks of rows."""
+    weight = weights.weight
+    if isinstance(weight, Tensor):
+        raise Unsupported("Fragments hold fp8, mxfp8 and mxfp4 weights, not bf16.")
+    rows, k = weight.shape
+    chunks = [_pack_rows(weight[start : start + CHUNK_ROWS]) for start in range(0, rows, CHUNK_ROWS)]
+    channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None
+    if channels is not None and bool(channels.isnan().any()):
+        raise BadCheckpoint("An fp8 weight has a NaN among its scales; the checkpoint is damaged.")
+    return PackedDense(
+        torch.cat([chunk.words[0] for chunk in chunks]),
+        None if channels is not None else torch.cat([chunk.scales[0] for chunk in chunks]),
+        channels,
+        None if weights.bias is None else weights.bias.bfloat16().contiguous(),
+        weights.format,
+        rows,
+        k,
+    )
+
+
+def _pack_rows(weight: BlockScaled | ChannelScaled) -> layouts.Packed:
+    if isinstance(weight, ChannelScaled):
+        ones = torch.full((weight.shape[0], weight.shape[1] // BLOCK), 127, dtype=torch.uint8, device=weight.device)
+        weight = BlockScaled(weight.values, ones, MXFP8)
+    return layouts.pack(BlockScaled(weight.values[None], weight.scales[None], weight.format), RowOrder.PLAIN)

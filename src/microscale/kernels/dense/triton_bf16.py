@@ -1,0 +1,58 @@
+"""``triton_bf16``: bf16 weights for few tokens, at the memory's speed. Large batches are cuBLAS's (``dequantized``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from microscale.formats import BLOCK
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.dense import small
+from microscale.kernels.dense.cost import FEW_REACHED, activation_bytes, dense_flops, weight_bytes
+from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
+from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
+from microscale.kernels.op import Activations, Cost, Reason, Variant
+
+
+class TritonBf16(DenseOp):
+    """Row-major weights, shared with cuBLAS: the oracle takes each where it is faster."""
+
+    name = "triton_bf16"
+    layout = ROW_MAJOR
+
+    def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
+        if spec.weight_format != "bf16":
+            return f"reads bf16 weights, not {spec.weight_format}"
+        if spec.activations is not Activations.BF16:
+            return f"multiplies with bf16 activations, not {spec.activations}"
+        if not gpu.has(Feature.MMA_BF16):
+            return f"needs bf16 matrix units, which {gpu.name} does not have"
+        if spec.columns % BLOCK:
+            return f"needs a multiple of {BLOCK} columns, not {spec.columns}"
+        return None
+
+    def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
+        # More than 16 tokens read the weights again for each 16.
+        passes = -(-spec.tokens // small.MAX_TOKENS)
+        total = weight_bytes(spec) * passes + activation_bytes(spec)
+        return Cost(total, dense_flops(spec), efficiency=FEW_REACHED["bf16"][spec.tokens > 8])
+
+    def packed_bytes(self, spec: DenseSpec) -> int:
+        return weight_bytes(spec)
+
+    def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
+        return to_row_major(weights, torch.bfloat16)
+
+    def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        check_rows(self.name, x, residual)
+        return small.run(row_major(packed), gpu, x, residual)
+
+    def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+        check_rows(self.name, x)
+        return small.run_logits(row_major(packed), gpu, x)
+
+    def variants(self, gpu: Gpu) -> Iterator[Variant]:
+        if gpu.has(Feature.MMA_BF16):
+            yield from small.variants(gpu, self.name, "bf16")

@@ -1,0 +1,296 @@
+"""``triton_sampling``: every row in blocks of 4096 logits, a program each; no sort. Owns the launches and the scratch.
+
+| batch | launches | passes over the logits |
+| --- | --- | --- |
+| greedy, with the lm_head's blocks | ``pick`` | none |
+| greedy, or given tokens | ``scan``, ``pick`` | 1 |
+| temperature, min-p | ``scan``, ``weigh``, ``pick`` | 2 |
+| top-k, top-p | … and a memset, ``narrow`` three times, ``collect``, ``settle`` | 6 |
+| penalties, mask (bias) | … and a second ``scan`` (and ``add_bias``) | 1 more, and a copy |
+| top log-probabilities | … and ``top_blocks``, ``top_merge`` | at most 1 more |
+
+Which of them run is decided on the host from the flags of the batch; nothing waits for the device.
+A row with k of at most the number of blocks needs no ``narrow``: its programs leave at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microscale.errors import Unsupported
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.dense.spec import Logits
+from microscale.kernels.op import Cost, Reason, Variant
+from microscale.kernels.sampling import draw_jit, search_jit
+from microscale.kernels.sampling.cost import logit_bytes
+from microscale.kernels.sampling.spec import (
+    MAX_TOP_LOGPROBS,
+    Sampled,
+    SamplingBatch,
+    SamplingOp,
+    SamplingSpec,
+    TopLogprobs,
+)
+
+BLOCK = 4096
+MAX_BLOCKS = 128
+MAX_VOCAB = BLOCK * MAX_BLOCKS
+MERGE_OWN = MAX_BLOCKS
+# An lm_head's blocks are a few dozen to a few hundred rows: thousands of them.
+MERGE_GIVEN = 1024
+LEVELS = 8
+ROUNDS = search_jit.TURNS.value
+PAIRS = 256
+WIDTH = 32
+WARPS = 8
+# Without fused multiply-adds a number is the same in every kernel; see draw_jit.
+OPTIONS: dict[str, Any] = {"num_warps": WARPS, "enable_fp_fusion": False}
+# Ranks and weights of 16 tokens a thread stay in registers: 64 of them before anything is computed.
+SETTLE_OPTIONS = OPTIONS | {"maxnreg": 255}
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Maximum, its place, and sum of exponentials of each block of some logits."""
+
+    max: Tensor  # float32 [rows, blocks]
+    argmax: Tensor  # int32 [rows, blocks]
+    sum: Tensor  # float32 [rows, blocks]
+    merge: int
+
+    @property
+    def count(self) -> int:
+        return self.max.shape[1]
+
+
+class TritonSampling(SamplingOp):
+    """Integer weights, so that no sum depends on its order."""
+
+    name = "triton_sampling"
+
+    def supports(self, spec: SamplingSpec, gpu: Gpu) -> Reason | None:
+        if not gpu.has(Feature.MMA_BF16):
+            return f"runs on GPUs, and this is a {gpu.name}"
+        if spec.vocab > MAX_VOCAB:
+            return f"samples from up to {MAX_VOCAB} tokens, not {spec.vocab}"
+        return None
+
+    def cost(self, spec: SamplingSpec, gpu: Gpu) -> Cost:
+        return Cost(logit_bytes(spec), 0, efficiency=0.3)
+
+    def run(
+        self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None
+    ) -> Sampled:
+        job = _Job(spec, logits, batch)
+        if not spec.tokens:
+            return job.finish(_empty_blocks(logits), None, None)
+        plain = not (batch.draws or batch.adjusts or batch.top_logprobs)
+        if blocks is not None and plain:
+            given = _Blocks(blocks.block_max, blocks.block_argmax, blocks.block_sum, MERGE_GIVEN)
+            return job.finish(given, None, None)
+        raw = job.scan(logits)
+        if batch.adjusts:
+            job.add_bias()
+        sampled = job.scan(job.values, first=False) if batch.adjusts else raw
+        cutoff = job.cut(sampled) if batch.draws and batch.filters else None
+        weights = job.weigh(sampled, cutoff) if batch.draws else None
+        return job.finish(raw, weights, cutoff, sampled)
+
+    def score(self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
+        job = _Job(spec, logits, None, top_logprobs)
+        raw = job.scan(logits) if spec.tokens else _empty_blocks(logits)
+        return job.finish(raw, None, None, given=tokens.int().contiguous())
+
+    def variants(self, gpu: Gpu) -> Iterator[Variant]:
+        return variants()
+
+
+def _empty_blocks(logits: Tensor) -> _Blocks:
+    return _Blocks(logits[:, :0], logits[:, :0], logits[:, :0], MERGE_OWN)
+
+
+class _Job:
+    """One call: its sizes, its scratch, its launches."""
+
+    def __init__(self, spec: SamplingSpec, logits: Tensor, batch: SamplingBatch | None, top_logprobs: int = 0) -> None:
+        if tuple(logits.shape) != (spec.tokens, spec.vocab):
+            raise Unsupported(f"Logits have shape {tuple(logits.shape)}, not {(spec.tokens, spec.vocab)}.")
+        if logits.dtype != torch.float32 or logits.stride(-1) != 1:
+            raise Unsupported(f"Logits are float32 with contiguous rows, not {logits.dtype}.")
+        self.top_logprobs = min(top_logprobs if batch is None else batch.top_logprobs, spec.vocab)
+        if self.top_logprobs > MAX_TOP_LOGPROBS:
+            raise Unsupported(f"At most {MAX_TOP_LOGPROBS} top log-probabilities, not {self.top_logprobs}.")
+        self.rows, self.vocab = spec.tokens, spec.vocab
+        self.blocks = -(-spec.vocab // BLOCK)
+        self.logits = logits
+        self.batch = batch
+        adjusts = batch is not None and batch.adjusts
+        self.values = self.empty(self.vocab) if adjusts else logits
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((self.rows, *shape), dtype=dtype, device=self.logits.device)
+
+    def adjustments(self) -> tuple[list[Tensor], dict[str, bool]]:
+        """The tensors of penalties and mask with the flags that say which are there."""
+        b, none = self.batch, self.logits
+        history = None if b is None else b.history
+        allowed = None if b is None else b.allowed
+        tensors = [none if history is None else history.slots, none if history is None else history.counts]
+        tensors += [none if allowed is None else allowed]
+        tensors += [none] * 3 if b is None else [b.repetition, b.presence, b.frequency]
+        return tensors, {"HISTORY": history is not None, "ALLOWED": allowed is not None}
+
+    @property
+    def words(self) -> int:
+        return -(-self.vocab // 32)
+
+    def scan(self, source: Tensor, first: bool = True) -> _Blocks:
+        """The blocks of ``source``; the first time, the adjusted copy is made on the way, where one is needed."""
+        found = _Blocks(
+            self.empty(self.blocks), self.empty(self.blocks, dtype=torch.int32), self.empty(self.blocks), MERGE_OWN
+        )
+        tensors, flags = self.adjustments()
+        copy = first and self.values is not self.logits
+        flags = flags if copy else dict.fromkeys(flags, False)
+        draw_jit.scan[(self.rows, self.blocks)](
+            source, self.values, *tensors, found.max, found.argmax, found.sum,
+            self.vocab, source.stride(0), self.words,
+            BLOCK=BLOCK, COPY=copy, **flags, **OPTIONS,
+        )  # fmt: skip
+        return found
+
+    def add_bias(self) -> None:
+        if self.batch is None or self.batch.bias is None:
+            return
+        tokens, values = self.batch.bias.tokens, self.batch.bias.values
+        tensors, flags = self.adjustments()
+        draw_jit.add_bias[(self.rows,)](
+            self.logits, self.values, tokens, values, *tensors,
+            self.vocab, self.logits.stride(0), self.words, tokens.shape[1],
+            PAIRS=PAIRS, **flags, **OPTIONS,
+        )  # fmt: skip
+
+    def cut(self, blocks: _Blocks) -> Tensor:
+        """The least rank of each row that top-k and top-p keep."""
+        assert self.batch is not None
+        b, grid = self.batch, (self.rows, self.blocks)
+        # Counts and weights of every round, and behind them the lists' lengths: one memset.
+        tables = self.rows * ROUNDS * 2 * LEVELS
+        zeros = torch.zeros(tables + self.rows, dtype=torch.int64, device=self.logits.device)
+        lengths = zeros[tables:].view(torch.int32)
+        listed = self.empty(self.vocab, dtype=torch.int32)
+        cutoff = self.empty(dtype=torch.int64)
+        numbers = (self.values, blocks.max, b.temperature, b.top_k, b.top_p, zeros)
+        sizes = (self.vocab, self.values.stride(0))
+        constants = {"MERGE": blocks.merge, "LEVELS": LEVELS}
+        for turn in range(ROUNDS):
+            search_jit.narrow[grid](*numbers, *sizes, BLOCK=BLOCK, ROUND=turn, **constants, **OPTIONS)
+        constants["ROUNDS"] = ROUNDS
+        search_jit.collect[grid](*numbers, listed, lengths, *sizes, BLOCK=BLOCK, **constants, **OPTIONS)
+        search_jit.settle[(self.rows,)](
+            *numbers, listed, lengths, cutoff, *sizes, blocks.count, CHUNK=BLOCK, **constants, **SETTLE_OPTIONS
+        )
+        return cutoff
+
+    def weigh(self, blocks: _Blocks, cutoff: Tensor | None) -> Tensor:
+        """The weight of each block that may be drawn."""
+        assert self.batch is not None
+        b, weights = self.batch, self.empty(self.blocks, dtype=torch.int64)
+        draw_jit.weigh[(self.rows, self.blocks)](
+            self.values, blocks.max, b.temperature, b.min_p, weights if cutoff is None else cutoff, weights,
+            self.vocab, self.values.stride(0), BLOCK=BLOCK, MERGE=blocks.merge, FILTER=cutoff is not None, **OPTIONS,
+        )  # fmt: skip
+        return weights
+
+    def finish(
+        self,
+        raw: _Blocks,
+        weights: Tensor | None,
+        cutoff: Tensor | None,
+        sampled: _Blocks | None = None,
+        given: Tensor | None = None,
+    ) -> Sampled:
+        """Tokens and log-probabilities, and the likeliest where they were asked for."""
+        sampled = raw if sampled is None else sampled
+        tokens = self.empty(dtype=torch.int32) if given is None else given
+        logprobs, status = self.empty(), self.empty(dtype=torch.int32)
+        b, none = self.batch, self.logits
+        history = None if b is None or given is not None else b.history
+        drawn = [none] * 6
+        if b is not None and weights is not None:
+            drawn = [b.temperature, b.min_p, weights if cutoff is None else cutoff, weights, b.seed, b.position]
+        if self.rows:
+            draw_jit.pick[(self.rows,)](
+                self.logits, raw.max, raw.sum, self.values, sampled.max, sampled.argmax, *drawn,
+                none if history is None else history.slots, none if history is None else history.counts,
+                tokens, logprobs, status, self.vocab, self.logits.stride(0), self.values.stride(0), raw.count,
+                BLOCK=BLOCK, MERGE=raw.merge, DRAW=weights is not None, FILTER=cutoff is not None,
+                HISTORY=history is not None, GIVEN=given is not None, **OPTIONS,
+            )  # fmt: skip
+        return Sampled(tokens, logprobs, status, self.top(raw) if self.top_logprobs else None)
+
+    def top(self, raw: _Blocks) -> TopLogprobs:
+        count = self.top_logprobs
+        top = TopLogprobs(self.empty(count, dtype=torch.int32), self.empty(count))
+        found = self.empty(self.blocks, WIDTH, dtype=torch.int64)
+        if self.rows:
+            search_jit.top_blocks[(self.rows, self.blocks)](
+                self.logits, raw.max, found, self.vocab, self.logits.stride(0), count,
+                BLOCK=BLOCK, MERGE=MERGE_OWN, WIDTH=WIDTH, **OPTIONS,
+            )  # fmt: skip
+            search_jit.top_merge[(self.rows,)](
+                found, raw.max, raw.sum, top.tokens, top.logprobs, self.blocks, count,
+                MERGE=MERGE_OWN, WIDTH=WIDTH, **OPTIONS,
+            )  # fmt: skip
+        return top
+
+
+_INTS = ("slots", "counts", "argmax", "tokens", "status", "top_k", "list", "length", "allowed", "bias_tokens")
+_LONGS = ("weights", "cutoff", "seed", "position", "tables", "found")
+_TYPES = {f"{name}_ptr": "*i32" for name in _INTS} | {f"{name}_ptr": "*i64" for name in _LONGS}
+
+
+def _variant(name: str, fn: Any, **constants: Any) -> Variant:
+    """A kernel with these constants. The stand-in for a tensor that is not there has another type, never read."""
+    runtime = [arg for arg in fn.arg_names if not arg.isupper()]
+    signature = {arg: _TYPES.get(arg, "*fp32" if arg.endswith("_ptr") else "i32") for arg in runtime}
+    divisible = tuple(arg for arg in runtime if arg.endswith("_ptr") or arg in ("vocab", "stride", "stride_logits"))
+    options = SETTLE_OPTIONS if fn is search_jit.settle else OPTIONS
+    return Variant("sampling", TritonSampling.name, name, fn, signature, constants, options, divisible)
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel with every constant that a launch may have."""
+    yield _variant("scan", draw_jit.scan, BLOCK=BLOCK, COPY=False, HISTORY=False, ALLOWED=False)
+    for history in (False, True):
+        for allowed in (False, True):
+            flags = {"HISTORY": history, "ALLOWED": allowed}
+            label = f"history {int(history)}, mask {int(allowed)}"
+            yield _variant(f"scan and copy, {label}", draw_jit.scan, BLOCK=BLOCK, COPY=True, **flags)
+            yield _variant(f"bias, {label}", draw_jit.add_bias, PAIRS=PAIRS, **flags)
+    shared = {"MERGE": MERGE_OWN, "LEVELS": LEVELS}
+    for turn in range(ROUNDS):
+        yield _variant(f"narrow, round {turn}", search_jit.narrow, BLOCK=BLOCK, ROUND=turn, **shared)
+    yield _variant("collect", search_jit.collect, BLOCK=BLOCK, ROUNDS=ROUNDS, **shared)
+    yield _variant("settle", search_jit.settle, ROUNDS=ROUNDS, CHUNK=BLOCK, **shared)
+    for filtered in (False, True):
+        yield _variant(f"weigh, filter {int(filtered)}", draw_jit.weigh, BLOCK=BLOCK, MERGE=MERGE_OWN, FILTER=filtered)
+    for history in (False, True):
+        for kind, draw, filtered in (("greedy", False, False), ("draw", True, False), ("draw with a cut", True, True)):
+            yield _pick(f"pick, {kind}, history {int(history)}", MERGE_OWN, draw, filtered, history)
+    yield _pick("pick, greedy, blocks given", MERGE_GIVEN)
+    yield _pick("pick, token given", MERGE_OWN, given=True)
+    yield _variant("top, blocks", search_jit.top_blocks, BLOCK=BLOCK, MERGE=MERGE_OWN, WIDTH=WIDTH)
+    yield _variant("top, merge", search_jit.top_merge, MERGE=MERGE_OWN, WIDTH=WIDTH)
+
+
+def _pick(
+    name: str, merge: int, draw: bool = False, filtered: bool = False, history: bool = False, given: bool = False
+) -> Variant:
+    flags = {"DRAW": draw, "FILTER": filtered, "HISTORY": history, "GIVEN": given}
+    return _variant(name, draw_jit.pick, BLOCK=BLOCK, MERGE=merge, **flags)

@@ -1,0 +1,159 @@
+"""The jit code of ``triton_small``'s norms: one program normalises one token, in float32, in one pass over its data."""
+
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from microscale.kernels.moe.mxfp8_jit import round_e4m3
+from microscale.kernels.moe.routing_jit import choose
+from microscale.kernels.plain_jit import to_bf16
+
+
+@triton.jit
+def _rounded(v, PLAIN: tl.constexpr):
+    """float32 → float32 that bf16 holds."""
+    if PLAIN:
+        bits = v.to(tl.uint32, bitcast=True)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    else:
+        return v.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def _load(ptr, column, mask):
+    return tl.load(ptr + column, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _normed(x, width, epsilon):
+    """``x / sqrt(mean(x**2) + epsilon)``; columns past ``width`` hold zeros."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) / width + epsilon)
+
+
+@triton.jit
+def _mxfp8(v, BLOCK: tl.constexpr):
+    """float32 ``[BLOCK]`` → E4M3 codes ``[BLOCK / 32, 32]`` and scale bytes, by the rules of ``formats``.
+
+    The codes are made by bits: GPUs before SM 8.9 have no conversion, and the pass is bound by memory anyway.
+    """
+    v = v.reshape(BLOCK // 32, 32)
+    exponent = (v.to(tl.uint32, bitcast=True) & 0x7FFFFFFF).to(tl.int32, bitcast=True) >> 23
+    largest = tl.max(exponent, axis=1)
+    finite = largest < 255
+    scale = tl.where(finite, tl.maximum(largest - 8, 0), 255)
+    factor = tl.where(finite, (254 - scale) << 23, 0).to(tl.float32, bitcast=True)
+    scaled = tl.where(finite[:, None], v, 0.0) * factor[:, None]
+    return round_e4m3(scaled, True), scale.to(tl.uint8)
+
+
+@triton.jit
+def rms_norm(
+    x_ptr, residual_ptr, weight_ptr, sum_ptr, out_ptr, scales_ptr, epsilon, width, stride_x, stride_residual,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr, MXFP8: tl.constexpr, PDL: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens,). ``out = norm(x) * weight``, or of ``sum = x + residual`` if ADD; in MXFP8 if so wished."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    if WEIGHTED:
+        weight = _load(weight_ptr, column, mask)
+    if PDL:  # the weight was there before; the tokens come from the kernel before
+        gdc_wait()
+        gdc_launch_dependents()
+    x = _load(x_ptr + token * stride_x, column, mask)
+    if ADD:
+        x += _load(residual_ptr + token * stride_residual, column, mask)
+        x = _rounded(x, PLAIN)  # the norm is of what the residual stream will hold
+        tl.store(sum_ptr + token * width + column, to_bf16(x, PLAIN), mask=mask)
+    y = _normed(x, width, epsilon)
+    if WEIGHTED:
+        y *= weight
+    if MXFP8:
+        codes, scales = _mxfp8(_rounded(y, PLAIN), BLOCK)
+        tl.store(out_ptr + token * width + column, codes.reshape(BLOCK), mask=mask)
+        group = tl.arange(0, BLOCK // 32)
+        tl.store(scales_ptr + token * (width // 32) + group, scales, mask=group < width // 32)
+    else:
+        tl.store(out_ptr + token * width + column, to_bf16(y, PLAIN), mask=mask)
+
+
+@triton.jit
+def norm_add_norm(
+    x_ptr, x_weight_ptr, other_ptr, other_weight_ptr, joined_weight_ptr, residual_ptr, weights_ptr, sum_ptr, out_ptr,
+    epsilon, scale, width, BLOCK: tl.constexpr, JOIN: tl.constexpr, OUTPUTS: tl.constexpr, PDL: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens,). What stands between two blocks of a model that norms before and after it adds (Gemma 4).
+
+    ``sum = (residual + norm(x) * weight) * scale``; if JOIN, what is added is ``norm(norm(x) * weight + norm(other) *
+    weight) * weight``. Then ``norm(sum)`` times each of OUTPUTS weights, to ``out [OUTPUTS, tokens, width]``.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    row = token * width
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    residual = _load(residual_ptr + row, column, mask)
+    y = _rounded(_normed(_load(x_ptr + row, column, mask), width, epsilon) * _load(x_weight_ptr, column, mask), PLAIN)
+    if JOIN:
+        other = _normed(_load(other_ptr + row, column, mask), width, epsilon) * _load(other_weight_ptr, column, mask)
+        y = _rounded(y + _rounded(other, PLAIN), PLAIN)
+        y = _rounded(_normed(y, width, epsilon) * _load(joined_weight_ptr, column, mask), PLAIN)
+    total = _rounded(_rounded(residual + y, PLAIN) * scale, PLAIN)
+    tl.store(sum_ptr + row + column, to_bf16(total, PLAIN), mask=mask)
+    normed = _normed(total, width, epsilon)
+    for i in tl.static_range(OUTPUTS):
+        weight = _load(weights_ptr + i * width, column, mask)
+        at = out_ptr + (i * tl.num_programs(0) + token) * width + column
+        tl.store(at, to_bf16(normed * weight, PLAIN), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def add_norm_route(
+    x_ptr, residual_ptr, weight_ptr, router_ptr, bias_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr, weights_ptr,
+    arrivals_ptr, epsilon, width, num_experts, stride_x, stride_residual,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, K_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    PDL: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, blocks of ROWS experts). Sum, norm, router and top-k of few tokens in one launch.
+
+    Every program of a token adds and norms it anew, which costs less than a launch; the last one with its logits
+    chooses.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = expert < num_experts
+    # Weights before the wait: they are there already, and reading them is most of the work.
+    rows = router_ptr + expert[:, None].to(tl.int64) * width + column[None, :]
+    router = tl.load(rows, mask=real[:, None] & mask[None, :], other=0.0)
+    weight = _load(weight_ptr, column, mask)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    x = _load(x_ptr + token * stride_x, column, mask) + _load(residual_ptr + token * stride_residual, column, mask)
+    x = _rounded(x, PLAIN)
+    y = _rounded(_normed(x, width, epsilon) * weight, PLAIN)
+    if tl.program_id(1) == 0:
+        tl.store(sum_ptr + token * width + column, to_bf16(x, PLAIN), mask=mask)
+        tl.store(out_ptr + token * width + column, to_bf16(y, PLAIN), mask=mask)
+    bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
+    logits = tl.sum(router.to(tl.float32) * y[None, :], axis=1) + bias
+    tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
+    # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu")
+    if arrived == tl.num_programs(1) - 1:
+        tl.store(arrivals_ptr + token, 0)
+        only = tl.program_id(0) + tl.arange(0, 1)
+        choose(
+            logits_ptr, logits_ptr, ids_ptr, weights_ptr, only, tl.num_programs(0), num_experts, num_experts,
+            TOP_K, K_PAD, E_PAD, False,
+        )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Launches of ``triton_small``'s norms, alone and with what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from microscale.errors import Unsupported
+from microscale.formats import BLOCK as GROUP
+from microscale.formats import BlockScaled, block_format
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.arrivals import arrivals
+from microscale.kernels.moe import routing
+from microscale.kernels.moe.spec import Routing
+from microscale.kernels.op import Variant
+from microscale.kernels.small import norm_jit
+from microscale.kernels.small.spec import Router, Sandwich
+
+MAX_WIDTH = 16384
+MAX_NORMS = 3
+# Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
+ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4))
+ROUTED_TOKENS = 16
+ROUTER_ELEMENTS = 16384
+
+
+def warps(block: int) -> int:
+    """8 elements a thread up to 8 warps."""
+    return max(1, min(8, block // 256))
+
+
+def launch(pdl: bool) -> dict[str, Any]:
+    """Constants and options that every small launch has. PDL: it waits for the kernel before it by itself.
+
+    Left alone, ptxas stops at 40 or 64 registers in some and spills (8 and 16 bytes, SM 9.0).
+    """
+    plain = triton.knobs.runtime.interpret
+    options: dict[str, Any] = {"PDL": pdl and not plain, "PLAIN": plain, "maxnreg": 255}
+    return options | {"launch_pdl": True} if options["PDL"] else options
+
+
+def _block(width: int) -> int:
+    return max(256, int(triton.next_power_of_2(width)))
+
+
+def norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float, pdl: bool) -> tuple[Tensor, Tensor]:
+    """The norm of ``x`` or of ``x + residual``, and what was normed."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(out)
+    _norm(x, residual, weight, total, out, None, epsilon, pdl)
+    return out, total
+
+
+def norm_mxfp8(
+    x: Tensor, residual: Tensor | None, weight: Tensor, epsilon: float, pdl: bool
+) -> tuple[BlockScaled, Tensor]:
+    """As ``norm``, rounded to bf16 and then to MXFP8."""
+    tokens, width = x.shape
+    if width % GROUP:
+        raise Unsupported(f"MXFP8 needs a multiple of {GROUP} columns, not {width}.")
+    codes = torch.empty((tokens, width), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((tokens, width // GROUP), dtype=torch.uint8, device=x.device)
+    total = x if residual is None else torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    _norm(x, residual, weight, total, codes, scales, epsilon, pdl)
+    return BlockScaled(codes, scales, block_format("mxfp8")), total
+
+
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    total: Tensor,
+    out: Tensor,
+    scales: Tensor | None,
+    epsilon: float,
+    pdl: bool,
+) -> None:
+    tokens, width = x.shape
+    if not tokens:
+        return
+    block = _block(width)
+    norm_jit.rms_norm[(tokens,)](
+        x, x if residual is None else residual, x if weight is None else weight, total, out,
+        out if scales is None else scales, epsilon, width, x.stride(0), 0 if residual is None else residual.stride(0),
+        BLOCK=block, ADD=residual is not None, WEIGHTED=weight is not None, MXFP8=scales is not None,
+        **launch(pdl), num_warps=warps(block),
+    )  # fmt: skip
+
+
+def norm_add_norm(
+    x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich, pdl: bool
+) -> tuple[Tensor, Tensor]:
+    """What ``reference.norm_add_norm`` says, in one launch."""
+    tokens, width = x.shape
+    outputs = sandwich.after.shape[0]
+    if outputs > MAX_NORMS:
+        raise Unsupported(f"One sum is normed with up to {MAX_NORMS} weights, not {outputs}.")
+    normed = torch.empty((outputs, tokens, width), dtype=x.dtype, device=x.device)
+    total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    if tokens:
+        block = _block(width)
+        norm_jit.norm_add_norm[(tokens,)](
+            x.contiguous(), sandwich.before, x if other is None else other.contiguous(),
+            *(sandwich.before if w is None else w for w in (sandwich.before_other, sandwich.joined)),
+            residual.contiguous(), sandwich.after, total, normed, sandwich.epsilon, sandwich.scale, width,
+            BLOCK=block, JOIN=other is not None, OUTPUTS=outputs, **launch(pdl), num_warps=warps(block),
+        )  # fmt: skip
+    return normed, total
+
+
+def add_norm_route(
+    x: Tensor, residual: Tensor, norm_weight: Tensor, epsilon: float, router: Router, top_k: int, pdl: bool
+) -> tuple[Tensor, Tensor, Routing]:
+    """Sum, norm, router and top-k: one launch for few tokens of a known shape, else three."""
+    tokens, width = x.shape
+    num_experts = router.weight.shape[0]
+    e_pad = max(32, int(triton.next_power_of_2(num_experts)))
+    block = _block(width)
+    if not 0 < tokens <= ROUTED_TOKENS or (block, e_pad, top_k) not in ROUTED or router.bias is None:
+        normed, total = norm(x, residual, norm_weight, epsilon, pdl)
+        return normed, total, routing.route(F.linear(normed, router.weight, router.bias), top_k)
+    normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    total = torch.empty_like(normed)
+    logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
+    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    constants = router_constants(block, e_pad, top_k)
+    norm_jit.add_norm_route[(tokens, triton.cdiv(num_experts, constants["ROWS"]))](
+        x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
+        arrivals(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
+        **constants, **launch(pdl), num_warps=8,
+    )  # fmt: skip
+    return normed, total, Routing(ids, weights)
+
+
+def router_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
+    """64 weights of the router a thread, and at least four programs a token."""
+    rows = max(1, min(ROUTER_ELEMENTS // block, e_pad // 4))
+    return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "K_PAD": triton.next_power_of_2(top_k), "E_PAD": e_pad}
+
+
+def make_variant(name: str, fn: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int) -> Variant:
+    """A variant of ``small`` from a launch's constants and options. Pointers, widths and strides divide by 16."""
+    options = {"num_warps": num_warps, "maxnreg": 255} | ({"launch_pdl": True} if constants["PDL"] else {})
+    signature = {arg: types[arg] for arg in fn.arg_names if arg not in constants}
+    divisible = tuple(a for a in signature if a.endswith("_ptr") or a in ("width", "units") or a.startswith("stride_"))
+    divisible = tuple(a for a in divisible if a != "stride_scale")
+    return Variant("small", "triton_small", name, fn, signature, constants, options, divisible)
+
+
+def variants(gpu: Gpu) -> Iterator[Variant]:
+    common = {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
+    fn = norm_jit.rms_norm
+    names = {arg for f in (fn, norm_jit.norm_add_norm, norm_jit.add_norm_route) for arg in f.arg_names}
+    types = {arg: "*bf16" if arg.endswith("_ptr") else "i32" for arg in names}
+    types |= {"epsilon": "fp32", "scale": "fp32", "logits_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32"}
+    types |= {"arrivals_ptr": "*i32", "scales_ptr": "*u8"}
+    block = 256
+    while block <= MAX_WIDTH:
+        for add, weighted, mxfp8 in ((0, 1, 0), (0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 1, 1)):
+            flags = {"BLOCK": block, "ADD": bool(add), "WEIGHTED": bool(weighted), "MXFP8": bool(mxfp8)}
+            name = f"{'add_' if add else ''}rms_norm{'' if weighted else '_plain'}{'_mxfp8' if mxfp8 else ''}_{block}"
+            out = {"out_ptr": "*u8"} if mxfp8 else {"scales_ptr": "*bf16"}
+            yield make_variant(name, fn, types | out, flags | common, warps(block))
+        for join in (False, True):
+            for outputs in range(1, MAX_NORMS + 1):
+                flags = {"BLOCK": block, "JOIN": join, "OUTPUTS": outputs}
+                name = f"norm_{'join_' if join else ''}add_norm{outputs}_{block}"
+                sandwich_types = types | {"weights_ptr": "*bf16"}
+                yield make_variant(name, norm_jit.norm_add_norm, sandwich_types, flags | common, warps(block))
+        block *= 2
+    for block, e_pad, top_k in ROUTED:
+        constants = router_constants(block, e_pad, top_k) | common
+        yield make_variant(f"add_norm_route_{e_pad}_top{top_k}", norm_jit.add_norm_route, types, constants, 8)

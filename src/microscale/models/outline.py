@@ -1,0 +1,157 @@
+"""A model as plans, memory and predictions see it: which ops it uses how often, what it caches, what else it holds.
+
+No weights are needed. Binding the real ones asks for the same specs; ``Ops`` checks that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from microscale.backends.ops import (
+    Activations,
+    AttentionSpec,
+    DenseSpec,
+    Gate,
+    GateKind,
+    MoeSpec,
+    SamplingSpec,
+    SmallSpec,
+    Use,
+)
+from microscale.models.config import GptOssConfig, LayerKind
+from microscale.models.config_gemma4 import Gemma4Config
+
+AT_THE_END = ("lm_head", "sampling")
+"""Layers that only the last token of a sequence passes."""
+
+
+@dataclass(frozen=True)
+class CachedLayers:
+    """Layers that cache keys and values alike."""
+
+    kind: LayerKind
+    count: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+    def numbers_per_position(self) -> int:
+        """Numbers that one position takes in all these layers."""
+        return 2 * self.count * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One model."""
+
+    name: str
+    uses: tuple[Use, ...]
+    cached: tuple[CachedLayers, ...]
+    vocab_size: int
+    hidden: int
+    tied: bool
+    """The embedding table and lm_head are one tensor."""
+    other_bytes: int
+    """Norms, sinks and routers, which the small ops read, in bf16."""
+    max_context: int
+
+
+def outline(
+    name: str, config: GptOssConfig | Gemma4Config, activations: Activations, page_size: int, context: int
+) -> Outline:
+    """The outline of a model whose attention sees up to ``context`` positions."""
+    if isinstance(config, GptOssConfig):
+        return _gpt_oss(name, config, activations, page_size, context)
+    return _gemma4(name, config, activations, page_size, context)
+
+
+def _gpt_oss(name: str, c: GptOssConfig, activations: Activations, page_size: int, context: int) -> Outline:
+    kinds = Counter(c.layer_kinds)
+    gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=c.swiglu_alpha, limit=c.swiglu_limit)
+
+    def dense(layer: str, rows: int, columns: int, count: int, bias: bool = True) -> Use:
+        return Use("dense", layer, DenseSpec(rows, columns, "bf16", activations, bias, tokens=1), count)
+
+    def attention(kind: LayerKind) -> Use:
+        window = c.sliding_window if kind is LayerKind.SLIDING else None
+        heads = (c.num_heads, c.num_kv_heads, c.head_dim)
+        spec = AttentionSpec(*heads, window, True, page_size, activations, tokens=1, context=context)
+        return Use("attention", kind.value, spec, kinds[kind])
+
+    sizes = (c.num_experts, c.top_k, c.hidden, c.intermediate)
+    uses = (
+        dense("qkv", c.qkv_rows, c.hidden, c.num_layers),
+        *(attention(kind) for kind in kinds),
+        dense("o", c.hidden, c.num_heads * c.head_dim, c.num_layers),
+        Use("moe", "experts", MoeSpec(*sizes, "mxfp4", activations, gate, bias=True, tokens=1), c.num_layers),
+        Use("small", "small", _small(c, c.num_heads, c.num_kv_heads, c.head_dim, activations), c.num_layers),
+        dense("lm_head", c.vocab_size, c.hidden, 1, bias=False),
+        Use("sampling", "sampling", SamplingSpec(c.vocab_size, tokens=1)),
+    )
+    cached = tuple(
+        CachedLayers(kind, count, c.num_kv_heads, c.head_dim, c.sliding_window if kind is LayerKind.SLIDING else None)
+        for kind, count in kinds.items()
+    )
+    norms = (2 * c.num_layers + 1) * c.hidden
+    other = 2 * (norms + c.num_layers * (c.num_heads + c.num_experts * (c.hidden + 1)))
+    return Outline(name, uses, cached, c.vocab_size, c.hidden, False, other, c.max_context)
+
+
+def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int, context: int) -> Outline:
+    kinds = Counter(c.layer_kinds)
+    gate = Gate(GateKind.GELU_TANH, interleaved=False)
+
+    def dense(layer: str, rows: int, columns: int, count: int, weight_format: str = c.weight_format) -> Use:
+        return Use("dense", layer, DenseSpec(rows, columns, weight_format, activations, False, tokens=1), count)
+
+    uses: list[Use] = []
+    for kind, count in kinds.items():
+        heads = c.heads[kind]
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
+        short = kind.value.partition("_")[0]
+        window = c.sliding_window if kind is LayerKind.SLIDING else None
+        attention = AttentionSpec(*sizes, window, False, page_size, activations, tokens=1, context=context)
+        uses += [
+            dense(f"qkv.{short}", heads.qkv_rows, c.hidden, count),
+            Use("attention", kind.value, attention, count),
+            dense(f"o.{short}", c.hidden, heads.num_heads * heads.head_dim, count),
+            Use("small", f"small.{short}", _small(c, *sizes, activations), count),
+        ]
+    experts = (c.num_experts, c.top_k, c.hidden, c.intermediate)
+    uses += [
+        dense("mlp.gate_up", 2 * c.mlp, c.hidden, c.num_layers),
+        dense("mlp.down", c.hidden, c.mlp, c.num_layers),
+        Use("moe", "experts", MoeSpec(*experts, c.weight_format, activations, gate, False, tokens=1), c.num_layers),
+        dense("lm_head", c.vocab_size, c.hidden, 1, "bf16"),
+        Use("sampling", "sampling", SamplingSpec(c.vocab_size, tokens=1)),
+    ]
+    cached = tuple(
+        CachedLayers(
+            kind,
+            count,
+            c.heads[kind].num_kv_heads,
+            c.heads[kind].head_dim,
+            c.sliding_window if kind is LayerKind.SLIDING else None,
+        )
+        for kind, count in kinds.items()
+    )
+    # Seven norms of the hidden size and three of a head in each layer, and the last one.
+    norms = sum(7 * c.hidden + 3 * c.heads[kind].head_dim for kind in c.layer_kinds) + c.hidden
+    other = 2 * (norms + c.num_layers * c.num_experts * c.hidden)
+    return Outline(name, tuple(uses), cached, c.vocab_size, c.hidden, c.tied, other, c.max_context)
+
+
+def _small(
+    c: GptOssConfig | Gemma4Config, num_heads: int, num_kv_heads: int, head_dim: int, activations: Activations
+) -> SmallSpec:
+    return SmallSpec(
+        hidden=c.hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_experts=c.num_experts,
+        top_k=c.top_k,
+        activations=activations,
+        tokens=1,
+    )

@@ -1,0 +1,75 @@
+"""The engine on a real model (gpt-oss-tiny, random weights, float32 on a CPU): greedy tokens never depend on the
+others, on how prompts are cut, on pages, on the prefix cache or on preemption."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from microscale.engine.build import assemble
+from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.request import Request
+from microscale.engine.sampler import SamplingParams
+from microscale.engine.scheduler import Limits
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss import GptOss
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[int, GptOss]:
+    options = {"load_format": "dummy", "device": "cpu"}
+    return {size: load_model(LoadOptions("gpt-oss-tiny", page_size=size, **options)) for size in (4, 16)}  # type: ignore[arg-type]
+
+
+def prompts(vocab: int) -> list[list[int]]:
+    chooser = random.Random(0)
+    shared = [chooser.randrange(vocab) for _ in range(40)]
+    own = [[chooser.randrange(vocab) for _ in range(length)] for length in (1, 7, 33, 60)]
+    return [*own, shared + own[0], shared + own[1], shared]
+
+
+def run(model: GptOss, limits: Limits, full: int, sliding: int) -> tuple[list[list[int]], int, int]:
+    """Tokens of each prompt, how many tokens came from the prefix cache, and how often someone was preempted."""
+    engine = assemble(model, limits, {LayerKind.FULL: full, LayerKind.SLIDING: sliding})
+    requests = []
+    for index, prompt in enumerate(prompts(model.config.vocab_size)):
+        requests.append(Request(str(index), prompt, SamplingParams(max_tokens=NEW, ignore_eos=True)))
+        engine.submit(requests[-1])
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    cached = sum(request.num_cached for request in requests)
+    return [request.tokens[request.num_prompt :] for request in requests], cached, engine.stats().num_preemptions
+
+
+def limits_for(model: GptOss, **changes: object) -> Limits:
+    numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 512} | changes
+    return Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[int, GptOss]) -> list[list[int]]:
+    """One request at a time, without the prefix cache."""
+    limits = limits_for(models[16], max_num_seqs=1, prefix_caching=False)
+    return run(models[16], limits, 64, 64)[0]
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("budget", [8, 64, 512])
+@pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
+def test_company_changes_nothing(
+    models: dict[int, GptOss], alone: list[list[int]], size: int, budget: int, caching: bool
+) -> None:
+    limits = limits_for(models[size], max_num_batched_tokens=budget, prefix_caching=caching)
+    tokens, cached, _ = run(models[size], limits, 1024 // size, 1024 // size)
+    assert tokens == alone
+    assert (cached > 0) == caching
+
+
+def test_preemption_changes_nothing(models: dict[int, GptOss], alone: list[list[int]]) -> None:
+    tokens, _, preempted = run(models[4], limits_for(models[4]), 48, 40)
+    assert preempted > 0
+    assert tokens == alone

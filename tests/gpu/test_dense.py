@@ -1,0 +1,140 @@
+"""Dense layers on the present GPU: the kernels for few tokens, which no interpreter runs, and the others' cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cases_dense import (  # noqa: F401
+    GPU,
+    Problem,
+    check_bf16,
+    check_logits,
+    make_problem,
+    test_gemm,
+    test_gemm_logits,
+    test_no_tokens,
+    test_the_tail_of_other_peoples_logits,
+)
+from microscale.backends import registry
+from microscale.errors import Unsupported
+from microscale.formats import MXFP8, decode, encode
+from microscale.kernels.dense import small
+from microscale.kernels.dense.packed import PackedDense, pack, row_major
+from microscale.kernels.dense.reference import dense
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
+from microscale.kernels.op import Activations
+
+IMPLEMENTATIONS: list[DenseOp] = [
+    registry.find("dense", f"triton_{fmt}")  # type: ignore[misc]
+    for fmt in FORMATS
+]
+# One token, odd numbers of tokens, both column counts; K of half a tile, of fewer tiles than slices, of a real layer;
+# rows of one tile, of no whole block.
+SHAPES = [(1, 128, 2880), (3, 2880, 4096), (8, 48, 96), (13, 4000, 704), (16, 16, 32), (2, 5120, 2880)]
+
+
+def packed_of(problem: Problem) -> PackedDense:
+    weights = problem.weights
+    return row_major(weights) if weights.format == "bf16" else pack(weights)
+
+
+def spec_of(problem: Problem, activations: Activations = Activations.BF16) -> DenseSpec:
+    weights = problem.weights
+    return DenseSpec(*weights.weight.shape, weights.format, activations, weights.bias is not None, len(problem.x))
+
+
+def run(implementation: DenseOp, problem: Problem, x: Tensor | None = None) -> Tensor:
+    spec = spec_of(problem)
+    assert implementation.supports(spec, GPU) is None
+    packed = implementation.pack(problem.weights, spec)
+    return implementation.run(packed, spec, GPU, problem.x if x is None else x, problem.residual)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("tokens, rows, columns", SHAPES)
+def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
+    problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
+    packed = packed_of(problem)
+    for tiles in small.possible(fmt, 8 if tokens <= 8 else 16, GPU):
+        check_bf16(small.run(packed, GPU, problem.x, problem.residual, tiles), problem.expected)
+        check_bf16(small.run(packed, GPU, problem.x, None, tiles), dense(problem.x, problem.weights))
+        check_logits(small.run_logits(packed, GPU, problem.x, tiles), dense(problem.x, problem.weights), columns)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
+@pytest.mark.parametrize("tokens", [17, 100, 300])
+def test_more_tokens(implementation: DenseOp, tokens: int) -> None:
+    problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 720, 2880)
+    check_bf16(run(implementation, problem), problem.expected)
+
+
+@pytest.mark.parametrize("name", ["dequantized", *(i.name for i in IMPLEMENTATIONS)])
+def test_logits_of_an_lm_head(name: str) -> None:
+    """262144 rows (and few columns): no index may be cut to 32 bits."""
+    implementation = registry.find("dense", name)
+    fmt = "bf16" if name == "dequantized" else name.removeprefix("triton_")
+    for tokens in (2, 40):
+        problem = make_problem(fmt, tokens, 262144, 64, bias=False)
+        packed = implementation.pack(problem.weights, spec_of(problem))  # type: ignore[attr-defined]
+        logits = implementation.run_logits(packed, spec_of(problem), GPU, problem.x)  # type: ignore[attr-defined]
+        check_logits(logits, dense(problem.x, problem.weights), 64)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
+@pytest.mark.parametrize("tokens", [2, 16, 40])
+def test_a_broken_token_shows_and_stays_alone(implementation: DenseOp, tokens: int) -> None:
+    problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 144, 352)
+    x = problem.x.clone()
+    x[0, 17] = math.nan
+    y = run(implementation, problem, x)
+    assert y[0].isnan().all()
+    assert not y[1:].isnan().any()
+    packed = implementation.pack(problem.weights, spec_of(problem))
+    logits = implementation.run_logits(packed, spec_of(problem), GPU, x)
+    assert logits.block_max[0].isnan().all()
+    assert not logits.block_max[1:].isnan().any()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_a_graph_follows_new_tokens_and_repeats_itself(implementation: DenseOp, tokens: int) -> None:
+    problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 2880, 352)
+    x = problem.x.clone()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(implementation, problem, x)
+    torch.cuda.synchronize()
+    spec = spec_of(problem)
+    packed = implementation.pack(problem.weights, spec)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = implementation.run(packed, spec, GPU, x, problem.residual)
+    for shift in range(3):
+        x.copy_(problem.x.roll(shift, dims=1))
+        graph.replay()
+        check_bf16(y, dense(x, problem.weights, problem.residual))
+        first = y.clone()
+        graph.replay()
+        assert torch.equal(y, first)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4"])
+def test_mxfp8_activations(fmt: str) -> None:
+    implementation = registry.find("dense", f"triton_{fmt}_a8")
+    problem = make_problem(fmt, 100, 720, 2880)
+    spec = spec_of(problem, Activations.MXFP8)
+    if implementation.supports(spec, GPU) is not None:
+        pytest.skip("needs a block-scaled matrix instruction")
+    packed = implementation.pack(problem.weights, spec)  # type: ignore[attr-defined]
+    y = implementation.run(packed, spec, GPU, problem.x, problem.residual)  # type: ignore[attr-defined]
+    check_bf16(y, dense(decode(encode(problem.x, MXFP8)), problem.weights, problem.residual))
+
+
+def test_other_types_are_refused() -> None:
+    problem = make_problem("bf16", 3, 32, 64)
+    with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
+        run(IMPLEMENTATIONS[0], problem, problem.x.float())

@@ -1,0 +1,133 @@
+"""Dense kernels in plain Triton against the reference. Runs under the interpreter, or on a GPU where there is one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
+from microscale.hardware import Gpu, detect, known
+from microscale.hardware.tiles import Tile
+from microscale.kernels.dense import gemm, small, tail
+from microscale.kernels.dense.packed import PackedDense, pack
+from microscale.kernels.dense.reference import dense, summarise
+from microscale.kernels.dense.spec import DenseWeights, Logits
+from support.errors import assert_close, step
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+GPU: Gpu = detect() if ON_GPU else known("a100")  # without programmatic launches, which the interpreter does not know
+
+
+@dataclass(frozen=True)
+class Problem:
+    weights: DenseWeights
+    x: Tensor
+    residual: Tensor
+
+    @property
+    def expected(self) -> Tensor:
+        return dense(self.x, self.weights, self.residual)
+
+
+def make_weights(fmt: str, rows: int, columns: int, bias: bool = True) -> DenseWeights:
+    generator = torch.Generator().manual_seed(rows + columns)
+    plain = (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(DEVICE)
+    b = torch.randn(rows, generator=generator).bfloat16().to(DEVICE) if bias else None
+    if fmt == "bf16":
+        return DenseWeights(plain.bfloat16(), b)
+    return DenseWeights(encode_channels(plain) if fmt == "fp8" else encode(plain, block_format(fmt)), b)
+
+
+def make_problem(fmt: str, tokens: int, rows: int, columns: int, bias: bool = True) -> Problem:
+    """Tokens and residual stand inside wider buffers whose margins are NaN: reading past a row shows in the result."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def margin(width: int) -> Tensor:
+        wide = torch.full((tokens + 2, width + 64), math.nan, dtype=torch.bfloat16)
+        wide[1:-1, :width] = torch.randn(tokens, width, generator=generator)
+        return wide.to(DEVICE)[1:-1, :width]
+
+    return Problem(make_weights(fmt, rows, columns, bias), margin(columns), margin(rows))
+
+
+def check_bf16(actual: Tensor, expected: Tensor) -> None:
+    """One rounding to bf16: at most ``step`` of the largest element, and as the RMS of a uniform error of that size no
+    more than its root of a third, however few elements there are. Sums in another order are off by far less."""
+    peak = float(expected.abs().max() / expected.square().mean().sqrt()) if expected.numel() else 1.0
+    assert actual.dtype == torch.bfloat16
+    assert_close(actual, expected, worst=1.001 * step("bf16") * peak, rms=step("bf16") / math.sqrt(3))
+
+
+def check_logits(actual: Logits, expected: Tensor, columns: int) -> None:
+    """Values to float32's sums: each of K additions may lose a step of the sum (matrix units cut off), and losses add
+    up as a random walk does; its worst of many is five times its RMS. The blocks follow from the values."""
+    rms = 2 * step("float32") * math.sqrt(columns)
+    assert_close(actual.values, expected, worst=5 * rms, rms=rms)
+    want = summarise(actual.values, actual.block_rows)
+    assert torch.equal(actual.block_max, want.block_max)
+    assert torch.equal(actual.block_argmax, want.block_argmax)
+    assert_close(actual.block_sum, want.block_sum, worst=1e-5, rms=2e-6)
+
+
+TILE = Tile(16, 64, 64, 4, 2)
+MX_TILE = Tile(32, 128, 128, 4, 2)
+SHAPES = [(1, 16, 32), (5, 144, 96), (20, 80, 320), (37, 64, 352)]
+QUANTISED = ["fp8", "mxfp8", "mxfp4"]
+
+
+def packed_of(problem: Problem) -> PackedDense:
+    return pack(problem.weights)
+
+
+@pytest.mark.parametrize("tokens, rows, columns", SHAPES)
+@pytest.mark.parametrize("fmt", QUANTISED)
+def test_gemm(fmt: str, tokens: int, rows: int, columns: int) -> None:
+    problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 5)
+    packed = packed_of(problem)
+    check_bf16(gemm.run(packed, GPU, problem.x, problem.residual, tile=TILE), problem.expected)
+    check_bf16(gemm.run(packed, GPU, problem.x, None, tile=TILE), dense(problem.x, problem.weights))
+
+
+@pytest.mark.parametrize("fmt", QUANTISED)
+def test_gemm_logits(fmt: str) -> None:
+    problem = make_problem(fmt, 20, 208, 96)
+    logits = gemm.run_logits(packed_of(problem), GPU, problem.x, tile=TILE)
+    check_logits(logits, dense(problem.x, problem.weights), 96)
+
+
+@pytest.mark.skipif(ON_GPU, reason="block-scaled matrix instructions are not on every GPU; see tests/gpu/test_dense.py")
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4"])
+def test_gemm_with_mxfp8_activations(fmt: str) -> None:
+    problem = make_problem(fmt, 20, 144, 224)
+    actual = gemm.run(packed_of(problem), GPU, problem.x, problem.residual, block_scaled=True, tile=MX_TILE)
+    # Against a reference that quantises alike nothing is left but the rounding of the result.
+    check_bf16(actual, dense(decode(encode(problem.x, MXFP8)), problem.weights, problem.residual))
+    logits = gemm.run_logits(packed_of(problem), GPU, problem.x, block_scaled=True, tile=MX_TILE)
+    check_logits(logits, dense(decode(encode(problem.x, MXFP8)), problem.weights), 224)
+
+
+def test_no_tokens() -> None:
+    packed = packed_of(make_problem("mxfp4", 1, 32, 64))
+    x = torch.empty(0, 64, dtype=torch.bfloat16, device=DEVICE)
+    assert gemm.run(packed, GPU, x, None).shape == (0, 32)
+    assert gemm.run_logits(packed, GPU, x).values.shape == (0, 32)
+    assert small.run_logits(packed, GPU, x).block_max.shape[0] == 0
+    assert tail.summarise(torch.empty(0, 32, device=DEVICE)).block_max.shape == (0, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 1500])
+def test_the_tail_of_other_peoples_logits(rows: int) -> None:
+    """Equal values, signed zeros, NaN and infinities; the last block is short."""
+    values = torch.randn(4, rows, generator=torch.Generator().manual_seed(rows)).to(DEVICE)
+    values[1] = values[1].round()  # many equals
+    values[2] = torch.where(values[2] > 0, 0.0, -0.0)
+    values[3, rows // 2] = math.nan
+    actual, want = tail.summarise(values), summarise(values, tail.BLOCK_ROWS)
+    torch.testing.assert_close(actual.block_max, want.block_max, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(actual.block_argmax, want.block_argmax)
+    torch.testing.assert_close(actual.block_sum, want.block_sum, rtol=1e-5, atol=0, equal_nan=True)

@@ -1,0 +1,71 @@
+"""Dense kernels for few tokens without a GPU: which tiles run where, and that a walk along K meets each column once.
+
+The kernels are Gluon and do not run in Triton's interpreter; they run in ``tests/gpu``. Their conversions of packed
+words are those of the experts' kernels, which ``test_moe_small_batch.py`` executes word for word.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from microscale.hardware import known
+from microscale.kernels.dense import small
+from microscale.kernels.dense.spec import FORMATS
+
+
+def walk(k: int, slices: int, ahead: int) -> list[list[tuple[int, bool]]]:
+    """The tiles (first column, masked) that each slice computes, by the arithmetic of ``small_jit._walk``."""
+    k_tiles = -(-k // 64)
+    first = [s * k_tiles // slices for s in range(slices + 1)]
+    whole = k // 64 // slices
+    turns = max(whole - ahead, 0) // (2 * ahead)
+    rest = -(-k_tiles // slices) - turns * 2 * ahead
+    batches = 1 + (rest > ahead) + (rest > 2 * ahead)
+    assert 1 <= rest <= 3 * ahead
+    tiles = []
+    for s in range(slices):
+        length = first[s + 1] - first[s]
+        # In the loop the youngest batch that is fetched without a mask ends before the slice does.
+        assert turns == 0 or 2 * ahead * turns + ahead <= length
+        steps = [(t, t >= turns * 2 * ahead) for t in range(turns * 2 * ahead + batches * ahead)]
+        tiles.append([(64 * (first[s] + t), masked) for t, masked in steps if t < length or not masked])
+    return tiles
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 352, 704, 2112, 2816, 2880, 4096, 17280])
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
+def test_every_column_is_met_once(k: int, slices: int, ahead: int) -> None:
+    met = torch.zeros(-(-k // 64) * 64, dtype=torch.int64)
+    for tiles in walk(k, slices, ahead):
+        for column, masked in tiles:
+            met[column : column + 64] += 1
+            assert masked or column + 64 <= k, "a tile that is not whole must be masked"
+    assert (met == 1).all()
+
+
+def test_few_rows_are_shared_along_k() -> None:
+    gpu = known("h200")
+    assert small.choose("bf16", 5120, 1, gpu).slices == 4
+    assert small.choose("bf16", 201088, 1, gpu).slices == 1
+    assert small.choose("bf16", 5120, 8, gpu).columns == 8
+    assert small.choose("bf16", 5120, 9, gpu).columns == small.choose("bf16", 5120, 40, gpu).columns == 16
+    # 5120 rows fill a card of 16 SMs.
+    assert small.choose("bf16", 5120, 1, known("gb10")).slices == 4
+    assert small.choose("bf16", 12288, 1, known("gb10")).slices == 1
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_is_chosen_is_what_is_proved(fmt: str) -> None:
+    for gpu in (known("h200"), known("rtx5090"), known("a100")):
+        proved = {
+            tuple(v.constants[key] for key in ("N", "B", "WARPS_N", "SLICES", "AHEAD"))
+            for v in small.variants(gpu, "test", fmt)
+        }
+        for rows in (128, 5120, 201088, 262144):
+            for tokens in (1, 8, 9, 16, 100):
+                tiles = small.choose(fmt, rows, tokens, gpu)
+                sizes = (tiles.columns, tiles.row_tiles, tiles.warps_n, tiles.slices, tiles.ahead)
+                assert sizes in proved
+                assert tiles.warps == 4

@@ -1,0 +1,10 @@
+"""Sampling on a CPU for mock models."""
+
+from __future__ import annotations
+
+from microscale import hardware
+from microscale.backends.ops import Activations, Ops, Sampling, Wish
+
+
+def sampling_on_cpu(vocab: int) -> Sampling:
+    return Ops(hardware.cpu(), Activations.FLOAT32, Wish()).sampling(vocab)
