@@ -222,3 +222,12 @@ def test_doctor_and_version(microscale: Callable[..., Run]) -> None:
     assert {"Python", "torch", "triton", "ptxas", "Memory"} <= {f["name"] for f in report["findings"]}
     assert "torch" in microscale("doctor").stdout
     assert microscale("--version").stdout.startswith("microscale ")
+
+
+def test_bench_of_a_model(microscale: Callable[..., Run]) -> None:
+    run = microscale(
+        "bench", "gpt-oss-tiny", "--load-format", "dummy", "--tests", "tg2", "--depth", "4", "--repeats", "1", "--json"
+    )
+    (row,) = json.loads(run.stdout)
+    assert {"test", "batch", "depth", "tok_s", "ceiling_tok_s"} <= row.keys()
+    refused(microscale("bench", "gpt-oss-tiny", "--load-format", "dummy", "--tests", "pp"), "Unknown test 'pp'")

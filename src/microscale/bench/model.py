@@ -1,0 +1,162 @@
+"""``microscale bench MODEL``: whole-model prefill and decode, from inside the engine, beside the ceiling.
+
+``pp512``: one prompt of 512 random tokens from an empty cache, to its first token. ``tg128``: so many tokens each for
+``batch`` sequences that decode together, after ``depth`` tokens of context; prefill is not in the figure. The first run
+of each row compiles and is not counted. The ceiling is the same work at the card's full rates.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from microscale.backends.plan import Setup
+from microscale.engine.build import assemble
+from microscale.engine.engine import Engine
+from microscale.engine.request import Request
+from microscale.engine.sampler import SamplingParams
+from microscale.engine.scheduler import Limits
+from microscale.errors import BadSetting
+from microscale.explain.predict import predict
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss import GptOss
+from microscale.models.outline import Outline
+
+TESTS = ("pp512", "pp2048", "pp8192", "tg32", "tg128")
+DEPTH = 128
+"""Context before the first token that is counted, where no depth is given."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row to measure."""
+
+    kind: str
+    """``pp`` or ``tg``."""
+    tokens: int
+    batch: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}{self.tokens}"
+
+    @property
+    def longest(self) -> int:
+        """Positions of one sequence."""
+        return self.tokens + self.depth + 1
+
+
+@dataclass(frozen=True)
+class Row:
+    test: str
+    batch: int
+    depth: int
+    tok_s: float
+    ceiling_tok_s: float
+    predicted_tok_s: float
+    """What ``explain`` says of the same work."""
+
+
+def make_cases(tests: Sequence[str], batches: Sequence[int], depths: Sequence[int], max_context: int) -> list[Case]:
+    """Prompts run alone and from an empty cache; decoding at every batch and depth. What the context is too short for
+    is refused."""
+    cases = []
+    for test in tests:
+        match = re.fullmatch(r"(pp|tg)([1-9][0-9]{0,6})", test)
+        if match is None:
+            raise BadSetting(f"Unknown test {test!r}; use pp512 (a prompt of 512 tokens), tg128 (128 new ones) ….")
+        kind, tokens = match[1], int(match[2])
+        if kind == "pp":
+            cases.append(Case(kind, tokens, 1, 0))
+        else:
+            cases += [Case(kind, tokens, batch, depth) for batch in batches for depth in depths]
+    for case in cases:
+        if case.longest > max_context:
+            needs = f"{case.name} after {case.depth} tokens needs {case.longest} positions"
+            raise BadSetting(f"{needs}; the model has {max_context}.")
+    return cases
+
+
+def run(
+    model: GptOss, shape: Outline, setup: Setup, cases: Sequence[Case], step_tokens: int = 8192, repeats: int = 3
+) -> Iterator[Row]:
+    """Rows as they are measured: the median of ``repeats`` runs after one that is not counted."""
+    for case in cases:
+        rates = [_measure(model, case, step_tokens) for _ in range(repeats + 1)][1:]
+        context = case.tokens if case.kind == "pp" else case.depth + case.tokens // 2
+        expected = predict(shape, model.ops.plan, setup, case.batch, max(context, 1), step_tokens)
+        if case.kind == "pp":
+            ceiling = case.tokens / expected.prefill.floor_us * 1e6
+            predicted = expected.prefill_tok_s
+        else:
+            ceiling, predicted = expected.decode_ceiling_tok_s, expected.decode_tok_s
+        yield Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted)
+
+
+def _measure(model: GptOss, case: Case, step_tokens: int) -> float:
+    """Tokens per second of one run."""
+    engine = _engine(model, case, step_tokens)
+    chooser = random.Random(0)
+    prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
+    new = 1 if case.kind == "pp" else case.tokens + 1
+    for index in range(case.batch):
+        tokens = [chooser.randrange(model.config.vocab_size) for _ in range(prompt)]
+        engine.submit(Request(str(index), tokens, SamplingParams(max_tokens=new, ignore_eos=True)))
+    if case.kind == "pp":
+        return case.tokens / _seconds(engine, model.device)
+    # All prompts are through once every sequence has its first token.
+    begun: set[str] = set()
+    early = 0
+    while len(begun) < case.batch:
+        outputs = engine.step()
+        early += len(outputs)
+        begun.update(output.request_id for output in outputs)
+    return (case.batch * new - early) / _seconds(engine, model.device)
+
+
+def _engine(model: GptOss, case: Case, step_tokens: int) -> Engine:
+    size = model.page_size
+    limits = Limits(
+        page_size=size,
+        window=model.config.sliding_window,
+        max_num_seqs=case.batch,
+        max_num_batched_tokens=max(step_tokens, case.batch),
+        max_model_len=model.config.max_context,
+        prefix_caching=False,
+        max_queue=case.batch,
+    )
+    full = case.batch * -(-case.longest // size)
+    sliding = case.batch * (-(-limits.window // size) + 1) + -(-limits.max_num_batched_tokens // size)
+    return assemble(model, limits, {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + case.batch)})
+
+
+def _seconds(engine: Engine, device: torch.device) -> float:
+    """Until the engine has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [f"{'test':<8} {'batch':>5} {'depth':>6} {'tok/s':>10} {'ceiling':>10} {'of it':>6} {'explain says':>13}"]
+    for row in rows:
+        share = 100 * row.tok_s / row.ceiling_tok_s
+        rate = f"{row.tok_s:>10.1f} {row.ceiling_tok_s:>10.1f} {share:>5.0f}% {row.predicted_tok_s:>13.1f}"
+        lines.append(f"{row.test:<8} {row.batch:>5} {row.depth:>6} {rate}")
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]

@@ -1,0 +1,67 @@
+"""What commands print with: standard output for results, standard error for progress, logs and errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from microscale.errors import BadSetting
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class ConsoleLog(logging.Handler):
+    """Our own log on standard error, plain."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(escape(self.format(record)), soft_wrap=True)
+
+
+def show_log() -> None:
+    """Show what the package logs: the plan in use, once, at start."""
+    logger = logging.getLogger("microscale")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [ConsoleLog()]
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output, plain, for programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[tuple[Callable[[int | None], None], Callable[[int], None]]]:
+    """A progress bar on standard error that goes away when the work is done; none where that is no terminal.
+
+    Gives two functions: one starts the bar with a total (``None``: nobody knows it), one advances it. Until it starts,
+    standard error is free for others: the hub's own bar is shown there during a download.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    task = progress.add_task(title, start=False)
+
+    def start(total: int | None) -> None:
+        progress.update(task, total=total)
+        progress.start_task(task)
+        progress.start()
+
+    try:
+        yield start, lambda steps: progress.advance(task, steps)
+    finally:
+        progress.stop()
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """``1,2,3`` as numbers."""
+    if not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text, re.ASCII):
+        raise BadSetting(f"{option} takes numbers with commas between them, such as 1,2,3, not {text[:80]!r}.")
+    return [int(part) for part in text.split(",")]

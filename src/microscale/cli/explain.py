@@ -1,0 +1,92 @@
+"""``microscale explain`` and ``microscale doctor``: what will run, and what this machine has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from microscale import doctor as doctor_module
+from microscale import hardware, settings
+from microscale.backends.oracle import Wish
+from microscale.backends.precision import make_precision
+from microscale.cli.console import out, print_json
+from microscale.cli.model import (
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    MoeBackendOption,
+    PrecisionOption,
+    UtilizationOption,
+)
+from microscale.explain import Question, render
+from microscale.explain import explain as run_explain
+
+
+def explain(
+    model: Annotated[
+        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), a checkpoint folder or a hub id.")
+    ] = "gpt-oss-20b",
+    gpu: Annotated[
+        str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")
+    ] = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    moe_backend: MoeBackendOption = None,
+    context: Annotated[
+        int | None, typer.Option("--context", "--max-model-len", help="Tokens of a sequence; 4096 without.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
+
+    No weights and no GPU are needed: microscale explain gpt-oss-120b --gpu gb10. The exit status is 1 when the model
+    does not fit.
+    """
+    env = settings.load()
+    report = run_explain(
+        Question(
+            model=model,
+            gpu=gpu,
+            precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
+            wish=Wish(moe_backend=moe_backend),
+            context=context,
+            batch=batch,
+            utilization=gpu_memory_utilization,
+            offline=env.offline,
+        )
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        for line in render(report):
+            out.print(line, soft_wrap=True)
+    raise typer.Exit(0 if report.refusal is None else 1)
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+    """Say what this machine has, what is missing, and how to mend it.
+
+    The exit status is 1 when something is broken. No GPU is needed.
+    """
+    settings.load()
+    findings = doctor_module.examine()
+    if as_json:
+        print_json(doctor_module.to_json(findings))
+    else:
+        colours = {"ok": "green", "note": "yellow", "broken": "red"}
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
+        for finding in findings:
+            table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
+            if finding.mend:
+                table.add_row("", "", escape(f"mend: {finding.mend}"))
+        out.print(table)
+    raise typer.Exit(0 if doctor_module.healthy(findings) else 1)

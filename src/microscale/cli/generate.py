@@ -1,0 +1,123 @@
+"""``microscale generate``: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from microscale import settings
+from microscale.backends.ops import Wish
+from microscale.backends.precision import make_precision
+from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
+from microscale.cli.model import (
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    MoeBackendOption,
+    PrecisionOption,
+    UtilizationOption,
+    load_with_progress,
+    parse_overrides,
+)
+from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
+from microscale.engine.load import LoadOptions
+from microscale.engine.memory import Workload
+from microscale.engine.sampler import SamplingParams
+from microscale.errors import BadSetting
+from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss_weights import LoadFormat
+
+
+def generate_with_progress(model: GptOss, prompt: list[int], params: SamplingParams, chunk: int) -> Completion:
+    generation = Generation(model, [prompt], params, chunk)
+    with progress_bar("Generating") as (start, advance):
+        start(params.max_tokens)
+        return generation.run(on_step=advance)[0]
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id (openai/gpt-oss-20b), or a preset.")],
+    prompt_ids: Annotated[str, typer.Option(help="The prompt's token ids, such as 1,2,3.")],
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 16,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; random without.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end token.")] = False,
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Activations: auto (bfloat16 on a GPU, float32 on a CPU), float32, bfloat16.")
+    ] = "auto",
+    backend: Annotated[
+        str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
+    ] = None,
+    moe_backend: MoeBackendOption = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and completion together; as asked for without.")
+    ] = None,
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.")] = 16,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
+    ] = 2048,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
+    ] = False,
+) -> None:
+    """Complete token ids with token ids, without a tokenizer.
+
+    Try it with no files at all: microscale generate gpt-oss-tiny --load-format dummy --prompt-ids 1,2,3
+    """
+    env = settings.load()
+    prompt = parse_numbers("--prompt-ids", prompt_ids)
+    params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
+    check_length(prompt, max_tokens, max_model_len)
+    options = LoadOptions(
+        model=model,
+        load_format=load_format,
+        device=device,
+        dtype=dtype,
+        wish=Wish(backend, moe_backend),
+        precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
+        workload=Workload(
+            context=max_model_len or len(prompt) + max_tokens,
+            step_tokens=max_num_batched_tokens,
+            utilization=gpu_memory_utilization,
+        ),
+        overrides=parse_overrides(hf_overrides),
+        page_size=block_size,
+        offline=env.offline,
+    )
+    check_budget(max_num_batched_tokens)
+    show_log()
+    loaded = load_with_progress(options, on_open=lambda weights: check_prompt(prompt, max_tokens, weights.config))
+    completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens)
+    if as_json:
+        print_json(
+            {
+                "token_ids": completion.token_ids,
+                "logprobs": completion.logprobs,
+                "finish_reason": completion.finish_reason,
+            }
+        )
+    else:
+        print(",".join(map(str, completion.token_ids)))
+
+
+def check_length(prompt: list[int], max_tokens: int, max_model_len: int | None) -> None:
+    """Refuse a request that is longer than what was reserved for it."""
+    wanted = len(prompt) + max_tokens
+    if max_model_len is not None and wanted > max_model_len:
+        raise BadSetting(
+            f"--max-model-len {max_model_len} is less than the {len(prompt)} prompt tokens and {max_tokens} new ones; "
+            f"{wanted} would do."
+        )

@@ -1,0 +1,188 @@
+"""``microscale bench``, ``tune`` and ``prove``: how fast, in which tiles, and on which cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import triton
+import typer
+from typer.core import TyperGroup
+
+from microscale import hardware, settings
+from microscale.backends import registry
+from microscale.backends.plan import Setup
+from microscale.backends.precision import make_precision
+from microscale.bench import kernels as bench_table
+from microscale.bench import model as bench_whole
+from microscale.bench import moe as bench_moe
+from microscale.bench import rows as bench_rows
+from microscale.bench.record import record as record_rows
+from microscale.bench.tune import tune as run_tune
+from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
+from microscale.cli.model import (
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    PrecisionOption,
+    UtilizationOption,
+    load_with_progress,
+    parse_overrides,
+)
+from microscale.engine.load import LoadOptions
+from microscale.engine.memory import Workload
+from microscale.errors import BadSetting
+from microscale.hardware.tiles import GemmPath
+from microscale.kernels.op import Activations
+from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat
+from microscale.models.outline import outline
+from microscale.prove import run_prove
+
+
+class ModelOrCommand(TyperGroup):
+    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["model", *args]
+        return super().parse_args(ctx, args)
+
+
+def bench_model(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id, or a preset.")] = "gpt-oss-20b",
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    tests: Annotated[str, typer.Option(help="ppN: a prompt of N tokens; tgN: N new tokens.")] = ",".join(
+        bench_whole.TESTS
+    ),
+    concurrency: Annotated[str, typer.Option(help="Sequences that decode together, such as 1,8,64.")] = "1",
+    depth: Annotated[str, typer.Option(help="Tokens of context before decoding, such as 128,8192.")] = str(
+        bench_whole.DEPTH
+    ),
+    repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.")] = 3,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.")] = 8192,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+) -> None:
+    """Measure a model's prefill and decode speed beside the ceiling, from inside the engine.
+
+    Without files: microscale bench gpt-oss-20b --load-format dummy
+    """
+    env = settings.load()
+    if repeats < 1:
+        raise BadSetting(f"--repeats {repeats} is less than 1.")
+    batches, depths = parse_numbers("--concurrency", concurrency), parse_numbers("--depth", depth)
+    asked = make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype)
+    cases: list[bench_whole.Case] = []
+
+    def opened(weights: GptOssWeights) -> None:
+        cases.extend(bench_whole.make_cases(tests.split(","), batches, depths, weights.config.max_context))
+
+    options = LoadOptions(
+        model=model,
+        load_format=load_format,
+        device=device,
+        precision=asked,
+        workload=Workload(
+            sequences=max(1, *batches), step_tokens=max_num_batched_tokens, utilization=gpu_memory_utilization
+        ),
+        overrides=parse_overrides(hf_overrides),
+        offline=env.offline,
+    )
+    show_log()
+    loaded = load_with_progress(options, opened)
+    setup = Setup(loaded.ops.gpu, loaded.ops.activations, options.wish, asked)
+    shape = outline(model, loaded.config, loaded.ops.activations, loaded.page_size, loaded.config.max_context)
+    rows = []
+    with progress_bar("Measuring") as (start, advance):
+        start(len(cases))
+        for row in bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats):
+            rows.append(row)
+            advance(1)
+    if as_json:
+        print_json(bench_whole.as_json(rows))
+    else:
+        print(f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
+        print(bench_whole.table(rows))
+
+
+def bench_kernels(
+    op: Annotated[bench_table.KernelBench, typer.Argument(help="Whose kernels.")] = bench_table.KernelBench.MOE,
+    model: Annotated[
+        str | None, typer.Option(help=f"moe: the layer of this model, {', '.join(bench_moe.LAYERS)}.")
+    ] = None,
+    activations: Annotated[Activations, typer.Option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = Activations.BF16,
+    tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
+    record: Annotated[bool, typer.Option(help="Keep the rows: predictions of this card's family use them.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+) -> None:
+    """Time kernels on this machine's GPU, against the ceilings that it measures on the same card.
+
+    Every row is checked against the reference first; a wrong kernel has no figure.
+    """
+    settings.load()
+    rows = []
+    with progress_bar(f"Timing {op.value}") as (start, advance):
+        start(None)
+        counts = None if tokens is None else parse_numbers("--tokens", tokens)
+        for row in bench_table.run(op, model, counts, activations):
+            rows.append(row)
+            advance(1)
+    gpu = hardware.detect()
+    if as_json:
+        print_json(bench_rows.as_json(rows))
+    else:
+        print(f"{gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value}")
+        print(bench_rows.table(rows))
+    if record:
+        err.print(f"Wrote {record_rows(rows, gpu, directory)}", soft_wrap=True)
+
+
+def tune(
+    path: Annotated[list[GemmPath] | None, typer.Option(help="Only this path; may be given several times.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
+) -> None:
+    """Measure the expert kernels' tiles on this machine's GPU and write the file for its family.
+
+    Until a family is tuned, a rule that knows the card's shared memory, registers and SMs chooses the tiles.
+    """
+    settings.load()
+    written = run_tune(hardware.detect(), directory, paths=path)
+    out.print(f"Wrote {written}", soft_wrap=True)
+
+
+def prove(
+    gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
+    op: Annotated[str | None, typer.Option(help="One op only: moe, attention …")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; one per core without.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the Triton in use.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
+) -> None:
+    """Compile every kernel for every architecture, without a GPU, and hold it against the card's limits.
+
+    It fails on a compile error, too much shared memory, spilled registers, an instruction that the card does not have,
+    and a matrix instruction that was promised and is missing. What was compiled once is cached.
+    """
+    env = settings.load()
+    raise typer.Exit(
+        run_prove(
+            registry.IMPLEMENTATIONS,
+            gpu=gpu,
+            op=op,
+            jobs=jobs,
+            cache_dir=env.cache_dir,
+            json_output=as_json,
+            markdown=markdown,
+        )
+    )

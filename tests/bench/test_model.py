@@ -1,0 +1,41 @@
+"""``bench MODEL``: which rows there are, and a run on the tiny model."""
+
+from __future__ import annotations
+
+import pytest
+
+from microscale.backends.plan import Setup
+from microscale.bench.model import Case, make_cases, run, table
+from microscale.engine.load import LoadOptions, load_model
+from microscale.errors import BadSetting
+from microscale.models.outline import outline
+
+
+def test_prompts_run_alone_and_decoding_at_every_batch_and_depth() -> None:
+    cases = make_cases(["pp512", "tg128"], [1, 8], [128, 4096], 131072)
+    assert cases == [
+        Case("pp", 512, 1, 0),
+        *(Case("tg", 128, batch, depth) for batch in (1, 8) for depth in (128, 4096)),
+    ]
+
+
+@pytest.mark.parametrize("test", ["pp", "tg0", "xx5", "pp-1", ""])
+def test_unknown_tests_are_refused(test: str) -> None:
+    with pytest.raises(BadSetting, match="Unknown test"):
+        make_cases([test], [1], [0], 1000)
+
+
+def test_a_row_beyond_the_context_is_refused() -> None:
+    with pytest.raises(BadSetting, match="tg128 after 900 tokens needs 1029 positions; the model has 1000"):
+        make_cases(["tg128"], [1], [900], 1000)
+
+
+def test_rows_of_the_tiny_model() -> None:
+    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    ops = model.ops
+    shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
+    cases = make_cases(["pp20", "tg3"], [2], [9], model.config.max_context)
+    rows = list(run(model, shape, Setup(ops.gpu, ops.activations), cases, step_tokens=16, repeats=1))
+    assert [(row.test, row.batch, row.depth) for row in rows] == [("pp20", 1, 0), ("tg3", 2, 9)]
+    assert all(0 < row.tok_s < row.ceiling_tok_s for row in rows)
+    assert len(table(rows).splitlines()) == 3
