@@ -82,12 +82,12 @@ def build_engine(
     return Built(assemble(model, limits, pages), config, max_model_len, model.ops.plan.table())
 
 
-def assemble(model: Model, limits: Limits, pages: Mapping[LayerKind, int]) -> Engine:
+def assemble(model: Model, limits: Limits, pages: Mapping[LayerKind, int], *, enforce_eager: bool = False) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
     sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids)
-    runner = ModelRunner(model, pools)
+    runner = ModelRunner(model, pools, limits, enforce_eager=enforce_eager)
     return Engine(runner, Scheduler(pools, limits), sampler, config.vocab_size, config.eos_token_ids)
 
 

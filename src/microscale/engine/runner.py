@@ -1,4 +1,8 @@
-"""Runs a planned step on a model and gives the logits of the requests whose next token is due."""
+"""Runs a planned step on a model and gives the logits of the requests whose next token is due.
+
+Steps in which every sequence decodes one token run from standing inputs, on a GPU as a captured graph (``decode``). All
+others, with prompts among them, are laid out anew and run as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from typing import Protocol
 import torch
 
 from microscale.backends.ops import Logits, Sampling
+from microscale.engine.decode import DecodeGraphs, DecodeInputs, first_rows, graph_size
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
-from microscale.engine.scheduler import Work
+from microscale.engine.scheduler import Limits, Work
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import GptOssConfig, LayerKind
 
@@ -31,15 +36,29 @@ class Model(Protocol):
 class ModelRunner:
     """A model and its KV cache, whose pages ``pools`` hand out."""
 
-    def __init__(self, model: Model, pools: Mapping[LayerKind, PagePool]) -> None:
+    def __init__(
+        self, model: Model, pools: Mapping[LayerKind, PagePool], limits: Limits, *, enforce_eager: bool = False
+    ) -> None:
         self._model = model
         self._pools = pools
-        self._kv = model.new_cache({kind: pool.num_pages for kind, pool in pools.items()})
+        # One page more than the pool hands out: rows that fill up a graph's batch look there.
+        self._kv = model.new_cache({kind: pool.num_pages + 1 for kind, pool in pools.items()})
+        longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * limits.page_size)
+        max_pages = -(-longest // limits.page_size)
+        self._inputs = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
+        self._graphs = DecodeGraphs(self._forward, model.device, enabled=not enforce_eager)
+
+    def _forward(self, batch: ForwardBatch) -> Logits:
+        return self._model.forward(batch, self._kv)
 
     def forward(self, plan: Sequence[Work]) -> Logits:
-        """Logits, one row for each part of the plan that wants them, in its order."""
+        """Logits, one row for each part of the plan that wants them, in its order. They last until the next step."""
+        if all(work.count == 1 and work.wants_logits for work in plan):
+            size = graph_size(len(plan))
+            self._inputs.fill(plan, size)
+            return first_rows(self._graphs.run(self._inputs.batch(size), size), len(plan))
         chunks = [self._chunk(work) for work in plan]
-        return self._model.forward(build_batch(chunks, self._model.page_size, self._model.device), self._kv)
+        return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
 
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}

@@ -1,0 +1,155 @@
+"""Decoding steps from tensors that stay where they are, so that a CUDA graph can be captured once and replayed.
+
+Row r of the tensors is the r-th sequence of the plan. A step changes only what is new: token, position, length and slot
+of each row (two small copies to the device), and those entries of the page tables that were not there before. Rows that
+fill a batch up to the size of a graph look at one token in a page that belongs to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import AttentionBatch, Logits
+from microscale.engine.pages import NOWHERE, PagePool
+from microscale.engine.request import Request
+from microscale.engine.scheduler import Work
+from microscale.models.batch import ForwardBatch
+from microscale.models.config import LayerKind
+
+EVERY_SIZE_TO = 64
+EAGER_RUNS = 1
+"""Steps of a size that run without a graph first: they compile the kernels, and many sizes come up only once."""
+
+
+def graph_size(rows: int) -> int:
+    """The batch that ``rows`` sequences run in: their own number up to 64, then one of 16 sizes between powers of two,
+    which is up to 5 % more."""
+    if rows <= EVERY_SIZE_TO:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 5)
+    return -(-rows // step) * step
+
+
+@dataclass
+class _Row:
+    """What the device's page table holds in one row."""
+
+    owner: tuple[Request, int] | None = None
+    """The request, and how often it was preempted: each time it comes back it has other pages."""
+    num_pages: int = 0
+
+
+class DecodeInputs:
+    """The tensors of up to ``max_rows`` sequences that decode together."""
+
+    def __init__(
+        self, pools: Mapping[LayerKind, PagePool], page_size: int, max_rows: int, max_pages: int, device: torch.device
+    ) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        rows = graph_size(max_rows)
+        pin = device.type == "cuda"
+        kinds = list(LayerKind)
+        # On the device: tokens, positions and slots of each kind; lengths; page tables.
+        self._wide = torch.zeros((2 + len(kinds), rows), dtype=torch.int64, device=device)
+        self._lengths = torch.ones(rows, dtype=torch.int32, device=device)
+        self._tables = {kind: torch.zeros((rows, max_pages), dtype=torch.int32, device=device) for kind in kinds}
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._logit_rows = torch.arange(rows, dtype=torch.int64, device=device)
+        # On the host, from where they are copied.
+        self._host_wide = torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin)
+        self._host_lengths = torch.ones(rows, dtype=torch.int32, pin_memory=pin)
+        self._rows = {kind: [_Row() for _ in range(rows)] for kind in kinds}
+
+    def batch(self, size: int) -> ForwardBatch:
+        """The first ``size`` rows, as a step of the model takes them. The tensors are the same at every call."""
+        kinds = list(LayerKind)
+        tokens, positions, *slots = (row[:size] for row in self._wide)
+        attention = {
+            kind: AttentionBatch(self._starts[: size + 1], self._lengths[:size], self._tables[kind][:size], 1)
+            for kind in kinds
+        }
+        return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), self._logit_rows[:size])
+
+    def fill(self, plan: Sequence[Work], size: int) -> None:
+        """Row by row what the plan says, and rows of no one up to ``size``."""
+        wide, lengths, page_size = self._host_wide, self._host_lengths, self._page_size
+        for row, work in enumerate(plan):
+            wide[0, row] = work.request.tokens[work.first]
+            wide[1, row] = work.first
+            lengths[row] = work.first + 1
+        for number, (kind, pool) in enumerate(self._pools.items()):
+            for row, work in enumerate(plan):
+                pages = pool.pages_of(work.request.request_id)
+                page = pages[work.first // page_size]
+                wide[2 + number, row] = page * page_size + work.first % page_size
+                self._show(kind, row, (work.request, work.request.num_preempted), pages)
+            for row in range(len(plan), size):
+                wide[2 + number, row] = pool.num_pages * page_size  # the page after the last is nobody's
+                self._show(kind, row, None, [pool.num_pages])
+        wide[0, len(plan) : size] = 0
+        wide[1, len(plan) : size] = 0
+        lengths[len(plan) : size] = 1
+        self._wide[:, :size].copy_(wide[:, :size], non_blocking=True)
+        self._lengths[:size].copy_(lengths[:size], non_blocking=True)
+
+    def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
+        """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""
+        held = self._rows[kind][row]
+        known = held.num_pages if held.owner == owner else 0
+        if known < len(pages):
+            fresh = [0 if page == NOWHERE else page for page in pages[known:]]
+            self._tables[kind][row, known : len(pages)] = torch.tensor(fresh, dtype=torch.int32)
+            self._rows[kind][row] = _Row(owner, len(pages))
+
+
+class DecodeGraphs:
+    """One captured step for each batch size that has come up, all in one pool of memory."""
+
+    def __init__(self, forward: Callable[[ForwardBatch], Logits], device: torch.device, *, enabled: bool) -> None:
+        self._forward = forward
+        self._enabled = enabled and device.type == "cuda"
+        self._runs: dict[int, int] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Logits]] = {}
+        self._memory: Any = None
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def run(self, batch: ForwardBatch, size: int) -> Logits:
+        """The logits of ``batch``, the first ``size`` rows of the standing inputs. They last until the next step."""
+        if size in self._graphs:
+            graph, logits = self._graphs[size]
+            graph.replay()
+            return logits
+        self._runs[size] = self._runs.get(size, 0) + 1
+        logits = self._forward(batch)
+        if self._enabled and self._runs[size] > EAGER_RUNS:
+            self._capture(batch, size)
+        return logits
+
+    def _capture(self, batch: ForwardBatch, size: int) -> None:
+        """Record the step that has just run: it would give the same again, so nothing is lost by running it twice."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = self._forward(batch)
+        self._memory = graph.pool()
+        self._graphs[size] = (graph, logits)
+
+
+def first_rows(logits: Logits, rows: int) -> Logits:
+    """The logits without the rows of no one."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:rows]
+
+    return Logits(
+        cut(logits.values), cut(logits.block_max), cut(logits.block_argmax), cut(logits.block_sum), logits.block_rows
+    )

@@ -1,0 +1,73 @@
+"""Standing inputs of decoding steps: sizes, what is copied, rows that change hands."""
+
+from __future__ import annotations
+
+import torch
+
+from microscale.engine.decode import DecodeInputs, graph_size
+from microscale.engine.pages import PagePool
+from microscale.engine.request import Request
+from microscale.engine.sampler import SamplingParams
+from microscale.engine.scheduler import Work
+from microscale.models.config import LayerKind
+
+CPU = torch.device("cpu")
+
+
+def test_graphs_are_hardly_padded_and_large_batches_share_them() -> None:
+    for rows in range(1, 1025):
+        size = graph_size(rows)
+        assert size == rows if rows <= 64 else rows <= size <= 1.05 * rows
+        assert graph_size(size) == size
+    assert len({graph_size(rows) for rows in range(65, 1025)}) == 64
+
+
+def make(pools: dict[LayerKind, PagePool], name: str, length: int) -> Work:
+    request = Request(name, list(range(length)), SamplingParams())
+    for pool in pools.values():
+        pool.grow(name, -(-length // 4))
+    return Work(request, length - 1, 1)
+
+
+def check(inputs: DecodeInputs, pools: dict[LayerKind, PagePool], plan: list[Work], size: int) -> None:
+    """The tensors say what the plan and the pools say."""
+    inputs.fill(plan, size)
+    batch = inputs.batch(size)
+    for row, work in enumerate(plan):
+        assert batch.token_ids[row] == work.request.tokens[work.first]
+        assert batch.positions[row] == work.first
+        for kind, pool in pools.items():
+            pages = list(pool.pages_of(work.request.request_id))
+            assert batch.attention[kind].page_table[row, : len(pages)].tolist() == pages
+            assert batch.attention[kind].context_lens[row] == work.first + 1
+            assert batch.slots[kind][row] == pages[work.first // 4] * 4 + work.first % 4
+    for row in range(len(plan), size):
+        for kind, pool in pools.items():
+            assert batch.attention[kind].context_lens[row] == 1
+            assert batch.attention[kind].page_table[row, 0] == pool.num_pages
+            assert batch.slots[kind][row] // 4 == pool.num_pages
+
+
+def test_rows_follow_the_plan() -> None:
+    pools = {kind: PagePool(32) for kind in LayerKind}
+    inputs = DecodeInputs(pools, 4, max_rows=6, max_pages=16, device=CPU)
+    a, b, c = make(pools, "a", 5), make(pools, "b", 9), make(pools, "c", 1)
+    check(inputs, pools, [a, b, c], 3)
+    check(inputs, pools, [b, c], 4)  # others move up, and rows of no one follow
+    check(inputs, pools, [b, a, c], 5)
+    for pool in pools.values():
+        pool.grow("b", 4)
+    check(inputs, pools, [b, a, c], 3)
+
+
+def test_a_preempted_request_comes_back_with_other_pages() -> None:
+    pools = {kind: PagePool(8) for kind in LayerKind}
+    inputs = DecodeInputs(pools, 4, max_rows=2, max_pages=8, device=CPU)
+    work = make(pools, "a", 9)
+    check(inputs, pools, [work], 1)
+    for pool in pools.values():
+        pool.release("a")
+        pool.grow("other", 2)
+        pool.grow("a", 3)
+    work.request.num_preempted += 1
+    check(inputs, pools, [work], 1)
