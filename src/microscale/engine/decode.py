@@ -28,7 +28,7 @@ EAGER_RUNS = 1
 
 def graph_size(rows: int) -> int:
     """The batch that ``rows`` sequences run in: their own number up to 64, then one of 16 sizes between powers of two,
-    which is up to 5 % more."""
+    which is at most a sixteenth more."""
     if rows <= EVERY_SIZE_TO:
         return rows
     step = 1 << ((rows - 1).bit_length() - 5)
