@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 OLD := .venv-triton36
 OLD_INSTALLED := $(OLD)/.installed
 
-.PHONY: help install test check prove gpu-test clean
+.PHONY: help install test check prove gpu-test soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -41,6 +41,9 @@ prove: $(INSTALLED) $(OLD_INSTALLED) ## Compile every kernel for every architect
 
 gpu-test: $(INSTALLED) ## Run the tests that need a GPU, on this machine's own
 	$(BIN)/python -m pytest tests/gpu
+
+soak: $(INSTALLED) ## A million tokens through the engine with a mock model: memory must stay flat
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/engine/soak.py
 
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -13,8 +13,9 @@ import triton.language as tl
 
 from microscale.hardware import Feature, detect, known
 from microscale.hardware.tiles import possible
-from microscale.kernels.moe import grouped, mxfp8_jit, routing
-from microscale.kernels.moe import grouped_jit as jit
+from microscale.kernels import mxfp8_jit
+from microscale.kernels import operands_jit as jit
+from microscale.kernels.moe import grouped, routing
 from microscale.kernels.moe.spec import Routing
 from support.moe_cases import CASES, GELU, SWIGLU, Case, Problem, check_rounded
 

@@ -14,10 +14,10 @@ from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, e
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.families import SM90
 from microscale.hardware.tiles import Tile
-from microscale.kernels import layouts
+from microscale.kernels import layouts, mxfp8_jit
+from microscale.kernels import operands_jit as jit
 from microscale.kernels.layouts import RowOrder
-from microscale.kernels.moe import grouped, mxfp8_jit
-from microscale.kernels.moe import grouped_jit as jit
+from microscale.kernels.moe import grouped
 from support.moe_cases import CASES, SWIGLU, Case, Problem, check_rounded
 
 AMPERE = known("a100")
@@ -106,11 +106,11 @@ def unpack_kernel(
     s = tl.load(scales_ptr + tl.arange(0, 8)).reshape(1, 8).to(tl.uint32, bitcast=True)
     at = tl.arange(0, 16)[:, None] * 64 + tl.arange(0, 64)[None, :]
     if MX:
-        codes, scales = jit._e4m3_weights(q, s, BITS, 1, 1, True)
+        codes, scales = jit.e4m3_weights(q, s, BITS, 1, 1, True)
         tl.store(out_ptr + at, codes)
         tl.store(out_scale_ptr + tl.arange(0, 16)[:, None] * 2 + tl.arange(0, 2)[None, :], scales)
     else:
-        tl.store(out_ptr + at, jit._bf16_weights(q, s, BITS, 1, QUADS, True).to(tl.float32))
+        tl.store(out_ptr + at, jit.bf16_weights(q, s, BITS, 1, QUADS, True).to(tl.float32))
 
 
 def fragment_order(x: torch.Tensor, mx: bool, quads: bool = False) -> torch.Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microscale.hardware import known
-from microscale.kernels.dense import small
+from microscale.hardware import KNOWN, Gpu, known
+from microscale.hardware.tiles import GemmPath
+from microscale.kernels.dense import gemm, small
 from microscale.kernels.dense.spec import FORMATS
 
 
@@ -43,6 +44,19 @@ def test_every_column_is_met_once(k: int, slices: int, ahead: int) -> None:
             met[column : column + 64] += 1
             assert masked or column + 64 <= k, "a tile that is not whole must be masked"
     assert (met == 1).all()
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("path", [GemmPath.W4A16, GemmPath.W8A16, GemmPath.W4A8, GemmPath.W8A8])
+def test_every_tile_of_a_batch_is_proved(gpu: Gpu, path: GemmPath) -> None:
+    fmt = "mxfp4" if path.weight_bits == 4 else "mxfp8"
+    proved = {v.name for v in gemm.variants(gpu, "test", fmt, path.block_scaled)}
+    for rows in (128, 2880, 5120, 201088):
+        for tokens in (17, 64, 200, 1024, 8192):
+            for logits in (False, True):
+                tile = gemm.tile_for(path, gpu, tokens, rows, logits)
+                size = f"{tile.block_m}x{tile.block_n}x{tile.block_k} {tile.stages} stages"
+                assert f"gemm{'_logits' if logits else ''} {fmt} {path} {size}" in proved
 
 
 def test_few_rows_are_shared_along_k() -> None:

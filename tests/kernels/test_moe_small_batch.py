@@ -15,9 +15,10 @@ from torch import Tensor
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, cpu, known
 from microscale.hardware.tiles import GemmPath, choose
+from microscale.kernels import fragments_jit
+from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
-from microscale.kernels.moe import fragments_jit, grouped_wgmma, small_batch, wgmma_operands_jit
-from microscale.kernels.moe.fragments_jit import X_EXPONENT
+from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.small_batch import Shape, Tiles, direct_tiles, list_tiles
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16

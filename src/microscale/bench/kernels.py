@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
-from microscale.bench import attention, moe, sampling, small
+from microscale.bench import attention, dense, moe, sampling, small
 from microscale.bench.rows import Row
 from microscale.errors import BadSetting
 from microscale.kernels.op import Activations
@@ -33,8 +33,6 @@ def run(
     if op is KernelBench.MOE:
         return moe.run(model or "gpt-oss-120b", tokens or moe.TOKENS, activations)
     if op is KernelBench.DENSE:
-        from microscale.bench import dense
-
         return dense.run(tokens or dense.TOKENS)
     if op is KernelBench.SMALL:
         return small.run(tokens or small.TOKENS)

@@ -227,6 +227,8 @@ class Scheduler:
     def _take(self, request: Request, count: int) -> int:
         """Pages for up to ``count`` more tokens; gives for how many there are."""
         size, owner, first = self.limits.page_size, request.request_id, request.num_computed
+        if count == 1 and first % size:
+            return 1  # the token before it has its page
         # The first new token sees from here on; what lies before is of no more use.
         self._sliding.drop(owner, max(0, first - self.limits.window + 1) // size)
         for pool in self.pools.values():

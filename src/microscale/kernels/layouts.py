@@ -34,7 +34,7 @@ MXFP4: one 32-bit word holds the eight codes of one pair; a lane's 16 bytes are 
 
 Column i = 2 f + p of the pair is field f of half-word p. Bits are placed so that nine integer operations make eight
 bf16 numbers E2M1 * 2**-126 (sign at bit 15, the code's three low bits at bits 8..6 of each half; see
-``moe/fragments_jit.py``):
+``fragments_jit.py``):
 
     bit of half p   15  14  13  12  11  10   9   8   7   6   5   4   3   2   1   0
     field           0s  2c  2b  2a  3s  3a  1s  0c  0b  0a  2s* 3c  3b  1c  1b  1a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from microscale.kernels.dense.spec import Logits
 from microscale.kernels.moe.grouped import MMA, quantise
 from microscale.kernels.op import Variant
 
+MAX_ACCUMULATORS = 64
+LOGIT_TOKENS = 64
+"""Tokens of the largest tile that also summarises logits: with 128 that spills on SM100 (72 to 88 bytes)."""
 EFFICIENCY = 0.4
 """Of the floor's speed: an assumption, after the grouped expert GEMM that decodes in the same way."""
 
@@ -32,6 +35,17 @@ class Launch:
     sizes: tuple[int, ...]
     keywords: dict[str, Any]
     block_rows: int
+
+
+def slim(tile: Tile) -> Tile:
+    """The tile with at most 64 accumulators a thread: with 128 the epilogue (residual, or the blocks of logits) spills
+    48 to 464 bytes on SM90, where the experts' grouped GEMM just fits."""
+    return replace(tile, block_m=tile.block_m // 2) if tile.accumulators() > MAX_ACCUMULATORS else tile
+
+
+def tile_for(path: GemmPath, gpu: Gpu, tokens: int, rows: int, logits: bool) -> Tile:
+    """The tile of a launch; ``variants`` lists every one."""
+    return slim(choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows).tile)
 
 
 def path_of(bits: int, block_scaled: bool) -> GemmPath:
@@ -52,6 +66,7 @@ def run(
     y = torch.empty((tokens, packed.rows), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
+    tile = tile or tile_for(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=False)
     launch = _prepare(packed, gpu, x, block_scaled, tile)
     stride = packed.rows if residual is None else residual.stride(0)
     jit.gemm[launch.grid](
@@ -68,6 +83,7 @@ def run_logits(
     tokens = x.shape[0]
     if not tokens:
         return empty_logits(0, packed.rows, 128, x.device)
+    tile = tile or tile_for(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=True)
     launch = _prepare(packed, gpu, x, block_scaled, tile)
     out = empty_logits(tokens, packed.rows, launch.block_rows, x.device)
     jit.gemm_logits[launch.grid](
@@ -76,10 +92,9 @@ def run_logits(
     return out
 
 
-def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: Tile | None) -> Launch:
+def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile: Tile) -> Launch:
     tokens = x.shape[0]
     path = path_of(packed.bits, block_scaled)
-    tile = tile or choose(path, gpu, tokens, 1, packed.rows).tile
     values, scales = x, x
     if block_scaled:
         quantised = quantise(x)
@@ -123,9 +138,10 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 def variants(gpu: Gpu, implementation: str, weight_format: str, block_scaled: bool) -> Iterator[Variant]:
     """Every kernel for batches of one format that may be launched on this card."""
     path = path_of(4 if weight_format == "mxfp4" else 8, block_scaled)
-    for tile in possible(path, gpu):
-        for fn in (jit.gemm, jit.gemm_logits):
-            yield _variant(gpu, implementation, weight_format, path, tile, fn)
+    for tile in dict.fromkeys(slim(tile) for tile in possible(path, gpu)):
+        yield _variant(gpu, implementation, weight_format, path, tile, jit.gemm)
+        if tile.block_m <= LOGIT_TOKENS:
+            yield _variant(gpu, implementation, weight_format, path, tile, jit.gemm_logits)
 
 
 def _variant(gpu: Gpu, implementation: str, weight_format: str, path: GemmPath, tile: Tile, fn: Any) -> Variant:

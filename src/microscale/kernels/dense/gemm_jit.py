@@ -21,15 +21,7 @@ import triton
 import triton.language as tl
 
 from microscale.kernels.dense.tail_jit import block_tail
-from microscale.kernels.moe.grouped_jit import (
-    _bf16_tokens,
-    _bf16_weights,
-    _dot,
-    _dot_scaled,
-    _e4m3_weights,
-    _unscale,
-    _x_scales,
-)
+from microscale.kernels.operands_jit import bf16_tokens, bf16_weights, dot, dot_scaled, e4m3_weights, unscale, x_scales
 from microscale.kernels.plain_jit import to_bf16
 
 
@@ -76,17 +68,17 @@ def _accumulate(
             s = s.to(tl.uint32, bitcast=True)
         ws = s
         if MX:
-            w, ws = _e4m3_weights(q, s, BITS, R, T, PLAIN)
+            w, ws = e4m3_weights(q, s, BITS, R, T, PLAIN)
         else:
-            w = _bf16_weights(q, s, BITS, R, QUADS, PLAIN)
+            w = bf16_weights(q, s, BITS, R, QUADS, PLAIN)
         sums = ()
         for part in tl.static_range(BLOCK_M // PART_M):
             x = tl.load(x_ptrs[part] + t * 64, mask=(column < k - t * 64)[None, :], other=0)
             if MX:
-                xs = _x_scales(tl.load(xs_ptrs[part] + t // 2), k - t * 64)
-                sums = sums + (_dot_scaled(w, ws, x, xs, acc[part], PLAIN),)
+                xs = x_scales(tl.load(xs_ptrs[part] + t // 2), k - t * 64)
+                sums = sums + (dot_scaled(w, ws, x, xs, acc[part], PLAIN),)
             else:
-                sums = sums + (_dot(w, x if QUADS else _bf16_tokens(x), acc[part], PLAIN),)
+                sums = sums + (dot(w, x if QUADS else bf16_tokens(x), acc[part], PLAIN),)
         acc = sums
     return acc
 
@@ -96,7 +88,7 @@ def _finish(
     acc, channels_ptr, bias_ptr, row, rows, has_bias, BITS: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr
 ):
     """The formats' constants and scales, plus bias."""
-    acc = _unscale(acc, BITS, MX)
+    acc = unscale(acc, BITS, MX)
     if CHANNELS:
         acc *= tl.load(channels_ptr + row, mask=row < rows, other=0.0)[:, None]
     bias = tl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
@@ -110,7 +102,8 @@ def _locate(tokens, BLOCK_M: tl.constexpr):
     return tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
 
 
-@triton.jit
+# Not specialised: see ``small_jit.small``.
+@triton.jit(do_not_specialize=["tokens", "stride_residual", "has_bias", "has_residual"])
 def gemm(
     x_ptr,  # bf16 [tokens, k], or E4M3 codes in fragment order
     xs_ptr,  # E4M3: scale words [tokens, ceil(k / 128)]
@@ -140,7 +133,7 @@ def gemm(
         tl.store(y_ptr + at * rows + row[None, :], to_bf16(y + residual.to(tl.float32), PLAIN), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "has_bias"])
 def gemm_logits(
     x_ptr, xs_ptr, words_ptr, scales_ptr, channels_ptr, bias_ptr,
     values_ptr,  # float32 [tokens, rows]

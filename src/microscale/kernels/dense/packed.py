@@ -66,19 +66,27 @@ def pack(weights: DenseWeights) -> PackedDense:
     if isinstance(weight, Tensor):
         raise Unsupported("Fragments hold fp8, mxfp8 and mxfp4 weights, not bf16.")
     rows, k = weight.shape
-    chunks = [_pack_rows(weight[start : start + CHUNK_ROWS]) for start in range(0, rows, CHUNK_ROWS)]
     channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None
     if channels is not None and bool(channels.isnan().any()):
         raise BadCheckpoint("An fp8 weight has a NaN among its scales; the checkpoint is damaged.")
-    return PackedDense(
-        torch.cat([chunk.words[0] for chunk in chunks]),
-        None if channels is not None else torch.cat([chunk.scales[0] for chunk in chunks]),
-        channels,
-        None if weights.bias is None else weights.bias.bfloat16().contiguous(),
-        weights.format,
-        rows,
-        k,
-    )
+    words, groups = _pack_chunks(weight, keep_scales=channels is None)
+    bias = None if weights.bias is None else weights.bias.bfloat16().contiguous()
+    return PackedDense(words, groups, channels, bias, weights.format, rows, k)
+
+
+def _pack_chunks(weight: BlockScaled | ChannelScaled, keep_scales: bool) -> tuple[Tensor, Tensor | None]:
+    """Words and scale words ``[rows / 16, ...]``; besides them there is never more than a few chunks."""
+    first = _pack_rows(weight[:CHUNK_ROWS])
+    tiles = weight.shape[0] // layouts.TILE_ROWS
+    words = first.words.new_empty((tiles, *first.words.shape[2:]))
+    groups = first.scales.new_empty((tiles, *first.scales.shape[2:])) if keep_scales else None
+    for start in range(0, weight.shape[0], CHUNK_ROWS):
+        chunk = first if start == 0 else _pack_rows(weight[start : start + CHUNK_ROWS])
+        place = slice(start // layouts.TILE_ROWS, start // layouts.TILE_ROWS + chunk.words.shape[1])
+        words[place] = chunk.words[0]
+        if groups is not None:
+            groups[place] = chunk.scales[0]
+    return words, groups
 
 
 def _pack_rows(weight: BlockScaled | ChannelScaled) -> layouts.Packed:

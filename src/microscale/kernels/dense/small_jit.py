@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.moe.fragments_jit import (
+from microscale.kernels.fragments_jit import (
     MXFP4_UNSCALE,
     MXFP8_UNSCALE,
     group_scales,
@@ -298,7 +298,8 @@ def _sums(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS: gl.constexpr, S
     return r + bias.to(gl.float32)[:, None]
 
 
-@gluon.jit
+# Not specialised: a program for one token, or without a bias, would be another kernel than the one that was proved.
+@gluon.jit(do_not_specialize=["tokens", "stride_residual", "has_bias", "has_residual"])
 def small(
     x_ptr,  # bf16 [tokens, k]
     w_ptr,
@@ -343,7 +344,7 @@ def small(
     gl.store(y_ptr + (n.to(gl.int64)[None, :] * rows + row[:, None]), r.to(gl.bfloat16), mask=ok)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["tokens", "has_bias"])
 def small_logits(
     x_ptr,
     w_ptr,

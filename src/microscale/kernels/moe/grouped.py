@@ -19,9 +19,9 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import GemmPath, Tile, choose, possible
+from microscale.kernels import mxfp8_jit
 from microscale.kernels.layouts import Packed
 from microscale.kernels.moe import grouped_jit as jit
-from microscale.kernels.moe import mxfp8_jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import combine

@@ -31,9 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from microscale.kernels.moe.fragments_jit import X_SCALE, gated
-from microscale.kernels.moe.mxfp8_jit import round_e4m3
+from microscale.kernels.fragments_jit import X_SCALE, gated
 from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_factor, row_peaks
+from microscale.kernels.mxfp8_jit import round_e4m3
 
 
 @triton.jit

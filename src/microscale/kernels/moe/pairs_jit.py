@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.moe.fragments_jit import X_SCALE
+from microscale.kernels.fragments_jit import X_SCALE
 
 
 @triton.jit

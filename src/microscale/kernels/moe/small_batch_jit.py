@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.moe.fragments_jit import (
+from microscale.kernels.fragments_jit import (
     MXFP4_UNSCALE,
     MXFP8_UNSCALE,
     X_SCALE,

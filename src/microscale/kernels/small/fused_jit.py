@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.moe.mxfp8_jit import round_e4m3
+from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.plain_jit import to_bf16
 
 
