@@ -114,7 +114,7 @@ def unpack_kernel(
 
 
 def fragment_order(x: torch.Tensor, mx: bool, quads: bool = False) -> torch.Tensor:
-    """Columns as the matrix unit meets them, from the text of grouped_jit."""
+    """Columns as the matrix unit meets them, from the text of operands_jit."""
     column = torch.arange(x.shape[-1])
     group, t, i = column // 32 * 32, column % 32 // 8, column % 8
     if mx:

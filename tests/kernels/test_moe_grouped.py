@@ -8,13 +8,13 @@ import pytest
 
 from microscale.hardware import KNOWN, Feature, known
 from microscale.hardware.tiles import GemmPath
-from microscale.kernels.moe import grouped, small_batch
+from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.spec import Activations, MoeSpec
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
 from support.interpreter import run_cases
-from support.moe_cases import SWIGLU, Case, Problem
+from support.moe_cases import GELU, SWIGLU, Case, Problem
 
 
 def test_under_the_interpreter() -> None:
@@ -47,12 +47,31 @@ BOTH = [(TritonW4A8(), "mxfp4"), (TritonW8A8(), "mxfp8")]
 def test_block_scaling_is_claimed_where_the_card_has_it(implementation: BlockScaledMoe, fmt: str) -> None:
     for name, gpu in KNOWN.items():
         reason = implementation.supports(spec_of(fmt), gpu)
-        if name in ("b200", "gb300", "rtx5090", "rtxpro6000", "gb10"):
+        wgmma = name in ("h100", "h200") and fmt == "mxfp4"
+        if wgmma or name in ("b200", "gb300", "rtx5090", "rtxpro6000", "gb10"):
             assert reason is None
             assert list(implementation.variants(gpu))
         else:
-            assert reason == f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
+            assert reason is not None
+            assert reason.startswith("needs a block-scaled matrix instruction")
+            assert gpu.name in reason
             assert not list(implementation.variants(gpu))
+
+
+def test_8_bit_activations_on_wgmma_need_a_bounded_gate_and_enough_columns() -> None:
+    h200, spec = known("h200"), spec_of("mxfp4")
+    reason = TritonW4A8().supports(replace(spec, gate=GELU), h200)
+    assert reason == "needs a clamped gate, whose output one scale fits, on wgmma; gelu_tanh is not"
+    assert TritonW4A8().supports(replace(spec, intermediate=192), h200) == "needs more than 192 columns on wgmma"
+    # The largest that the gate can give is what E4M3 can hold.
+    scale = grouped_wgmma.gate_scale(SWIGLU)
+    assert scale is not None
+    assert scale * SWIGLU.limit * (SWIGLU.limit + 1) <= 448 < 2 * scale * SWIGLU.limit * (SWIGLU.limit + 1)
+
+
+def test_8_bit_activations_on_wgmma_begin_where_they_pay() -> None:
+    units = [TritonW4A8().cost(spec_of("mxfp4", tokens), known("h200")).unit for tokens in (64, 160, 161)]
+    assert units == [Unit.BF16, Unit.BF16, Unit.FP8]
 
 
 @pytest.mark.parametrize("implementation, fmt", BOTH)
