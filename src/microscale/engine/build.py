@@ -46,7 +46,11 @@ class Built:
 
 
 def build_engine(
-    options: LoadOptions, queueing: Queueing, on_progress: Callable[[int, int], None] = lambda done, total: None
+    options: LoadOptions,
+    queueing: Queueing,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    enforce_eager: bool = False,
 ) -> Built:
     """Load a model and make an engine of it. ``on_progress`` hears how many layers of all are ready."""
     opened: list[GptOssWeights] = []
@@ -79,7 +83,8 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
-    return Built(assemble(model, limits, pages), config, max_model_len, model.ops.plan.table())
+    engine = assemble(model, limits, pages, enforce_eager=enforce_eager)
+    return Built(engine, config, max_model_len, model.ops.plan.table())
 
 
 def assemble(model: Model, limits: Limits, pages: Mapping[LayerKind, int], *, enforce_eager: bool = False) -> Engine:
@@ -102,26 +107,28 @@ def _reckon(options: LoadOptions, config: GptOssConfig) -> Memory:
 
 
 def num_pages(memory: Memory) -> dict[LayerKind, int]:
-    """How many pages each kind of layer gets.
+    """How many pages each kind of layer gets of what ``check_fits`` has found to suffice.
 
         usable = fixed | sliding: a window and a page a sequence, one step | full: all the rest but an eighth | windows
 
-    Full layers get no more than all sequences at full length on a CPU, whose memory is not ours to fill.
+    Full layers get at least what was promised: every sequence at the context that must fit. On a CPU, whose memory is
+    not ours to fill, they get no more than every sequence at full length.
     """
     kv, work = memory.kv, memory.workload
-    page_bytes = {
-        LayerKind.FULL: kv.full_per_token * kv.page_size,
-        LayerKind.SLIDING: kv.sliding_per_position * kv.page_size,
-    }
-    per_sequence = -(-kv.window // kv.page_size) + 1
-    sliding = work.sequences * per_sequence + -(-work.step_tokens // kv.page_size)
-    left = memory.usable - memory.fixed - sliding * page_bytes[LayerKind.SLIDING]
-    longest = work.context or memory.model_context
-    at_least = -(-memory.context // kv.page_size)
-    all_sequences = work.sequences * -(-longest // kv.page_size)
-    full = max(left - left // KEPT_WINDOWS, 0) // max(page_bytes[LayerKind.FULL], 1)
+
+    def pages(positions: int) -> int:
+        return -(-positions // kv.page_size)
+
+    context = pages(memory.context)
+    sliding = work.sequences * min(pages(kv.window) + 1, context) + min(pages(work.step_tokens), context)
+    # A model without one of the kinds gives its pages no bytes; then any number will do.
+    full_bytes = max(kv.full_per_token * kv.page_size, 1)
+    sliding_bytes = max(kv.sliding_per_position * kv.page_size, 1)
+    left = memory.usable - memory.fixed - sliding * sliding_bytes
+    full = max((left - left // KEPT_WINDOWS) // full_bytes, work.sequences * context)
     if memory.gpu.is_cpu:
-        full = min(full, all_sequences)
-    full = max(full, at_least)
-    windows = max(left - full * page_bytes[LayerKind.FULL], 0) // max(page_bytes[LayerKind.SLIDING], 1)
-    return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + min(windows, sliding if memory.gpu.is_cpu else windows)}
+        full = min(full, work.sequences * pages(work.context or memory.model_context))
+    windows = max(left - full * full_bytes, 0) // sliding_bytes
+    if memory.gpu.is_cpu:
+        windows = min(windows, sliding)
+    return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows}

@@ -1,0 +1,52 @@
+"""Messages on a stream of bytes: four bytes of length, big-endian, then that many bytes.
+
+A length is judged as soon as it is known, before anything is kept of what follows, so a peer that sends nonsense cannot
+make this side hold more than ``MAX_FRAME``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from microscale.errors import BadMessage
+
+MAX_FRAME = 16 * 2**20
+"""Bytes of one message. The largest honest one, a prompt of ``MAX_PROMPT`` tokens, has 5 MiB."""
+HEADER = 4
+
+
+def frame(payload: bytes) -> bytes:
+    """A message as it goes onto the stream."""
+    _check(len(payload))
+    return len(payload).to_bytes(HEADER, "big") + payload
+
+
+class FrameReader:
+    """Puts messages together again, however the stream cuts them."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that ``data`` completes. Read all of them before the next ``feed``."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= HEADER:
+                size = int.from_bytes(buffer[start : start + HEADER], "big")
+                _check(size)
+                end = start + HEADER + size
+                if len(buffer) < end:
+                    break
+                payload = bytes(buffer[start + HEADER : end])
+                start = end
+                yield payload
+        finally:
+            # Once for all messages: a prefix of a bytearray goes in constant time, and not once a message.
+            del buffer[:start]
+
+
+def _check(size: int) -> None:
+    if not 0 < size <= MAX_FRAME:
+        raise BadMessage(f"A message has {size} bytes; it must have 1 to {MAX_FRAME}.")

@@ -1,0 +1,104 @@
+"""An engine that speaks messages: what the engine process serves.
+
+``load`` makes the real one of an ``EngineConfig``. Requests are known by number outside and by id inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import msgspec
+
+from microscale.backends.ops import Wish
+from microscale.backends.precision import make_precision
+from microscale.engine.build import Queueing, build_engine
+from microscale.engine.engine import Engine, Output
+from microscale.engine.load import LoadOptions
+from microscale.engine.memory import Workload
+from microscale.engine.messages import MAX_REASON, EngineConfig, Piece, Ready, StatsReply, Submit, finite
+from microscale.engine.request import Finish, Request
+from microscale.engine.sampler import SamplingParams
+
+
+class Service:
+    """An engine and the numbers of its requests."""
+
+    def __init__(self, engine: Engine, ready: Ready) -> None:
+        self.ready = ready
+        self._engine = engine
+        self._ids: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request, or raise why not."""
+        params = SamplingParams(**msgspec.structs.asdict(message.params))
+        request = Request(message.request_id, message.prompt, params, message.priority, message.cache_salt)
+        self._engine.submit(request)
+        self._ids[message.number] = message.request_id
+        self._numbers[message.request_id] = message.number
+
+    def abort(self, number: int) -> None:
+        request_id = self._ids.pop(number, None)
+        if request_id is not None:
+            del self._numbers[request_id]
+            self._engine.abort(request_id)
+
+    def step(self) -> list[Piece]:
+        return [self._piece(output) for output in self._engine.step()]
+
+    def abort_all(self) -> list[Piece]:
+        """End what is left, each with a last word."""
+        numbers = list(self._ids)
+        for number in numbers:
+            self.abort(number)
+        return [Piece(number, None, finish=Finish.ABORT.value) for number in numbers]
+
+    def stats(self) -> StatsReply:
+        return StatsReply(**asdict(self._engine.stats()))
+
+    def _piece(self, output: Output) -> Piece:
+        number = self._numbers[output.request_id]
+        if output.finish is not None:
+            del self._ids[number], self._numbers[output.request_id]
+        return Piece(
+            number,
+            output.token,
+            None if output.logprob is None else finite(output.logprob),
+            tuple((token, finite(logprob)) for token, logprob in output.top_logprobs),
+            None if output.finish is None else output.finish.value,
+            None if output.error is None else output.error[:MAX_REASON],
+        )
+
+
+def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:
+    """The real engine."""
+    queueing = Queueing(config.max_queue, config.prefix_caching)
+    built = build_engine(load_options(config), queueing, on_progress, enforce_eager=config.enforce_eager)
+    model = built.config
+    return Service(built.engine, Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan))
+
+
+def load_options(config: EngineConfig) -> LoadOptions:
+    return LoadOptions(
+        model=config.model,
+        load_format=config.load_format,
+        device=config.device,
+        dtype=config.dtype,
+        wish=Wish(config.backend, config.moe_backend),
+        precision=make_precision(config.precision, config.layer_format, config.moe_activations, config.kv_cache_dtype),
+        workload=Workload(
+            context=config.max_model_len,
+            sequences=config.max_num_seqs,
+            step_tokens=config.max_num_batched_tokens,
+            utilization=config.gpu_memory_utilization,
+        ),
+        overrides=config.hf_overrides,
+        page_size=config.block_size,
+        offline=config.offline,
+        seed=config.seed,
+    )

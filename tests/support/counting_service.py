@@ -1,0 +1,67 @@
+"""An engine process without torch, which starts in a fifth of a second: for tests of how such a process lives and dies.
+
+Each request is answered by its last prompt token counted up. ``EngineConfig.model`` says what goes wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from microscale.engine.messages import MAX_TOP, EngineConfig, Piece, Ready, StatsReply, Submit
+from microscale.errors import BadCheckpoint
+
+STEP_S = 0.005
+
+
+class Counting:
+    def __init__(self, fault: str) -> None:
+        self.ready = Ready(1000, 1000, (), "counting")
+        self._fault = fault
+        self._open: dict[int, tuple[int, int]] = {}
+        """Request → next token, tokens left."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._open)
+
+    def submit(self, message: Submit) -> None:
+        self._open[message.number] = (message.prompt[-1] + 1, message.params.max_tokens)
+
+    def abort(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def step(self) -> list[Piece]:
+        if self._fault != "hurries":
+            time.sleep(3600 if self._fault == "hangs in a step" else STEP_S)
+        pieces = []
+        for number, (token, left) in list(self._open.items()):
+            if self._fault == "fails in a step" and token == 5:
+                raise ZeroDivisionError("five is too much")
+            top = ((token, -0.5),) * MAX_TOP if self._fault == "hurries" else ()
+            pieces.append(Piece(number, token, -0.5, top, "length" if left == 1 else None))
+            self._open[number] = (token + 1, left - 1)
+            if left == 1:
+                del self._open[number]
+        return pieces
+
+    def abort_all(self) -> list[Piece]:
+        pieces = [Piece(number, None, finish="abort") for number in self._open]
+        self._open.clear()
+        return pieces
+
+    def stats(self) -> StatsReply:
+        return StatsReply(0, len(self._open), 0, {})
+
+
+def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Counting:
+    on_progress(1, 2)
+    match config.model:
+        case "crashes at load":
+            raise ZeroDivisionError("no such thing")
+        case "is damaged":
+            raise BadCheckpoint("model.safetensors is cut off; download it again.")
+        case "hangs at load":
+            time.sleep(3600)
+    on_progress(2, 2)
+    return Counting(config.model)
