@@ -47,7 +47,7 @@ class System:
 
     def step(self) -> list[Output]:
         outputs = self.engine.step()
-        self.scheduler.check()
+        self.engine.check()
         for output in outputs:
             self.outputs[output.request_id].append(output)
         return outputs
@@ -227,6 +227,9 @@ def test_a_prompt_is_computed_once() -> None:
     longer = system.submit("longer", [*prompt, 3, 4, 5], 8)
     system.run()
     assert (first.num_cached, again.num_cached, longer.num_cached) == (0, 28, 28)
+    stats = system.engine.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (30 + 30 + 33, 28 + 28)
+    assert {output.num_cached for output in system.outputs["again"]} == {28}
     assert system.tokens("again") == system.tokens("first") == alone(prompt, 8, SMALL.window)
     assert system.tokens("longer") == alone([*prompt, 3, 4, 5], 8, SMALL.window)
 

@@ -51,7 +51,7 @@ class Counting:
         return pieces
 
     def stats(self) -> StatsReply:
-        return StatsReply(0, len(self._open), 0, {})
+        return StatsReply(0, len(self._open), 0, 0, 0, {})
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Counting:

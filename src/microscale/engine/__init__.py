@@ -1,1 +1,1 @@
-"""Token ids in, token ids out. No text and no asyncio."""
+"""Token ids in, token ids out. No text; asyncio in its owner's half only (``client``, ``link``, ``stream``)."""

@@ -310,7 +310,17 @@ class EngineClient:
         finish = None if piece.finish is None else Finish(piece.finish)
         if finish is not None:
             self._drop(request)
-        request.put(Output(request.request_id, piece.token, piece.logprob, piece.top_logprobs, finish, piece.error))
+        request.put(
+            Output(
+                request.request_id,
+                piece.token,
+                piece.logprob,
+                piece.top_logprobs,
+                finish,
+                piece.error,
+                piece.num_cached,
+            )
+        )
 
 
 def _submit(number: int, request: Request) -> Submit:

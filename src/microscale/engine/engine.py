@@ -32,6 +32,8 @@ class Output:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
     error: str | None = None
+    num_cached: int = 0
+    """Prompt tokens that the prefix cache gave."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Stats:
     num_waiting: int
     num_running: int
     num_preemptions: int
+    prefix_queries: int
+    """Tokens of admitted prompts that the prefix cache was asked for."""
+    prefix_hits: int
+    """Those that it had."""
     pages: dict[str, tuple[int, int]]
     """Pages in use and in all, by kind of layer."""
 
@@ -73,7 +79,11 @@ class Engine:
         request.params.check_vocab(self._vocab)
         request.stops = request.params.stop_tokens(self._eos)
         self._scheduler.add(request)
-        self._rows[request.request_id] = self._sampler.add(request.params, request.prompt)
+        try:
+            self._rows[request.request_id] = self._sampler.add(request.params, request.prompt)
+        except BaseException:
+            self._scheduler.remove(request.request_id)
+            raise
 
     def abort(self, request_id: str) -> bool:
         """Forget a request; its pages are free at once. Whether it was here."""
@@ -111,7 +121,9 @@ class Engine:
             finish = Finish.LENGTH
         if finish is not None:
             self._finish(request.request_id)
-        return Output(request.request_id, choice.token, choice.logprob, choice.top, finish)
+        return Output(
+            request.request_id, choice.token, choice.logprob, choice.top, finish, num_cached=request.num_cached
+        )
 
     def _finish(self, request_id: str) -> None:
         self._scheduler.remove(request_id)
@@ -122,4 +134,17 @@ class Engine:
             kind.value: (pool.num_pages - pool.num_free, pool.num_pages) for kind, pool in self._scheduler.pools.items()
         }
         scheduler = self._scheduler
-        return Stats(scheduler.num_waiting, scheduler.num_running, scheduler.num_preemptions, pages)
+        return Stats(
+            scheduler.num_waiting,
+            scheduler.num_running,
+            scheduler.num_preemptions,
+            scheduler.prefix_queries,
+            scheduler.prefix_hits,
+            pages,
+        )
+
+    def check(self) -> None:
+        """Pages, requests and sampler agree, or an AssertionError says how not."""
+        self._scheduler.check()
+        if self._rows.keys() != {request.request_id for request in self._scheduler.requests()}:
+            raise AssertionError("scheduler and sampler hold different requests")

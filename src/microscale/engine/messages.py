@@ -182,6 +182,7 @@ class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     top_logprobs: Annotated[tuple[tuple[Token, Logprob], ...], Meta(max_length=MAX_TOP)] = ()
     finish: FinishName | None = None
     error: Annotated[str, Meta(max_length=MAX_REASON)] | None = None
+    num_cached: Natural = 0
 
 
 class Tokens(Message, frozen=True):
@@ -196,6 +197,8 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     num_waiting: Natural
     num_running: Natural
     num_preemptions: Natural
+    prefix_queries: Natural
+    prefix_hits: Natural
     pages: Annotated[dict[str, tuple[Natural, Natural]], Meta(max_length=16)]
 
 

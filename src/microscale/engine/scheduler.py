@@ -76,6 +76,8 @@ class Scheduler:
         self._running: dict[str, Request] = {}
         self._arrivals = 0
         self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
 
     @property
     def num_waiting(self) -> int:
@@ -186,6 +188,9 @@ class Scheduler:
             return None
         if not request.num_preempted:
             request.num_cached = hit
+            if self.limits.prefix_caching:
+                self.prefix_queries += request.num_prompt
+                self.prefix_hits += hit
         self._running[request.request_id] = self._waiting.pop(request.request_id)
         return Work(request, request.num_computed, count)
 

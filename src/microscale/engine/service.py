@@ -72,6 +72,7 @@ class Service:
             tuple((token, finite(logprob)) for token, logprob in output.top_logprobs),
             None if output.finish is None else output.finish.value,
             None if output.error is None else output.error[:MAX_REASON],
+            output.num_cached,
         )
 
 
