@@ -61,7 +61,7 @@ class System:
         return steps
 
     def tokens(self, name: str) -> list[int | None]:
-        return [output.token for output in self.outputs[name]]
+        return [output.token for output in self.outputs[name] if not output.prompt_logprobs]
 
 
 def alone(prompt: Sequence[int], max_tokens: int, window: int, stops: Sequence[int] = ()) -> list[int]:
@@ -199,7 +199,7 @@ def test_a_request_with_broken_logits_ends_alone() -> None:
 
     def broken(plan):  # type: ignore[no-untyped-def]
         logits = forward(plan)
-        rows = [work.request.request_id for work in plan if work.wants_logits]
+        rows = [work.request.request_id for work in plan for _ in range(work.num_logits)]
         if "bad" in rows:
             logits.values[rows.index("bad")] = float("nan")
             return summarise(logits.values)
@@ -213,6 +213,33 @@ def test_a_request_with_broken_logits_ends_alone() -> None:
     (last,) = system.outputs["bad"]
     assert (last.token, last.finish) == (None, Finish.ERROR)
     assert "not finite" in (last.error or "")
+
+
+def test_prompts_are_scored_token_by_token() -> None:
+    """In small steps, beside others, and without the prefix cache's help: rows that do not run have no logits."""
+    system = System(SMALL, 64, 32)
+    prompt = [5, 6, 7, 8] * 8
+    system.submit("before", prompt, 2)
+    system.run()
+    request = Request("scored", tuple(prompt), SamplingParams(max_tokens=2, prompt_logprobs=3))
+    system.engine.submit(request)
+    system.outputs["scored"] = []
+    system.submit("beside", prompt, 4)
+    system.run()
+    outputs = system.outputs["scored"]
+    scored = [entry for output in outputs for entry in output.prompt_logprobs]
+    assert [token for token, _, _ in scored] == prompt[1:]
+    for place, (token, logprob, top) in enumerate(scored, start=1):
+        likeliest = next_token(prompt[:place], SMALL.window, VOCAB)
+        row = torch.full((VOCAB,), -1.0)
+        row[likeliest] = 1.0
+        want = row.log_softmax(0)
+        assert logprob == pytest.approx(float(want[token]), abs=1e-5)
+        assert top[0] == (likeliest, pytest.approx(float(want.max()), abs=1e-5))
+        assert len(top) == 3
+    tokens = [output.token for output in outputs if output.token is not None]
+    assert tokens == alone(prompt, 2, SMALL.window)
+    assert request.num_cached == 0
 
 
 # ---- prefix cache ----------------------------------------------------------------------------------------------------

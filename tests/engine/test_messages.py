@@ -98,6 +98,7 @@ FROM_ENGINE = [
     Refused(1, "BadRequest", "no"),
     Tokens(()),
     Tokens((Piece(1, 5, -0.5, ((5, -0.5), (6, FLOOR))), Piece(2, None, finish="error", error="NaN"))),
+    Tokens((Piece(1, None, num_cached=3, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, FLOOR, ()))),)),
     StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}),
     Drained(0),
     Failed("EngineDied", "why"),

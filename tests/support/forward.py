@@ -35,7 +35,7 @@ def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tens
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), chunk):
         live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
-        chunks = [Chunk(prompts[i][start : start + chunk], start, pages[i], wants_logits=True) for i in live]
+        chunks = [Chunk(prompts[i][start : start + chunk], start, pages[i], num_logits=1) for i in live]
         batch = build_batch(chunks, size, model.device)
         # Every token's logits, not just the last of each chunk.
         batch = replace(batch, logit_rows=torch.arange(len(batch.token_ids), device=model.device))

@@ -46,8 +46,7 @@ class MockRunner:
                     cache[slot] = work.request.tokens[position]
         rows = []
         for work in plan:
-            if work.wants_logits:
-                end = work.first + work.count
+            for end in range(work.first + work.count - work.num_logits + 1, work.first + work.count + 1):
                 seen = self._read(LayerKind.FULL, work.request.request_id, 0, end)
                 near = self._read(LayerKind.SLIDING, work.request.request_id, max(0, end - self._limits.window), end)
                 row = torch.full((self._vocab,), -1.0)

@@ -319,6 +319,7 @@ class EngineClient:
                 finish,
                 piece.error,
                 piece.num_cached,
+                piece.prompt_logprobs,
             )
         )
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits
 from microscale.engine.pages import NOWHERE, PagePool
@@ -144,12 +143,12 @@ class DecodeGraphs:
         self._graphs[size] = (graph, logits)
 
 
-def first_rows(logits: Logits, rows: int) -> Logits:
-    """The logits without the rows of no one."""
-
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[:rows]
-
+def take_rows(logits: Logits, rows: slice | list[int]) -> Logits:
+    """The logits of some rows."""
     return Logits(
-        cut(logits.values), cut(logits.block_max), cut(logits.block_argmax), cut(logits.block_sum), logits.block_rows
+        logits.values[rows],
+        logits.block_max[rows],
+        logits.block_argmax[rows],
+        logits.block_sum[rows],
+        logits.block_rows,
     )

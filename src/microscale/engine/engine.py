@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from microscale.backends.ops import Logits
+from microscale.engine.decode import take_rows
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import Choice, Sampler
 from microscale.engine.scheduler import Scheduler, Work
@@ -22,9 +25,13 @@ class Runner(Protocol):
     def forward(self, plan: Sequence[Work]) -> Logits: ...
 
 
+Scored = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A prompt token, its log-probability, and the likeliest tokens in its place."""
+
+
 @dataclass(frozen=True)
 class Output:
-    """What one step made of one request: a token, or its end without one."""
+    """What one step made of one request: a token, or its end without one, or log-probabilities of its prompt."""
 
     request_id: str
     token: int | None
@@ -34,6 +41,8 @@ class Output:
     error: str | None = None
     num_cached: int = 0
     """Prompt tokens that the prefix cache gave."""
+    prompt_logprobs: tuple[Scored, ...] = ()
+    """The next prompt tokens and how likely they were; outputs with these alone come before the first token."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +102,43 @@ class Engine:
         return True
 
     def step(self) -> list[Output]:
-        """Plan, run, sample. One output for each request whose next token was due."""
+        """Plan, run, sample. An output for each request whose next token was due, or whose prompt is scored."""
         plan = self._scheduler.plan()
         if not plan:
             return []
         logits = self._runner.forward(plan)
         self._scheduler.computed(plan)
+        outputs, logits = self._scores(plan, logits)
         ready = [work.request for work in plan if work.wants_logits]
-        if not ready:
-            return []
-        rows = [self._rows[request.request_id] for request in ready]
-        choices = self._sampler.sample(logits.values, rows, logits)
-        return [self._advance(request, choice) for request, choice in zip(ready, choices, strict=True)]
+        if ready:
+            rows = [self._rows[request.request_id] for request in ready]
+            choices = self._sampler.sample(logits.values, rows, logits)
+            outputs += [self._advance(request, choice) for request, choice in zip(ready, choices, strict=True)]
+        return outputs
+
+    def _scores(self, plan: list[Work], logits: Logits) -> tuple[list[Output], Logits]:
+        """Log-probabilities of prompts, where they are wanted, and the logits of the next tokens alone."""
+        if not any(work.request.scoring for work in plan):
+            return [], logits
+        outputs: list[Output] = []
+        last: list[int] = []
+        row = 0
+        for work in plan:
+            first, row = row, row + work.num_logits
+            if work.wants_logits:
+                last.append(row - 1)
+            if work.request.scoring:
+                outputs.append(self._score(work, logits.values[first:row]))
+        return outputs, take_rows(logits, last)
+
+    def _score(self, work: Work, values: Tensor) -> Output:
+        """The row of a token says how likely the one after it was."""
+        request = work.request
+        targets = request.prompt[work.first + 1 : work.first + work.count + 1]
+        choices = self._sampler.prompt_logprobs(values[: len(targets)], targets, request.params.prompt_logprobs or 0)
+        request.num_scored = work.first + len(targets)
+        scored = tuple((choice.token, choice.logprob, choice.top) for choice in choices)
+        return Output(request.request_id, None, prompt_logprobs=scored)
 
     def _advance(self, request: Request, choice: Choice) -> Output:
         """Append a request's next token, and end it where that was its last."""

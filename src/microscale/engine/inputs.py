@@ -20,7 +20,8 @@ class Chunk:
     token_ids: Sequence[int]
     first_position: int
     pages: Mapping[LayerKind, Sequence[int]]
-    wants_logits: bool
+    num_logits: int
+    """How many of its last tokens are to give logits."""
 
     @property
     def context_len(self) -> int:
@@ -28,7 +29,7 @@ class Chunk:
 
 
 def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -> ForwardBatch:
-    """Lay the chunks end to end; one row of logits for each chunk that wants them, in their order."""
+    """Lay the chunks end to end; rows of logits as the chunks want them, in their order."""
     starts = [0, *accumulate(len(chunk.token_ids) for chunk in chunks)]
     positions = [range(c.first_position, c.context_len) for c in chunks]
     query_start = torch.tensor(starts, dtype=torch.int32, device=device)
@@ -56,7 +57,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -
         attention=attention,
         slots=slots,
         logit_rows=torch.tensor(
-            [end - 1 for end, chunk in zip(starts[1:], chunks, strict=True) if chunk.wants_logits],
+            [r for end, chunk in zip(starts[1:], chunks, strict=True) for r in range(end - chunk.num_logits, end)],
             dtype=torch.int64,
             device=device,
         ),

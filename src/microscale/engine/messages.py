@@ -36,6 +36,7 @@ MAX_TEXT = 4096
 MAX_TOP = 64
 MAX_REASON = 1024
 MAX_OUTPUTS = 1024
+MAX_SCORED = 1024
 """Outputs in one ``Tokens``; a larger step sends several. With all that they may carry they have 6 MiB."""
 FLOOR = -9999.0
 """Stands for the logarithm of nothing: JSON knows no infinity, and OpenAI's API says it so."""
@@ -183,6 +184,10 @@ class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     finish: FinishName | None = None
     error: Annotated[str, Meta(max_length=MAX_REASON)] | None = None
     num_cached: Natural = 0
+    prompt_logprobs: Annotated[
+        tuple[tuple[Token, Logprob, Annotated[tuple[tuple[Token, Logprob], ...], Meta(max_length=MAX_TOP)]], ...],
+        Meta(max_length=MAX_SCORED),
+    ] = ()
 
 
 class Tokens(Message, frozen=True):

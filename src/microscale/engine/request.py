@@ -42,6 +42,8 @@ class Request:
     keys: PageKeys = field(init=False)
     stops: frozenset[int] = field(init=False, default=frozenset())
     """Tokens that end it."""
+    num_scored: int = field(init=False, default=0)
+    """Prompt tokens whose log-probability was told; the first has none."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -58,6 +60,11 @@ class Request:
     def num_pending(self) -> int:
         """Tokens that the model has yet to see: one while it decodes, more while it prefills."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def scoring(self) -> bool:
+        """Log-probabilities of its prompt are still wanted."""
+        return self.params.prompt_logprobs is not None and self.num_scored < len(self.prompt) - 1
 
     @property
     def num_total(self) -> int:

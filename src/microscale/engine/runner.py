@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from microscale.backends.ops import Logits, Sampling
-from microscale.engine.decode import DecodeGraphs, DecodeInputs, first_rows, graph_size
+from microscale.engine.decode import DecodeGraphs, DecodeInputs, graph_size, take_rows
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
 from microscale.engine.scheduler import Limits, Work
@@ -52,15 +52,15 @@ class ModelRunner:
         return self._model.forward(batch, self._kv)
 
     def forward(self, plan: Sequence[Work]) -> Logits:
-        """Logits, one row for each part of the plan that wants them, in its order. They last until the next step."""
-        if all(work.count == 1 and work.wants_logits for work in plan):
+        """Logits, as many rows as each part of the plan wants, in its order. They last until the next step."""
+        if all(work.count == work.num_logits == 1 for work in plan):
             size = graph_size(len(plan))
             self._inputs.fill(plan, size)
-            return first_rows(self._graphs.run(self._inputs.batch(size), size), len(plan))
+            return take_rows(self._graphs.run(self._inputs.batch(size), size), slice(len(plan)))
         chunks = [self._chunk(work) for work in plan]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
 
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}
         tokens = work.request.tokens[work.first : work.first + work.count]
-        return Chunk(tokens, work.first, pages, work.wants_logits)
+        return Chunk(tokens, work.first, pages, work.num_logits)

@@ -23,6 +23,8 @@ from microscale.models.config import LayerKind
 
 AGING_STEPS = 512
 """Steps in the queue after which a request counts as one priority better."""
+SCORED_TOKENS = 256
+"""Tokens of a prompt in one step whose log-probabilities are wanted: their logits take 0.8 MB each for gpt-oss."""
 MIN_SHARE = 64
 """A prompt gets at least so many tokens of a step's budget, if there are any left: smaller pieces waste a launch."""
 
@@ -61,7 +63,13 @@ class Work:
 
     @property
     def wants_logits(self) -> bool:
+        """The request's next token is due."""
         return self.first + self.count == len(self.request.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last tokens are to give logits: all while the prompt is scored, else one or none."""
+        return self.count if self.request.scoring else int(self.wants_logits)
 
 
 class Scheduler:
@@ -217,7 +225,7 @@ class Scheduler:
     def _share_prefix(self, request: Request) -> int:
         """Begin a request with what the prefix cache has of it. Gives the number of tokens."""
         limits = self.limits
-        if not limits.prefix_caching:
+        if not limits.prefix_caching or request.scoring:
             return 0
         # The last token must run in any case: it gives the logits.
         keys = request.keys.of(request.tokens, (len(request.tokens) - 1) // limits.page_size)
@@ -234,6 +242,8 @@ class Scheduler:
         size, owner, first = self.limits.page_size, request.request_id, request.num_computed
         if count == 1 and first % size:
             return 1  # the token before it has its page
+        if request.scoring:
+            count = min(count, SCORED_TOKENS)
         # The first new token sees from here on; what lies before is of no more use.
         self._sliding.drop(owner, max(0, first - self.limits.window + 1) // size)
         for pool in self.pools.values():

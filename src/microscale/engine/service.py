@@ -73,6 +73,7 @@ class Service:
             None if output.finish is None else output.finish.value,
             None if output.error is None else output.error[:MAX_REASON],
             output.num_cached,
+            tuple((t, finite(p), tuple((u, finite(q)) for u, q in top)) for t, p, top in output.prompt_logprobs),
         )
 
 
