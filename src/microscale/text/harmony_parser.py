@@ -1,0 +1,300 @@
+"""The model's tokens to messages, one token at a time, whatever the model wrote.
+
+Three states over the control tokens:
+
+    IDLE ── <|start|> ──► HEADER ── <|message|> ──► BODY ── <|end|>, <|call|>, <|return|> ──► IDLE
+
+A prompt ends with ``<|start|>assistant``, so an output begins in HEADER. On what the format allows this equals the
+parser of ``oss-harmony``. On all else that one raises; here each wrong turn has a rule that keeps the text, and a
+``Flaw`` that says what was wrong. Every character of every text token is in exactly one place, in order: a ``Text``,
+the ``header.raw`` of a ``Begin``, or the ``text`` of a ``Flawed`` (a header that led to no message).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import NoReturn
+
+from microscale.text.detokenize import Detokenizer
+from microscale.text.harmony_header import (
+    ASSISTANT,
+    CHANNELS,
+    NAMESPACE,
+    Ending,
+    Flaw,
+    Header,
+    HeaderReader,
+    Part,
+)
+from microscale.text.harmony_tokens import HarmonyTokens
+
+# Recipients that are no tools.
+PEOPLE = (ASSISTANT, "user", "all")
+
+
+class Kind(StrEnum):
+    """What a message is for the client."""
+
+    REASONING = "reasoning"
+    CONTENT = "content"
+    CALL = "call"
+    """Its text is the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A message begins. ``function`` and ``call_idx`` (from 0, in order) are there for a call."""
+
+    kind: Kind
+    header: Header
+    function: str | None = None
+    call_idx: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More text of the message that began last."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The message is over; ``complete`` unless the output was cut inside it."""
+
+    kind: Kind
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flawed:
+    """The output is malformed here. ``text``: of a header that became no message."""
+
+    flaw: Flaw
+    text: str = ""
+
+
+Event = Begin | Text | End | Flawed
+
+
+class State(Enum):
+    IDLE = 0
+    HEADER = 1
+    BODY = 2
+
+
+class HarmonyParser:
+    """Parses one output. Feed it every token that the model produced, the stop token too, then call ``finish``.
+
+    ``tools``: names of the functions that were offered. A call of another one is text of its channel; ``None`` takes
+    every call.
+    """
+
+    def __init__(self, tokens: HarmonyTokens, tools: Collection[str] | None = None) -> None:
+        self._tokens = tokens
+        self._tools = None if tools is None else frozenset(tools)
+        self._is_control = tokens.tokenizer.is_control
+        self._ends = tokens.stops | {tokens.end}
+        self._detokenizer = Detokenizer(tokens.tokenizer)
+        self._state = State.HEADER
+        self._reader = HeaderReader(started=False)
+        self._kind = Kind.CONTENT
+        self._arguments: list[str] = []
+        self._num_calls = 0
+        self._has_content = False
+        self._events: list[Event] = []
+        self.header: Header | None = None
+        """Of the message that is open."""
+        self.flaws: list[Flaw] = []
+        """Each kind once, in the order of their first appearance."""
+
+    def feed(self, token: int) -> list[Event]:
+        """What this token adds. A token of a header, or a part of a character, adds nothing yet."""
+        self._events = []
+        if self._is_control(token):
+            self._add_text(self._detokenizer.flush())
+            self._control(token)
+        else:
+            text = self._detokenizer.feed(token)
+            if text:
+                self._add_text(text)
+            elif not self._tokens.tokenizer.token_bytes(token):
+                self._flag(Flaw.STRAY_TOKEN)
+        return self._events
+
+    def finish(self) -> list[Event]:
+        """No token follows."""
+        self._events = []
+        self._add_text(self._detokenizer.flush())
+        if self._state is State.HEADER:
+            self._end_header(Flaw.CUT, Ending.CUT)
+        elif self._state is State.BODY:
+            self._flag(Flaw.CUT)
+            self._end_body(complete=False)
+        self._state = State.IDLE
+        if not self._has_content and not self._num_calls:
+            self._flag(Flaw.NO_CONTENT)
+        return self._events
+
+    def _add_text(self, text: str) -> None:
+        if not text:
+            return
+        if self._state is State.BODY:
+            self._add_body(text)
+            return
+        if self._state is State.IDLE:
+            self._flag(Flaw.MISSING_START)
+            self._begin_header(started=False)
+        if not self._reader.feed(text):
+            self._begin_body(self._reader.close(Ending.OPEN))
+
+    def _control(self, token: int) -> None:
+        ids = self._tokens
+        if token in self._ends:
+            self._end(token)
+        elif token == ids.start:
+            self._start()
+        elif token == ids.message:
+            self._message()
+        elif token == ids.channel:
+            self._segment(Part.CHANNEL)
+        elif token == ids.constrain:
+            self._segment(Part.CONSTRAIN)
+        else:
+            self._flag(Flaw.STRAY_TOKEN)
+
+    def _end(self, token: int) -> None:
+        if self._state is State.BODY:
+            if token == self._tokens.call and self._kind is not Kind.CALL:
+                self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
+            self._end_body(complete=True)
+        elif self._state is State.HEADER:
+            self._end_header(Flaw.NO_MESSAGE, Ending.DONE)
+        else:
+            self._flag(Flaw.STRAY_TOKEN)
+        self._state = State.IDLE
+
+    def _start(self) -> None:
+        if self._state is State.BODY:
+            self._flag(Flaw.HEADER_IN_TEXT)
+            self._end_body(complete=True)
+        elif self._state is State.HEADER:
+            self._end_header(Flaw.REPEATED_HEADER, Ending.DONE)
+        self._begin_header(started=True)
+
+    def _message(self) -> None:
+        if self._state is State.IDLE:
+            self._flag(Flaw.MISSING_START)
+            self._begin_header(started=False)
+        if self._state is State.HEADER:
+            self._begin_body(self._reader.close(Ending.CONTROL))
+        else:
+            self._flag(Flaw.STRAY_TOKEN)
+
+    def _segment(self, part: Part) -> None:
+        if self._state is State.IDLE:
+            self._flag(Flaw.MISSING_START)
+            self._begin_header(started=False)
+        if self._state is State.HEADER:
+            text = self._reader.close(Ending.CONTROL)
+            if text:
+                self._begin_body(text)
+        if self._state is State.BODY:
+            if part is Part.CONSTRAIN:
+                self._flag(Flaw.STRAY_TOKEN)
+                return
+            self._flag(Flaw.HEADER_IN_TEXT)
+            self._end_body(complete=True)
+            self._begin_header(started=False)
+        self._reader.next_part(part)
+
+    def _begin_header(self, *, started: bool) -> None:
+        self._state = State.HEADER
+        self._reader = HeaderReader(started=started)
+
+    def _end_header(self, flaw: Flaw, ending: Ending) -> None:
+        """A header that no ``<|message|>`` followed: what in it is text becomes a message all the same."""
+        text = self._reader.close(ending)
+        if text:
+            self._begin_body(text)
+            if flaw is Flaw.CUT:
+                self._flag(flaw)
+            self._end_body(complete=flaw is not Flaw.CUT)
+        else:
+            self._flag(flaw, self._reader.header().raw)
+
+    def _begin_body(self, text: str) -> None:
+        self._state = State.BODY
+        self.header = header = self._reader.header()
+        for flaw in self._reader.fields.flaws:
+            self._flag(flaw)
+        self._arguments = []
+        function = self._function(header)
+        if function is not None:
+            self._kind = Kind.CALL
+            self._events.append(Begin(Kind.CALL, header, function, self._num_calls))
+            self._num_calls += 1
+        else:
+            self._kind = Kind.REASONING if header.channel == "analysis" else Kind.CONTENT
+            self._events.append(Begin(self._kind, header))
+        self._judge(header)
+        if text:
+            self._add_body(text)
+
+    def _function(self, header: Header) -> str | None:
+        """The name of the function that a message calls."""
+        if header.recipient is None:
+            return None
+        name = header.recipient.removeprefix(NAMESPACE)
+        if header.recipient in PEOPLE or not name:
+            self._flag(Flaw.WRONG_RECIPIENT)
+            return None
+        if self._tools is not None and name not in self._tools:
+            self._flag(Flaw.UNKNOWN_TOOL)
+            return None
+        return name
+
+    def _judge(self, header: Header) -> None:
+        if header.role != ASSISTANT:
+            self._flag(Flaw.WRONG_ROLE)
+        if header.channel is None:
+            self._flag(Flaw.NO_CHANNEL)
+        elif header.channel not in CHANNELS or (self._kind is Kind.CALL and header.channel == "final"):
+            self._flag(Flaw.WRONG_CHANNEL)
+
+    def _add_body(self, text: str) -> None:
+        if self._kind is Kind.CALL:
+            self._arguments.append(text)
+        elif self._kind is Kind.CONTENT and not text.isspace():
+            self._has_content = True
+        self._events.append(Text(self._kind, text))
+
+    def _end_body(self, *, complete: bool) -> None:
+        if self._kind is Kind.CALL and complete and not is_json("".join(self._arguments)):
+            self._flag(Flaw.BAD_ARGUMENTS)
+        self._arguments = []
+        self.header = None
+        self._events.append(End(self._kind, complete))
+
+    def _flag(self, flaw: Flaw, text: str = "") -> None:
+        if flaw not in self.flaws:
+            self.flaws.append(flaw)
+        self._events.append(Flawed(flaw, text))
+
+
+def is_json(text: str) -> bool:
+    """Whether ``text`` is JSON, without the extensions that Python allows."""
+    try:
+        # Numbers stay text: Python refuses to read integers of more than 4,300 digits, JSON does not.
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,192 @@
+"""A conversation to token ids, through ``oss-harmony`` and the checkpoint's tokenizer.
+
+The library lays the prompt out; the checkpoint's tokenizer encodes it. The library gets a one-character marker where a
+message has its text, and its ids are walked: control tokens are mapped by name, the text between them is decoded,
+the marker replaced, and the run encoded with the checkpoint's tokenizer, for which all text is text. With the library's
+own vocabulary the result equals the library's, token for token.
+
+The marker is there for time, too: the library's encoder is quadratic in the length of a word (40 s for 200,000 letters,
+oss-harmony 0.0.11), so nothing long may reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+import openai_harmony as library
+
+from microscale.errors import BadRequest
+from microscale.text import harmony_tokens as names
+from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
+from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.tokenizer import Tokenizer
+
+MARKER = "\ue000"
+NAMESPACE = "functions."
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+# What o200k takes for one word at most: letters and marks, white space, signs. 1,024 take the library 1 to 9 ms.
+MAX_WORD_CHARS = 1024
+WORDS = tuple(map(re.compile, (r"[^\s\d!-/:-@\[-`{-~]+", r"\s+", r"[^\w\s]+")))
+
+EFFORTS = {
+    Effort.LOW: library.ReasoningEffort.LOW,
+    Effort.MEDIUM: library.ReasoningEffort.MEDIUM,
+    Effort.HIGH: library.ReasoningEffort.HIGH,
+}
+
+# One message of Harmony, and the text that stands for its marker.
+Laid = tuple[library.Message, str | None]
+
+
+class HarmonyRenderer:
+    """Renders for one checkpoint. Loading the library's vocabulary takes a second: make one and keep it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens = HarmonyTokens.of(tokenizer)
+        self._encode = tokenizer.encode
+        self._library = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+        self._mapped = {
+            self._library.encode(name, allowed_special="all")[0]: tokenizer.control[name] for name in names.NAMES
+        }
+
+    def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
+        """The prompt: system message, developer message, conversation, and the beginning of the assistant's turn."""
+        laid = lay_out(conversation, options)
+        try:
+            skeleton = self._library.render_conversation_for_completion(
+                library.Conversation.from_messages([message for message, _ in laid]),
+                library.Role.ASSISTANT,
+                # ``lay_out`` drops it: the library keeps what lies between two finals.
+                library.RenderConversationConfig(auto_drop_analysis=False),
+            )
+        except (ValueError, RecursionError, library.HarmonyError) as exc:
+            raise BadRequest(f"The conversation or its tools cannot be rendered: {exc}.") from exc
+        return self._fill(skeleton, iter([text for _, text in laid]))
+
+    def header(self, channel: str, function: str | None = None) -> list[int]:
+        """What the model writes between the end of a prompt and its text, to force a final answer or a certain call."""
+        if function is None:
+            return [self.tokens.channel, *self._encode(channel), self.tokens.message]
+        to = self._encode(f"{channel} to={recipient(function)} ")
+        return [self.tokens.channel, *to, self.tokens.constrain, *self._encode("json"), self.tokens.message]
+
+    def _fill(self, skeleton: Sequence[int], texts: Iterator[str | None]) -> list[int]:
+        ids: list[int] = []
+        run: list[int] = []
+        text: str | None = None
+        for token in skeleton:
+            mapped = self._mapped.get(token)
+            if mapped is None:
+                run.append(token)
+                continue
+            if run:
+                ids += self._encode(self._run_text(run, text))
+                run, text = [], None
+            ids.append(mapped)
+            if mapped == self.tokens.message:
+                text = next(texts)
+        return ids + self._encode(self._run_text(run, None))
+
+    def _run_text(self, run: Sequence[int], text: str | None) -> str:
+        decoded: str = self._library.decode_utf8(run)
+        # Only the first: a tool's description may hold the same character, and the instructions stand before it.
+        return decoded if text is None else decoded.replace(MARKER, text, 1)
+
+
+def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[Laid]:
+    """Harmony's messages, without the analysis that the format drops, with the texts that belong to the markers."""
+    system = library.SystemContent(
+        model_identity=options.identity,
+        reasoning_effort=None if options.effort is None else EFFORTS[options.effort],
+        conversation_start_date=options.date,
+        knowledge_cutoff=options.knowledge_cutoff,
+    )
+    laid: list[Laid] = [(library.Message.from_role_and_content(library.Role.SYSTEM, system), None)]
+    num_leading = next((n for n, m in enumerate(conversation) if not _instructs(m)), len(conversation))
+    instructions = "\n\n".join(message.content for message in conversation[:num_leading] if message.content)
+    if instructions or options.tools:
+        laid.append(_developer(instructions, options.tools))
+    called: dict[str, str] = {}
+    for message in conversation[num_leading:]:
+        if _instructs(message):
+            laid.append(_developer(message.content, ()))
+        elif message.role is Role.USER:
+            laid.append((library.Message.from_role_and_content(library.Role.USER, MARKER), message.content))
+        elif message.role is Role.ASSISTANT:
+            laid += _assistant(message)
+            called |= {call.call_id: call.name for call in message.tool_calls}
+        else:
+            laid.append(_result(message, called))
+    return _without_old_analysis(laid)
+
+
+def recipient(function: str) -> str:
+    """The address of a function of the developer's."""
+    if not FUNCTION_NAME.fullmatch(function):
+        raise BadRequest(
+            f"{function[:64]!r} is no name for a function; take 1 to 128 letters, digits, '_', '-', '.' and ':'."
+        )
+    return NAMESPACE + function
+
+
+def _instructs(message: Message) -> bool:
+    # Harmony's system message is the engine's; what a client calls "system" is the developer's word.
+    return message.role in (Role.SYSTEM, Role.DEVELOPER)
+
+
+def _developer(instructions: str, tools: Sequence[Tool]) -> Laid:
+    content = library.DeveloperContent()
+    if instructions:
+        content = content.with_instructions(MARKER)
+    if tools:
+        content = content.with_function_tools([_described(tool) for tool in tools])
+    return library.Message.from_role_and_content(library.Role.DEVELOPER, content), instructions or None
+
+
+def _described(tool: Tool) -> library.ToolDescription:
+    recipient(tool.name)
+    parameters = None if tool.parameters is None else dict(tool.parameters)
+    try:
+        text = tool.description + " " + json.dumps(parameters, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise BadRequest(f"The parameters of the tool {tool.name!r} are no JSON schema: {exc}.") from exc
+    if any(len(found.group()) > MAX_WORD_CHARS for word in WORDS for found in word.finditer(text)):
+        raise BadRequest(f"The tool {tool.name!r} holds a word of more than {MAX_WORD_CHARS} characters.")
+    return library.ToolDescription.new(tool.name, tool.description, parameters)
+
+
+def _assistant(message: Message) -> list[Laid]:
+    said: list[Laid] = []
+    if message.reasoning:
+        said.append((_said("analysis"), message.reasoning))
+    if message.content or not (message.reasoning or message.tool_calls):
+        # Text before a call is a preamble, and a preamble goes to the commentary channel.
+        said.append((_said("commentary" if message.tool_calls else "final"), message.content))
+    return said + [_called(call) for call in message.tool_calls]
+
+
+def _said(channel: str) -> library.Message:
+    return library.Message.from_role_and_content(library.Role.ASSISTANT, MARKER).with_channel(channel)
+
+
+def _called(call: ToolCall) -> Laid:
+    message = _said("commentary").with_recipient(recipient(call.name)).with_content_type(names.CONSTRAIN + "json")
+    return message, call.arguments
+
+
+def _result(message: Message, called: dict[str, str]) -> Laid:
+    name = called.get(message.call_id or "") or message.name
+    if name is None:
+        raise BadRequest(f"A tool's result answers the call {message.call_id!r}, which no earlier message made.")
+    author = library.Author.new(library.Role.TOOL, recipient(name))
+    result = library.Message.from_author_and_content(author, MARKER).with_channel("commentary")
+    return result.with_recipient(library.Role.ASSISTANT.value), message.content
+
+
+def _without_old_analysis(laid: list[Laid]) -> list[Laid]:
+    """Thoughts go once their turn has its final answer; those of a turn that still calls tools stay."""
+    finals = [at for at, (message, _) in enumerate(laid) if message.channel == "final"]
+    last = finals[-1] if finals else 0
+    return [entry for at, entry in enumerate(laid) if at > last or entry[0].channel != "analysis"]

@@ -1,0 +1,173 @@
+"""What a client gets of one output: text by kind, calls, and every token id on exactly one delta.
+
+Tokens that show nothing yet (of a header, of half a character, of what may begin a stop string) are counted: their ids
+travel with the next delta that shows something, and ``finish`` gives those that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from microscale.text.detokenize import Detokenizer
+from microscale.text.harmony_header import Flaw
+from microscale.text.harmony_parser import Begin, End, Event, HarmonyParser, Kind, Text
+from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.stop import StopStrings
+from microscale.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A call that begins (``function`` is there) or goes on."""
+
+    call_idx: int
+    function: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What some tokens added. At the end, and only there, all of it may be empty."""
+
+    token_ids: tuple[int, ...]
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+    @property
+    def shows(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Texts of events, by kind."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class ChatOutput:
+    """Harmony's channels as deltas. Stop strings are looked for in the content, never in thoughts or arguments.
+
+    The texts of several messages of one kind are joined by a line break.
+    """
+
+    def __init__(
+        self, tokens: HarmonyTokens, *, tools: Collection[str] | None = None, stops: Sequence[str] = ()
+    ) -> None:
+        self._parser = HarmonyParser(tokens, tools)
+        self._stops = StopStrings(stops)
+        self._pending: list[int] = []
+        self._seen: set[Kind] = set()
+        self._breaks: set[Kind] = set()
+        self._call_idx = -1
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the content; tokens fed after it show nothing."""
+        return self._stops.found
+
+    @property
+    def flaws(self) -> Sequence[Flaw]:
+        return self._parser.flaws
+
+    @property
+    def num_calls(self) -> int:
+        return self._call_idx + 1
+
+    def feed(self, token_ids: Sequence[int]) -> Delta | None:
+        """The delta for these tokens, or ``None`` while there is nothing to show."""
+        self._pending += token_ids
+        if self.stopped is not None:
+            return None
+        parts = _Parts()
+        for token in token_ids:
+            self._sort(self._parser.feed(token), parts)
+            if self._stops.found is not None:
+                break
+        return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
+
+    def finish(self) -> Delta:
+        """The rest: what was held back, and the ids that no delta has had."""
+        parts = _Parts()
+        if self.stopped is None:
+            self._sort(self._parser.finish(), parts)
+        return self._delta(parts)
+
+    def _delta(self, parts: _Parts) -> Delta:
+        calls = _merged(parts.calls) if parts.calls else ()
+        delta = Delta(tuple(self._pending), "".join(parts.reasoning), "".join(parts.content), calls)
+        self._pending = []
+        return delta
+
+    def _sort(self, events: Sequence[Event], parts: _Parts) -> None:
+        for event in events:
+            if isinstance(event, Text):
+                if event.kind is Kind.CALL:
+                    parts.calls.append(CallDelta(self._call_idx, None, event.text))
+                elif event.kind is Kind.REASONING:
+                    parts.reasoning.append(self._spaced(event) + event.text)
+                else:
+                    parts.content.append(self._spaced(event) + self._stops.feed(event.text))
+            elif isinstance(event, Begin):
+                if event.function is not None:
+                    self._call_idx += 1
+                    parts.calls.append(CallDelta(self._call_idx, event.function, ""))
+                elif event.kind in self._seen:
+                    self._breaks.add(event.kind)
+            elif isinstance(event, End) and event.kind is Kind.CONTENT:
+                # A stop does not reach from one message into the next.
+                parts.content.append(self._stops.flush())
+
+    def _spaced(self, event: Text) -> str:
+        """The line break that parts this text from an earlier message of its kind."""
+        self._seen.add(event.kind)
+        if event.kind not in self._breaks:
+            return ""
+        self._breaks.remove(event.kind)
+        return "\n"
+
+
+class PlainOutput:
+    """Text as the model wrote it, control tokens left out: for completions of a raw prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, *, stops: Sequence[str] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+        self._pending: list[int] = []
+
+    @property
+    def stopped(self) -> str | None:
+        return self._stops.found
+
+    def feed(self, token_ids: Sequence[int]) -> Delta | None:
+        self._pending += token_ids
+        if self.stopped is not None:
+            return None
+        content = self._stops.feed("".join(map(self._detokenizer.feed, token_ids)))
+        if not content:
+            return None
+        delta = Delta(tuple(self._pending), content=content)
+        self._pending = []
+        return delta
+
+    def finish(self) -> Delta:
+        content = self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
+        delta = Delta(tuple(self._pending), content=content)
+        self._pending = []
+        return delta
+
+
+def _merged(calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
+    """One delta for each call: its pieces stand together."""
+    pieces = groupby(calls, key=lambda call: call.call_idx)
+    return tuple(_joined(list(group)) for _, group in pieces)
+
+
+def _joined(pieces: Sequence[CallDelta]) -> CallDelta:
+    first = pieces[0]
+    return CallDelta(first.call_idx, first.function, "".join(piece.arguments for piece in pieces))
