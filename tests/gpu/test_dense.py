@@ -16,8 +16,10 @@ from kernels.cases_dense import (  # noqa: F401
     make_problem,
     test_gemm,
     test_gemm_logits,
+    test_many_tokens_go_through_an_unpacked_copy,
     test_no_tokens,
     test_the_tail_of_other_peoples_logits,
+    test_unpacked_weights_are_the_weights,
 )
 from microscale.backends import registry
 from microscale.errors import Unsupported

@@ -12,7 +12,7 @@ from torch import Tensor
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu, detect, known
 from microscale.hardware.tiles import Tile
-from microscale.kernels.dense import gemm, small, tail
+from microscale.kernels.dense import gemm, small, tail, unpack
 from microscale.kernels.dense.packed import PackedDense, pack
 from microscale.kernels.dense.reference import dense, summarise
 from microscale.kernels.dense.spec import DenseWeights, Logits
@@ -131,3 +131,23 @@ def test_the_tail_of_other_peoples_logits(rows: int) -> None:
     torch.testing.assert_close(actual.block_max, want.block_max, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(actual.block_argmax, want.block_argmax)
     torch.testing.assert_close(actual.block_sum, want.block_sum, rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("rows, columns", [(16, 32), (48, 96), (32, 320)])
+def test_unpacked_weights_are_the_weights(fmt: str, rows: int, columns: int) -> None:
+    weights = make_weights(fmt, rows, columns)
+    packed = pack(weights)
+    found = unpack.unpack(packed).float()
+    if packed.channels is not None:
+        found = found * packed.channels[:, None]
+    assert torch.equal(found, decode(weights.weight))
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "mxfp8", "mxfp4"])
+def test_many_tokens_go_through_an_unpacked_copy(fmt: str) -> None:
+    problem = make_problem(fmt, 5, 48, 96)
+    y = unpack.run(pack(problem.weights), problem.x, problem.residual)
+    # The product is rounded to bf16 before the residual is added, and once more before FP8's scales are applied.
+    peak = float(problem.expected.abs().max() / problem.expected.square().mean().sqrt())
+    assert_close(y, problem.expected, worst=3 * step("bf16") * peak, rms=3 * step("bf16") / math.sqrt(3))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.formats.mxfp4 import unpack_nibbles
-from microscale.kernels.layouts import MAX_SCALE, RowOrder, layout_name, pack, pack_rows, unpack
+from microscale.kernels.layouts import MAX_SCALE, RowOrder, layout_name, pack, pack_rows, packed_bytes, unpack
 
 FORMATS = [MXFP4, MXFP8]
 
@@ -108,7 +108,8 @@ def test_the_filling_of_an_odd_tile_is_zero() -> None:
 def test_packing_takes_only_what_the_weights_take() -> None:
     tensor = random_tensor(MXFP4, 2, 32, 128)
     packed = pack(tensor, RowOrder.PLAIN)
-    assert packed.nbytes == tensor.nbytes
+    peaks = 2 * 32 * 2  # two bytes a row
+    assert packed.nbytes == tensor.nbytes + peaks == packed_bytes(MXFP4, 2, 32, 128)
     assert packed.layout == layout_name(MXFP4) == "mxfp4_fragments_16x64"
     assert (packed.num_experts, packed.rows, packed.k) == tensor.shape
 

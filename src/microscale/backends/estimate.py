@@ -50,7 +50,7 @@ def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) 
     cost = _attention_cost(entry, spec, gpu, kv_size) if isinstance(spec, AttentionSpec) else entry.cost(spec, gpu)
     work = (cost.bytes, cost.flops, cost.unit.value, gpu)
     floor, ideal = speeds.floor_us(*work), speeds.ideal_us(*work)
-    measured = speeds.efficiency(gpu.family, entry.op, entry.name, cost.bytes, cost.flops)
+    measured = speeds.efficiency(gpu.family, entry.op, cost.runs_as or entry.name, cost.bytes, cost.flops)
     if measured is not None:
         us = ideal / measured
     else:

@@ -26,6 +26,10 @@ WORTH = 1.05
 """How many times faster quantised activations must be than exact ones. Below, the gain is less than what benchmarks of
 one kernel vary by from run to run."""
 
+WIDE = 4.0
+"""How many times slower an implementation may be and still win over one that holds the weights wider than their format.
+The reference, which decodes them at every call, never does."""
+
 DOUBT = 1.25
 """How many times faster a stated efficiency must promise to be than a measured one: that much of a promise is often
 not kept."""
@@ -106,7 +110,8 @@ def decide_layer(
     columns: list[_Column] = []
     for spec in specs:
         columns.append({entry.name: _offer(entry, spec, gpu, freedom) for entry in registry.of_op(op)})
-    columns = [_doubted(column) for column in _what_fits(_as_wished(op, columns, gpu, wish), gpu, freedom)]
+    columns = _what_fits(_as_wished(op, columns, gpu, wish), gpu, freedom)
+    columns = [_doubted(column if gpu.is_cpu else _as_narrow(column)) for column in columns]
     layouts = {entry.layout: 0.0 for entry in registry.of_op(op)}
     for layout in layouts:
         layouts[layout] = math.fsum(_log_time(column, layout) for column in columns)
@@ -177,6 +182,27 @@ def _too_large(offer: _Offer, gpu: Gpu, copies: int) -> Reason | None:
         return None
     has = gpu.memory_bytes / GIB
     return f"takes {weights / GIB:.0f} GiB for the weights of {copies} layers, {gpu.name} has {has:.0f}"
+
+
+def _as_narrow(column: _Column) -> _Column:
+    """The column without those that hold the weights wider than their format, where another holds them as they are at
+    about the same speed: the format was chosen for the bytes of every token, and of the memory."""
+    offers = [offered for offered in column.values() if isinstance(offered, _Offer)]
+    held = {offer.entry.name: offer.entry.packed_bytes(offer.spec) for offer in offers}
+
+    def narrower(offer: _Offer) -> _Offer | None:
+        others = (o for o in offers if 1.5 * held[o.entry.name] < held[offer.entry.name])
+        return min((o for o in others if o.rank < WIDE * offer.rank), key=lambda o: o.rank, default=None)
+
+    kept: dict[str, _Offer | Reason] = {}
+    for name, offered in column.items():
+        other = narrower(offered) if isinstance(offered, _Offer) else None
+        if other is not None:
+            times = held[name] / held[other.entry.name]
+            kept[name] = f"holds the weights in {times:.1f} times the bytes of {other.entry.name}"
+        else:
+            kept[name] = offered
+    return kept
 
 
 def _doubted(column: _Column) -> _Column:

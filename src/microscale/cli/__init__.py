@@ -16,6 +16,7 @@ from microscale.cli.console import err
 from microscale.cli.explain import doctor, explain
 from microscale.cli.generate import generate
 from microscale.cli.measure import ModelOrCommand, bench_kernels, bench_model, prove, tune
+from microscale.cli.serve import serve
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.version import __version__
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench_app = typer.Typer(cls=ModelOrCommand, help="Measure the speed of a model (bench MODEL) or of kernels.")
+app.command()(serve)
 app.command()(generate)
 app.command()(explain)
 app.command()(doctor)

@@ -56,6 +56,9 @@ class Cost:
     launches: int = 1
     """Kernels that run one after the other. Where nothing was measured, each adds ``hardware.LAUNCH_US``."""
 
+    runs_as: str | None = None
+    """The implementation that does the work, where this one hands it on: what was measured of that one holds."""
+
     def floor_us(self, gpu: Gpu) -> float:
         """The time in microseconds that no implementation of this cost can beat on ``gpu``."""
         peaks = {Unit.BF16: gpu.peak.bf16, Unit.FP8: gpu.peak.fp8, Unit.FP4: gpu.peak.fp4}

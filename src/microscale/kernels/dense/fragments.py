@@ -1,7 +1,8 @@
 """``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
 
 Up to 16 tokens are limited by reading the weights and take the kernel for few tokens; more take a GEMM that decodes
-weights on their way into the matrix unit. Both read one packed layout.
+weights on their way into the matrix unit; from 256 on one layer's weights are unpacked to bf16 and cuBLAS does the
+rest. All read one packed layout.
 
 ``triton_mxfp8_a8``, ``triton_mxfp4_a8``: the same weights times MXFP8 activations on block-scaled matrix instructions
 (``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103). Few tokens run with bf16 activations there too.
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense import gemm, small
-from microscale.kernels.dense.cost import FEW_REACHED, activation_bytes, dense_flops, weight_bytes
+from microscale.kernels.dense import gemm, small, unpack
+from microscale.kernels.dense.cost import CUBLAS_REACHED, FEW_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import PackedDense, layout_name, pack
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
 from microscale.kernels.layouts import TILE_ROWS
@@ -43,6 +44,9 @@ class Fragments(DenseOp):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         total, flops = weight_bytes(spec) + activation_bytes(spec), dense_flops(spec)
+        if spec.tokens >= unpack.MIN_TOKENS:
+            copied = 2 * 2 * spec.rows * spec.columns  # written and read
+            return Cost(total + copied, flops, efficiency=CUBLAS_REACHED, launches=2)
         if spec.tokens > small.MAX_TOKENS:
             return Cost(total, flops, efficiency=gemm.EFFICIENCY)
         return Cost(total, flops, efficiency=FEW_REACHED[self.format][spec.tokens > 8])
@@ -58,6 +62,8 @@ class Fragments(DenseOp):
         check_rows(self.name, x, residual)
         if x.shape[0] <= small.MAX_TOKENS:
             return small.run(packed, gpu, x, residual)
+        if x.shape[0] >= unpack.MIN_TOKENS:
+            return unpack.run(packed, x, residual)
         return gemm.run(packed, gpu, x, residual)
 
     def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
@@ -70,6 +76,7 @@ class Fragments(DenseOp):
         if gpu.has(Feature.MMA_BF16):
             yield from small.variants(gpu, self.name, self.format)
             yield from gemm.variants(gpu, self.name, self.format, block_scaled=False)
+            yield from unpack.variants(self.name, self.format)
 
 
 class BlockScaledFragments(DenseOp):
@@ -88,7 +95,7 @@ class BlockScaledFragments(DenseOp):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         if spec.tokens <= small.MAX_TOKENS:
-            return self.few.cost(_with_bf16(spec), gpu)
+            return replace(self.few.cost(_with_bf16(spec), gpu), runs_as=self.few.name)
         # Half of the peak: unpacking runs beside the matrix unit. Not measured yet.
         total = weight_bytes(spec) + activation_bytes(spec)
         return Cost(total, dense_flops(spec), Unit.FP8, efficiency=0.5, launches=2)

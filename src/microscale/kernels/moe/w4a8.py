@@ -64,7 +64,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
         if not self._pays(spec.tokens, spec.top_k, spec.num_experts, gpu):
-            return self.few.cost(_with_bf16(spec), gpu)
+            return replace(self.few.cost(_with_bf16(spec), gpu), runs_as=self.few.name)
         # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
         # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
