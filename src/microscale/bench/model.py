@@ -102,7 +102,7 @@ def run(
 
 def _measure(model: GptOss, case: Case, step_tokens: int) -> float:
     """Tokens per second of one run."""
-    engine = _engine(model, case, step_tokens)
+    engine = make_engine(model, case, step_tokens)
     chooser = random.Random(0)
     prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
     new = 1 if case.kind == "pp" else case.tokens + 1
@@ -121,7 +121,8 @@ def _measure(model: GptOss, case: Case, step_tokens: int) -> float:
     return (case.batch * new - early) / _seconds(engine, model.device)
 
 
-def _engine(model: GptOss, case: Case, step_tokens: int) -> Engine:
+def make_engine(model: GptOss, case: Case, step_tokens: int, *, enforce_eager: bool = False) -> Engine:
+    """An engine with pages for just this case."""
     size = model.page_size
     limits = Limits(
         page_size=size,
@@ -134,7 +135,8 @@ def _engine(model: GptOss, case: Case, step_tokens: int) -> Engine:
     )
     full = case.batch * -(-case.longest // size)
     sliding = case.batch * (-(-limits.window // size) + 1) + -(-limits.max_num_batched_tokens // size)
-    return assemble(model, limits, {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + case.batch)})
+    pages = {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + case.batch)}
+    return assemble(model, limits, pages, enforce_eager=enforce_eager)
 
 
 def _seconds(engine: Engine, device: torch.device) -> float:

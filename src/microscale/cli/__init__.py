@@ -15,7 +15,7 @@ from microscale import settings
 from microscale.cli.console import err
 from microscale.cli.explain import doctor, explain
 from microscale.cli.generate import generate
-from microscale.cli.measure import ModelOrCommand, bench_kernels, bench_model, prove, tune
+from microscale.cli.measure import ModelOrCommand, bench_kernels, bench_model, profile, prove, tune
 from microscale.cli.serve import serve
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.version import __version__
@@ -35,6 +35,7 @@ app.command()(doctor)
 app.add_typer(bench_app, name="bench")
 bench_app.command("model")(bench_model)
 bench_app.command("kernels")(bench_kernels)
+app.command()(profile)
 app.command()(tune)
 app.command()(prove)
 

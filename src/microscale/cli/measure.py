@@ -17,6 +17,7 @@ from microscale.backends.precision import make_precision
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
 from microscale.bench import moe as bench_moe
+from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import tune as run_tune
@@ -114,6 +115,63 @@ def bench_model(
     else:
         print(f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
         print(bench_whole.table(rows))
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id, or a preset.")],
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    batch: Annotated[int, typer.Option(help="Sequences that decode together.")] = 1,
+    depth: Annotated[int, typer.Option(help="Tokens of context before decoding.")] = bench_whole.DEPTH,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 2048,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the decoding steps here, for chrome://tracing or Perfetto.")
+    ] = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")] = False,
+) -> None:
+    """Say where one decoding step and one prompt go: time, share and floor of every part.
+
+    Without files: microscale profile gpt-oss-20b --load-format dummy
+    """
+    env = settings.load()
+    for name, number in (("--batch", batch), ("--depth", depth), ("--prompt", prompt)):
+        if number < 1:
+            raise BadSetting(f"{name} {number} is less than 1.")
+    asked = make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype)
+    options = LoadOptions(
+        model=model,
+        load_format=load_format,
+        device=device,
+        precision=asked,
+        workload=Workload(sequences=batch, step_tokens=max(8192, prompt), utilization=gpu_memory_utilization),
+        overrides=parse_overrides(hf_overrides),
+        offline=env.offline,
+    )
+    show_log()
+
+    def opened(weights: GptOssWeights) -> None:
+        tests = [f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"]
+        bench_whole.make_cases(tests, [batch], [depth], weights.config.max_context)
+
+    loaded = load_with_progress(options, opened)
+    setup = Setup(loaded.ops.gpu, loaded.ops.activations, options.wish, asked)
+    shape = outline(model, loaded.config, loaded.ops.activations, loaded.page_size, loaded.config.max_context)
+    found = bench_profile.run(loaded, shape, setup, batch, depth, prompt, trace)
+    if as_json:
+        print_json(bench_profile.as_json(found))
+    else:
+        print(f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
+        print(bench_profile.table(found))
 
 
 def bench_kernels(

@@ -59,16 +59,16 @@ class Prediction:
 
 def predict(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int, step_tokens: int) -> Prediction:
     """Both predictions for decisions that were made."""
-    decode = tuple(_parts(outline, plan, setup, batch, context))
+    decode = tuple(decode_parts(outline, plan, setup, batch, context))
     chunks = []
     for cached in range(0, context, step_tokens):
         tokens = min(step_tokens, context - cached)
         last = cached + tokens == context
-        chunks += [part.estimate for part in _prompt_parts(outline, plan, setup, tokens, cached, last)]
+        chunks += [part.estimate for part in prompt_parts(outline, plan, setup, tokens, cached, last)]
     return Prediction(batch, context, decode, total(chunks), step_tokens)
 
 
-def _parts(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int) -> Iterator[Part]:
+def decode_parts(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int) -> Iterator[Part]:
     """One step in which ``batch`` sequences decode."""
     for use in outline.uses:
         spec, name = _chosen(plan, use, batch)
@@ -81,7 +81,7 @@ def _parts(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int)
         yield Part(use.layer, name, part.times(use.count))
 
 
-def _prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached: int, last: bool) -> Iterator[Part]:
+def prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached: int, last: bool) -> Iterator[Part]:
     """One step in which ``tokens`` tokens of one prompt run, ``cached`` of them being there already."""
     for use in outline.uses:
         if use.layer in AT_THE_END and not last:
