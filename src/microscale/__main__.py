@@ -15,7 +15,8 @@ def main() -> None:
         needed, here = ".".join(map(str, MIN_PYTHON)), sys.version.split()[0]
         sys.exit(f"error: Microscale needs Python {needed} or newer; this is {here}.")
     try:
-        cli = importlib.import_module("microscale.cli")
+        # A command's own module is imported when it is called.
+        importlib.import_module("microscale.cli").main()
     except ImportError as error:
         name = (error.name or "").split(".")[0]
         if name == "microscale":
@@ -26,7 +27,6 @@ def main() -> None:
         )
     except KeyboardInterrupt:
         sys.exit(130)
-    cli.main()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The bound layers of a loaded model are wrapped in named ranges, and a step runs under torch's profiler as single
 launches: a captured graph has no ranges. The time of a part is what its kernels took on the GPU (on a CPU, the calls
-themselves). The same step is also timed as the engine runs it, with graphs and without a profiler; what that takes beyond
-the sum of the parts is the host's share, *host gap*.
+themselves). The same step is also timed as the engine runs it, with graphs and without a profiler; what that takes
+beyond the sum of the parts is the host's share, *host gap*.
 """
 
 from __future__ import annotations

@@ -1,43 +1,82 @@
 """The command line. Each command gathers its options, calls one function, and prints the result.
 
-Errors that Microscale raises on purpose are one sentence on standard error and exit status 1; wrong usage is 2.
+A command's module is imported when the command is called: `explain` does not wait for the server's packages, and works
+where they are not installed. Errors that Microscale raises on purpose are one sentence on standard error and exit
+status 1; wrong usage is 2.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from microscale import settings
 from microscale.cli.console import err
-from microscale.cli.explain import doctor, explain
-from microscale.cli.generate import generate
-from microscale.cli.measure import ModelOrCommand, bench_kernels, bench_model, profile, prove, tune
-from microscale.cli.serve import serve
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.version import __version__
 
+
+class Place(NamedTuple):
+    """Where a command is, and what the overview says of it."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "serve": Place("serve", "Serve a model over OpenAI's API."),
+    "generate": Place("generate", "Complete token ids with token ids, without a tokenizer."),
+    "explain": Place("explain", "Say which kernel runs each layer and why, what fits, and how fast it will be."),
+    "doctor": Place("explain", "Say what this machine has, what is missing, and how to mend it."),
+    "bench": Place("measure", "Measure the speed of a model (bench MODEL) or of kernels (bench kernels)."),
+    "profile": Place("measure", "Say where one decoding step and one prompt go."),
+    "tune": Place("measure", "Measure the expert kernels' tiles on this machine's GPU."),
+    "prove": Place("measure", "Compile every kernel for every architecture, without a GPU."),
+}
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyGroup(TyperGroup):
+    """Lists all commands by their summaries, and loads the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return (name, load(name), rest) if name in COMMANDS else (name, command, rest)
+
+
+def load(name: str) -> Any:
+    """A command as its module has it: a function, or a group of its own."""
+    found = getattr(importlib.import_module(f"microscale.cli.{COMMANDS[name].module}"), name)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, context_settings=HELP_OPTIONS)
+        alone.command(name)(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
 app = typer.Typer(
+    cls=LazyGroup,
     name="microscale",
     help="Inference for mixture-of-experts models in microscaling formats (MXFP4, MXFP8).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
-bench_app = typer.Typer(cls=ModelOrCommand, help="Measure the speed of a model (bench MODEL) or of kernels.")
-app.command()(serve)
-app.command()(generate)
-app.command()(explain)
-app.command()(doctor)
-app.add_typer(bench_app, name="bench")
-bench_app.command("model")(bench_model)
-bench_app.command("kernels")(bench_kernels)
-app.command()(profile)
-app.command()(tune)
-app.command()(prove)
+
+
+def _listed() -> None:
+    """Stands for a command until it is called."""
+
+
+for name, place in COMMANDS.items():
+    app.command(name, help=place.summary)(_listed)
 
 
 def _show_version(wanted: bool) -> None:

@@ -13,7 +13,7 @@ from microscale import hardware, settings
 from microscale.backends.oracle import Wish
 from microscale.backends.precision import make_precision
 from microscale.cli.console import out, print_json
-from microscale.cli.model import (
+from microscale.cli.options import (
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,

@@ -10,15 +10,14 @@ from microscale import settings
 from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
-from microscale.cli.model import (
+from microscale.cli.model import load_with_progress, parse_overrides
+from microscale.cli.options import (
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
     UtilizationOption,
-    load_with_progress,
-    parse_overrides,
 )
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.load import LoadOptions

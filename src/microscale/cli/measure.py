@@ -22,14 +22,13 @@ from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
-from microscale.cli.model import (
+from microscale.cli.model import load_with_progress, parse_overrides
+from microscale.cli.options import (
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
     PrecisionOption,
     UtilizationOption,
-    load_with_progress,
-    parse_overrides,
 )
 from microscale.engine.load import LoadOptions
 from microscale.engine.memory import Workload
@@ -244,3 +243,12 @@ def prove(
             markdown=markdown,
         )
     )
+
+
+bench = typer.Typer(
+    cls=ModelOrCommand,
+    help="Measure the speed of a model (bench MODEL) or of kernels (bench kernels).",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench.command("model")(bench_model)
+bench.command("kernels")(bench_kernels)

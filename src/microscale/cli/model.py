@@ -1,11 +1,8 @@
-"""Options of every command that loads a model, and the load itself."""
+"""What every command that loads a model does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
-
-import typer
 
 from microscale.cli.console import progress_bar
 from microscale.engine.load import LoadOptions, load_model
@@ -13,18 +10,6 @@ from microscale.errors import BadSetting
 from microscale.models.gpt_oss import GptOss
 from microscale.models.gpt_oss_weights import GptOssWeights
 from microscale.models.json_object import parse_json
-
-PrecisionOption = Annotated[
-    str, typer.Option(help="exact (the checkpoint's formats), balanced (8-bit dense layers) or fast (4-bit, FP8 KV).")
-]
-LayerFormatOption = Annotated[
-    list[str] | None,
-    typer.Option(help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp, experts = bf16, fp8, mxfp8, mxfp4. Repeatable."),
-]
-MoeActivationsOption = Annotated[str, typer.Option(help="Activations that meet the experts: auto, bf16 or mxfp8.")]
-KvCacheDtypeOption = Annotated[str, typer.Option(help="The KV cache's numbers: auto, bf16 or fp8.")]
-UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's memory that may be used.")]
-MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
 
 
 def parse_overrides(text: str | None) -> dict[str, object]:

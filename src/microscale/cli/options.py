@@ -1,0 +1,19 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+PrecisionOption = Annotated[
+    str, typer.Option(help="exact (the checkpoint's formats), balanced (8-bit dense layers) or fast (4-bit, FP8 KV).")
+]
+LayerFormatOption = Annotated[
+    list[str] | None,
+    typer.Option(help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp, experts = bf16, fp8, mxfp8, mxfp4. Repeatable."),
+]
+MoeActivationsOption = Annotated[str, typer.Option(help="Activations that meet the experts: auto, bf16 or mxfp8.")]
+KvCacheDtypeOption = Annotated[str, typer.Option(help="The KV cache's numbers: auto, bf16 or fp8.")]
+UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's memory that may be used.")]
+MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]

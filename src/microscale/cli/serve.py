@@ -1,0 +1,205 @@
+"""``microscale serve``: OpenAI's API over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.markup import escape
+
+from microscale import settings
+from microscale.cli.console import err, progress_bar, show_log
+from microscale.cli.model import parse_overrides
+from microscale.cli.options import (
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    MoeBackendOption,
+    PrecisionOption,
+    UtilizationOption,
+)
+from microscale.engine.client import Launch
+from microscale.engine.messages import EngineConfig, Ready
+from microscale.errors import BadSetting
+from microscale.models import hub
+from microscale.models.gpt_oss_weights import LoadFormat
+from microscale.models.presets import PRESETS
+from microscale.server.demo_tokenizer import byte_tokenizer
+from microscale.server.limits import Limits
+from microscale.server.run import ServeOptions
+from microscale.server.run import serve as run_server
+from microscale.text.tokenizer import Tokenizer
+
+DEFAULTS = Limits()
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id (openai/gpt-oss-20b), or a preset.")],
+    host: Annotated[str, typer.Option(help="The address to bind; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="The name in requests and replies. Repeatable; the model's own without.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. Others can see it in `ps`.")
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one a line.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The folder of tokenizer.json; the model's own without.")
+    ] = None,
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Activations: auto, float32 or bfloat16.")] = "auto",
+    backend: Annotated[str | None, typer.Option(help="One implementation for every op that has it.")] = None,
+    moe_backend: MoeBackendOption = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and answer together; what fits without.", min=1)
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most sequences that are computed together.", min=1)] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.", min=1)] = 2048,
+    max_queue: Annotated[int, typer.Option(help="Most requests that wait; more are refused with 429.", min=1)] = 1024,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep what prompts have in common.")] = True,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Capture no CUDA graphs.")] = False,
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
+    metrics_prefix: Annotated[str, typer.Option(help="Before the colon of every metric; vllm fits its dashboards.")] = (
+        "microscale"
+    ),
+    max_body_bytes: Annotated[int, typer.Option(help="Most bytes of a request.")] = DEFAULTS.max_body_bytes,
+    max_header_bytes: Annotated[int, typer.Option(help="Most bytes before its body.")] = DEFAULTS.max_header_bytes,
+    max_n: Annotated[int, typer.Option(help="Most choices of one request.")] = DEFAULTS.max_n,
+    max_choices: Annotated[int, typer.Option(help="Most prompts times choices.")] = DEFAULTS.max_choices,
+    max_stop_strings: Annotated[int, typer.Option(help="Most stop strings.")] = DEFAULTS.max_stop_strings,
+    max_logit_bias: Annotated[int, typer.Option(help="Most tokens with a bias.")] = DEFAULTS.max_logit_bias,
+    max_messages: Annotated[int, typer.Option(help="Most messages of a chat.")] = DEFAULTS.max_messages,
+    max_tools: Annotated[int, typer.Option(help="Most tools.")] = DEFAULTS.max_tools,
+    max_schema_depth: Annotated[int, typer.Option(help="Deepest JSON schema.")] = DEFAULTS.max_schema_depth,
+    max_schema_bytes: Annotated[int, typer.Option(help="Largest JSON schema.")] = DEFAULTS.max_schema_bytes,
+    read_timeout_s: Annotated[float, typer.Option(help="Seconds for a request to arrive.")] = DEFAULTS.read_timeout_s,
+    write_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that a client may leave its socket unread.")
+    ] = DEFAULTS.write_timeout_s,
+    max_unread_tokens: Annotated[
+        int, typer.Option(help="Tokens that a client may fall behind.")
+    ] = DEFAULTS.max_unread_tokens,
+) -> None:
+    """Serve a model with OpenAI's API.
+
+    Try it with no files at all: microscale serve gpt-oss-tiny --load-format dummy
+    """
+    env = settings.load()
+    given = locals()
+    limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
+    config = EngineConfig(
+        model=model,
+        load_format=load_format.value,
+        device=device,
+        dtype=dtype,
+        backend=backend,
+        moe_backend=moe_backend,
+        precision=precision,
+        layer_format=tuple(layer_format or ()),
+        moe_activations=moe_activations,
+        kv_cache_dtype=kv_cache_dtype,
+        hf_overrides=parse_overrides(hf_overrides),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_queue=max_queue,
+        prefix_caching=enable_prefix_caching,
+        enforce_eager=enforce_eager,
+        gpu_memory_utilization=gpu_memory_utilization,
+        block_size=block_size,
+        offline=env.offline,
+        seed=seed,
+        drain_s=drain_timeout,
+    )
+    show_log()
+    is_dummy = load_format is LoadFormat.DUMMY
+    names = tuple(served_model_name or [model])
+    with progress_bar(f"Loading {model}") as (start, advance):
+        options = ServeOptions(
+            engine=config,
+            tokenizer=find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy),
+            names=names,
+            host=host,
+            port=port,
+            keys=read_keys(api_key or [], api_key_file),
+            limits=limits,
+            metrics_prefix=metrics_prefix,
+            drain_s=drain_timeout,
+            strict_eos=not is_dummy,
+            launch=Launch(on_progress=_progress(start, advance)),
+            on_ready=lambda ready, address: announce(ready, address, names[0], is_dummy=is_dummy),
+        )
+        sys.exit(run(options))
+
+
+def run(options: ServeOptions) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_server(options))
+
+
+def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
+    """The tokenizer of a folder or a hub id. A preset has none: its random weights get one of bytes."""
+    if name in PRESETS and not Path(name).is_dir() and is_dummy:
+        return byte_tokenizer()
+    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
+
+
+def read_keys(keys: list[str], file: Path | None) -> tuple[bytes, ...]:
+    """The API keys of both options. A file without one would leave the server open, so it is refused."""
+    found = list(keys)
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadSetting(f"--api-key-file {file} cannot be read: {error}.") from None
+        found += [line for line in lines if line]
+        if not any(lines):
+            raise BadSetting(f"--api-key-file {file} holds no key; give one a line.")
+    if not all(key.strip() and key.isascii() and key.isprintable() for key in found):
+        raise BadSetting("An API key is empty or holds characters that no header can carry; use printable ASCII.")
+    return tuple(key.strip().encode() for key in found)
+
+
+def _progress(start: Callable[[int | None], None], advance: Callable[[int], None]) -> Callable[[int, int], None]:
+    """The engine says how many layers of all are there; the bar wants the total once, then steps."""
+    seen = -1
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal seen
+        if seen < 0:
+            start(total)
+            seen = 0
+        advance(done - seen)
+        seen = done
+
+    return on_progress
+
+
+def announce(ready: Ready, address: str, name: str, *, is_dummy: bool) -> None:
+    """Where the server is, and a line to try it with. The engine has logged the plan."""
+    if is_dummy:
+        err.print("[yellow]The weights are random:[/] what this model says means nothing. No demo model exists yet.")
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 64}}'
+    curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{address}[/]")
+    err.print(f"Try it:\n  {escape(curl)}", soft_wrap=True)
