@@ -89,7 +89,8 @@ def run(
 ) -> Iterator[Row]:
     """Rows as they are measured: the median of ``repeats`` runs after one that is not counted."""
     for case in cases:
-        rates = [_measure(model, case, step_tokens) for _ in range(repeats + 1)][1:]
+        engine = make_engine(model, case, step_tokens)
+        rates = [_measure(model, engine, case, turn) for turn in range(repeats + 1)][1:]
         context = case.tokens if case.kind == "pp" else case.depth + case.tokens // 2
         expected = predict(shape, model.ops.plan, setup, case.batch, max(context, 1), step_tokens)
         if case.kind == "pp":
@@ -100,15 +101,14 @@ def run(
         yield Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted)
 
 
-def _measure(model: GptOss, case: Case, step_tokens: int) -> float:
-    """Tokens per second of one run."""
-    engine = make_engine(model, case, step_tokens)
-    chooser = random.Random(0)
+def _measure(model: GptOss, engine: Engine, case: Case, turn: int) -> float:
+    """Tokens per second of one run. The engine stays from run to run: what the first one captured serves the rest."""
+    chooser = random.Random(turn)
     prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
     new = 1 if case.kind == "pp" else case.tokens + 1
     for index in range(case.batch):
         tokens = [chooser.randrange(model.config.vocab_size) for _ in range(prompt)]
-        engine.submit(Request(str(index), tokens, SamplingParams(max_tokens=new, ignore_eos=True)))
+        engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=new, ignore_eos=True)))
     if case.kind == "pp":
         return case.tokens / _seconds(engine, model.device)
     # All prompts are through once every sequence has its first token.

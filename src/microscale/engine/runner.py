@@ -7,6 +7,7 @@ others, with prompts among them, are laid out anew and run as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -46,10 +47,9 @@ class ModelRunner:
         longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * limits.page_size)
         max_pages = -(-longest // limits.page_size)
         self._inputs = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
+        # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
+        self._forward = partial(model.forward, kv=self._kv)
         self._graphs = DecodeGraphs(self._forward, model.device, enabled=not enforce_eager)
-
-    def _forward(self, batch: ForwardBatch) -> Logits:
-        return self._model.forward(batch, self._kv)
 
     def forward(self, plan: Sequence[Work]) -> Logits:
         """Logits, as many rows as each part of the plan wants, in its order. They last until the next step."""
