@@ -77,25 +77,23 @@ class DecodeInputs:
 
     def fill(self, plan: Sequence[Work], size: int) -> None:
         """Row by row what the plan says, and rows of no one up to ``size``."""
-        wide, lengths, page_size = self._host_wide, self._host_lengths, self._page_size
-        for row, work in enumerate(plan):
-            wide[0, row] = work.request.tokens[work.first]
-            wide[1, row] = work.first
-            lengths[row] = work.first + 1
-        for number, (kind, pool) in enumerate(self._pools.items()):
+        spare = size - len(plan)
+        firsts = [work.first for work in plan]
+        wide = [[work.request.tokens[work.first] for work in plan] + [0] * spare, firsts + [0] * spare]
+        for kind, pool in self._pools.items():
+            slots = []
             for row, work in enumerate(plan):
                 pages = pool.pages_of(work.request.request_id)
-                page = pages[work.first // page_size]
-                wide[2 + number, row] = page * page_size + work.first % page_size
+                slots.append(pages[work.first // self._page_size] * self._page_size + work.first % self._page_size)
                 self._show(kind, row, (work.request, work.request.num_preempted), pages)
+            # The page after the last is nobody's.
+            wide.append(slots + [pool.num_pages * self._page_size] * spare)
             for row in range(len(plan), size):
-                wide[2 + number, row] = pool.num_pages * page_size  # the page after the last is nobody's
                 self._show(kind, row, None, [pool.num_pages])
-        wide[0, len(plan) : size] = 0
-        wide[1, len(plan) : size] = 0
-        lengths[len(plan) : size] = 1
-        self._wide[:, :size].copy_(wide[:, :size], non_blocking=True)
-        self._lengths[:size].copy_(lengths[:size], non_blocking=True)
+        self._host_wide[:, :size] = torch.tensor(wide)
+        self._host_lengths[:size] = torch.tensor([first + 1 for first in firsts] + [1] * spare)
+        self._wide[:, :size].copy_(self._host_wide[:, :size], non_blocking=True)
+        self._lengths[:size].copy_(self._host_lengths[:size], non_blocking=True)
 
     def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
         """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""
