@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 OLD := .venv-triton36
 OLD_INSTALLED := $(OLD)/.installed
 
-.PHONY: help install test check prove gpu-test soak clean
+.PHONY: help install serve test check prove gpu-test soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -25,6 +25,11 @@ $(OLD_INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 install: $(INSTALLED) ## Make the virtual environment in .venv
+
+# Until the demo model exists: random weights and a tokenizer of bytes. Any other: make serve ARGS='openai/gpt-oss-20b'
+ARGS ?= gpt-oss-tiny --load-format dummy
+serve: $(INSTALLED) ## Serve a tiny model with random weights at http://127.0.0.1:8000 (ARGS=… for another)
+	$(BIN)/microscale serve $(ARGS)
 
 test: $(INSTALLED) ## Run every test that needs no GPU (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"backends.ops", "formats", "errors"},
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
-    "server": {"engine", "text", "settings", "errors"},
+    "server": {"engine", "text", "settings", "errors", "version"},
     "prove": {"kernels", "backends", "hardware", "errors"},
     "doctor": {"hardware", "settings", "errors", "version"},
     "__init__": {"version"},

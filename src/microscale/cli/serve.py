@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,7 @@ from microscale.server.run import serve as run_server
 from microscale.text.tokenizer import Tokenizer
 
 DEFAULTS = Limits()
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
@@ -104,9 +106,9 @@ def serve(
 
     Try it with no files at all: microscale serve gpt-oss-tiny --load-format dummy
     """
-    env = settings.load()
-    given = locals()
+    given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
+    env = settings.load()
     config = EngineConfig(
         model=model,
         load_format=load_format.value,
@@ -132,22 +134,33 @@ def serve(
         drain_s=drain_timeout,
     )
     show_log()
+    keys = read_keys(api_key or [], api_key_file)
+    if not keys and host not in LOOPBACK:
+        err.print(
+            f"[yellow]Anybody who reaches {escape(host)} can use this server:[/] set --api-key-file to prevent it."
+        )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [model])
-    with progress_bar(f"Loading {model}") as (start, advance):
+    with ExitStack() as loading:
+        start, advance = loading.enter_context(progress_bar(f"Loading {model}"))
+
+        def on_ready(ready: Ready, address: str) -> None:
+            loading.close()
+            announce(ready, address, names[0], is_dummy=is_dummy)
+
         options = ServeOptions(
             engine=config,
             tokenizer=find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy),
             names=names,
             host=host,
             port=port,
-            keys=read_keys(api_key or [], api_key_file),
+            keys=keys,
             limits=limits,
             metrics_prefix=metrics_prefix,
             drain_s=drain_timeout,
             strict_eos=not is_dummy,
             launch=Launch(on_progress=_progress(start, advance)),
-            on_ready=lambda ready, address: announce(ready, address, names[0], is_dummy=is_dummy),
+            on_ready=on_ready,
         )
         sys.exit(run(options))
 

@@ -1,0 +1,147 @@
+"""The routes. What is behind them stands in modules of its own; here are paths, keys and the shape of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from fastapi import FastAPI, Request
+from msgspec import UNSET, Struct
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from microscale.errors import EngineDied, MicroscaleError
+from microscale.server.answer import Answer, Exchange, read_body
+from microscale.server.chat import chat
+from microscale.server.completions import complete
+from microscale.server.faults import Unauthorized, error_headers, error_json, fault_of, reply_json
+from microscale.server.host import Host
+from microscale.server.openapi import describe
+from microscale.server.replies import Health, Model, ModelList, PlanReply, VersionReply, encode
+from microscale.server.tokens import detokenize, tokenize
+from microscale.version import __version__
+
+Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
+STATS_TIMEOUT_S = 5.0
+OPEN = "/health"
+"""The one path that needs no key: a load balancer has none."""
+
+
+class Keys:
+    """Lets through who has a key. Every key is compared in full, so that time tells nothing about any."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[bytes, ...]) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._keys and scope["type"] == "http" and scope["path"] != OPEN and not self._has_key(scope):
+            error = Unauthorized("The API key is missing or wrong: send the header Authorization: Bearer KEY.")
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        kind, _, key = given.partition(b" ")
+        found = False
+        for known in self._keys:
+            found |= hmac.compare_digest(known, key.strip())
+        return found and kind.lower() == b"bearer"
+
+
+def error_response(error: MicroscaleError) -> Response:
+    return Response(error_json(error), fault_of(error).status, error_headers(error), "application/json")
+
+
+def _reply(value: Struct, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+def make_app(host: Host) -> FastAPI:
+    """The application; its state is ``host``."""
+    # No page of the framework's: it would load scripts from elsewhere.
+    app = FastAPI(title="Microscale", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app.add_middleware(Keys, keys=host.keys)
+    _add_errors(app)
+    _add_generation(app, host)
+    _add_facts(app, host)
+    describe(app)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(MicroscaleError)
+    async def on_purpose(request: Request, error: MicroscaleError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def by_framework(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}."
+        body = reply_json(message, "invalid_request_error", str(error.detail).lower().replace(" ", "_"))
+        return Response(body, error.status_code, error.headers, "application/json")
+
+    @app.exception_handler(Exception)
+    async def by_mistake(request: Request, error: Exception) -> Response:
+        body = reply_json(f"The server made a mistake: {type(error).__name__}.", "server_error", "internal")
+        return Response(body, 500, media_type="application/json")
+
+
+def _add_generation(app: FastAPI, host: Host) -> None:
+    for path, work in (
+        ("/v1/completions", complete),
+        ("/v1/chat/completions", chat),
+        ("/tokenize", tokenize),
+        ("/detokenize", detokenize),
+    ):
+        app.add_api_route(path, _endpoint(host, path, work), methods=["POST"], response_model=None)
+
+
+def _endpoint(host: Host, path: str, work: Work) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        body = await read_body(request, host.limits)
+        return Answer(host, path, partial(work, host, body))
+
+    return endpoint
+
+
+def _add_facts(app: FastAPI, host: Host) -> None:
+    models = [Model(name, host.created, host.max_model_len) for name in host.names]
+
+    @app.get(OPEN, response_model=None)
+    async def health() -> Response:
+        try:
+            host.check_open()
+        except MicroscaleError as error:
+            return _reply(Health("unavailable", str(error)), 503)
+        return _reply(Health("ok", UNSET))
+
+    @app.get("/version", response_model=None)
+    async def version() -> Response:
+        return _reply(VersionReply(__version__))
+
+    @app.get("/v1/models", response_model=None)
+    async def list_models() -> Response:
+        return _reply(ModelList(models))
+
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def one_model(name: str) -> Response:
+        host.check_model(name)
+        return _reply(Model(name, host.created, host.max_model_len))
+
+    @app.get("/plan", response_model=None)
+    async def plan() -> Response:
+        ready = host.engine.ready
+        return _reply(PlanReply(host.names[0], ready.vocab_size, ready.max_model_len, ready.plan))
+
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        try:
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                stats = await host.engine.stats()
+        except (TimeoutError, EngineDied):
+            stats = None
+        return Response(host.metrics.text(stats), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,230 @@
+"""``/v1/chat/completions``: Harmony's channels as reasoning, content and tool calls."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from msgspec import UNSET
+
+from microscale.engine.engine import Output
+from microscale.engine.request import Finish
+from microscale.server.answer import Exchange
+from microscale.server.choice import Choice, Step
+from microscale.server.faults import BadField
+from microscale.server.generation import Ask, generate, num_choices, requests, sampling_params, usage
+from microscale.server.host import Host
+from microscale.server.logprobs import chat_logprobs
+from microscale.server.parsing import parse
+from microscale.server.prompts import render
+from microscale.server.protocol import ChatRequest
+from microscale.server.replies import (
+    Call,
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    ChatReply,
+    encode,
+)
+from microscale.text.harmony_header import Flaw
+from microscale.text.output import CallDelta, ChatOutput, Delta
+
+
+@dataclass
+class Gathered:
+    """A choice that is returned as a whole."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[list[CallDelta]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    finish: str = ""
+
+    def add(self, step: Step) -> None:
+        self.reasoning.append(step.delta.reasoning)
+        self.content.append(step.delta.content)
+        self.token_ids += step.delta.token_ids
+        self.outputs += step.outputs
+        for call in step.delta.calls:
+            if call.function is not None:
+                self.calls.append([])
+            self.calls[-1].append(call)
+
+
+class Chat:
+    """One request's."""
+
+    def __init__(self, host: Host, request: ChatRequest, exchange: Exchange) -> None:
+        self._host = host
+        self._request = request
+        self._exchange = exchange
+        self._record = exchange.record
+        self._record.request_id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._name = host.check_model(request.model)
+        self._created = int(time.time())
+        self._num_reasoning = 0
+        if request.top_logprobs is not None and not request.logprobs:
+            raise BadField("top_logprobs is only there with logprobs: true.", "top_logprobs")
+
+    async def run(self, num_bytes: int) -> None:
+        host, request = self._host, self._request
+        n = num_choices(request, 1, host)
+        prompt = await host.off_loop(num_bytes, lambda: render(host, request))
+        self._prompt = prompt.tokens
+        max_tokens = request.max_completion_tokens or request.max_tokens
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        params = sampling_params(request, len(prompt.tokens), host, max_tokens, logprobs)
+        if not params.ignore_eos:
+            # The checkpoint may not name them all; they are where a turn of Harmony ends.
+            stops = {*params.stop_token_ids, *host.renderer.tokens.stops}
+            params = replace(params, stop_token_ids=tuple(sorted(stops)))
+        choices = [
+            Choice(
+                index,
+                ChatOutput(host.renderer.tokens, tools=prompt.tools, stops=request.stops),
+                keep_outputs=logprobs is not None,
+                given=prompt.begun,
+            )
+            for index in range(n)
+        ]
+        asked = requests(self._record, request, [Ask(prompt.tokens, params)], n)
+        steps = generate(host, self._record, asked, choices)
+        async with aclosing(steps):
+            if not request.stream:
+                gathered = [Gathered() for _ in choices]
+                async for choice, step in steps:
+                    self._count(step)
+                    gathered[choice.index].add(step)
+                    if step.finish is not None:
+                        gathered[choice.index].finish = self._finish(choice, step.finish)
+                replies = [self._choice(choice, whole) for choice, whole in zip(choices, gathered, strict=True)]
+                await self._exchange.json(encode(self._reply(replies)))
+                return
+            async for choice, step in steps:
+                self._count(step)
+                await self._exchange.event(encode(self._chunk([self._piece(choice, step)], step.first)))
+        if request.include_usage:
+            await self._exchange.event(encode(self._chunk([], False, final=True)))
+        await self._exchange.end_events()
+
+    def _count(self, step: Step) -> None:
+        if step.delta.reasoning:
+            self._num_reasoning += len(step.delta.token_ids)
+
+    def _finish(self, choice: Choice, finish: Finish) -> str:
+        reason = finish.value
+        output = choice.output
+        if finish is Finish.STOP and output.stopped is None and isinstance(output, ChatOutput) and output.num_calls:
+            reason = "tool_calls"
+        self._record.finishes.append(reason)
+        self._host.metrics.finished(reason)
+        return reason
+
+    # ---- at once -----------------------------------------------------------------------------------------------------
+
+    def _choice(self, choice: Choice, whole: Gathered) -> ChatChoice:
+        calls = [_called(pieces) for pieces in whole.calls]
+        content: str | None = "".join(whole.content)
+        reasoning = "".join(whole.reasoning) or UNSET
+        # OpenAI's null is for a turn that only calls; an answer that is missing is empty, and flagged.
+        message = ChatMessage(
+            content or (None if calls else ""),
+            reasoning=reasoning,
+            reasoning_content=reasoning,
+            tool_calls=calls or UNSET,
+        )
+        return ChatChoice(
+            choice.index,
+            message,
+            whole.finish,
+            chat_logprobs(self._host.tokenizer, whole.outputs) if self._request.logprobs else None,
+            tuple(whole.token_ids) if self._request.return_token_ids else UNSET,
+            choice.output.stopped or UNSET,
+            _flaws(choice, whole.finish) or UNSET,
+        )
+
+    def _reply(self, choices: list[ChatChoice]) -> ChatReply:
+        return ChatReply(
+            self._record.request_id,
+            self._created,
+            self._name,
+            choices,
+            usage(self._record, self._num_reasoning),
+            prompt_token_ids=self._prompt if self._request.return_token_ids else UNSET,
+        )
+
+    # ---- as it comes -------------------------------------------------------------------------------------------------
+
+    def _piece(self, choice: Choice, step: Step) -> ChatChunkChoice:
+        finish = None if step.finish is None else self._finish(choice, step.finish)
+        ended = finish is not None
+        return ChatChunkChoice(
+            choice.index,
+            _delta(step.delta, step.first),
+            finish,
+            chat_logprobs(self._host.tokenizer, step.outputs) if self._request.logprobs else None,
+            step.delta.token_ids if self._request.return_token_ids else UNSET,
+            (choice.output.stopped or UNSET) if ended else UNSET,
+            (_flaws(choice, finish) or UNSET) if ended else UNSET,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], first: bool, *, final: bool = False) -> ChatChunk:
+        said = usage(self._record, self._num_reasoning) if final else None if self._request.include_usage else UNSET
+        shows_prompt = first and bool(self._request.return_token_ids)
+        return ChatChunk(
+            self._record.request_id,
+            self._created,
+            self._name,
+            choices,
+            said,
+            prompt_token_ids=self._prompt if shows_prompt else UNSET,
+        )
+
+
+def _delta(delta: Delta, first: bool) -> ChatDelta:
+    reasoning = delta.reasoning or UNSET
+    calls = [
+        Call(CalledFunction(call.arguments), index=call.call_idx)
+        if call.function is None
+        else Call(CalledFunction(call.arguments, call.function), _call_id(), "function", call.call_idx)
+        for call in delta.calls
+    ]
+    return ChatDelta(
+        "assistant" if first else UNSET,
+        # The first has a content even if it is empty, which is how OpenAI's own begins.
+        delta.content if delta.content or first else UNSET,
+        reasoning,
+        reasoning,
+        calls or UNSET,
+    )
+
+
+def _called(pieces: Sequence[CallDelta]) -> Call:
+    function = CalledFunction("".join(piece.arguments for piece in pieces), pieces[0].function or "")
+    return Call(function, _call_id(), "function")
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _flaws(choice: Choice, finish: str | None) -> list[str]:
+    """What was malformed. That an output was cut is said by its finish reason."""
+    output = choice.output
+    if not isinstance(output, ChatOutput):
+        return []
+    expected = finish == "length" or output.stopped is not None
+    return [flaw.value for flaw in output.flaws if not (expected and flaw is Flaw.CUT)]
+
+
+async def chat(host: Host, body: bytes, exchange: Exchange) -> None:
+    host.check_open()
+    request = await host.off_loop(len(body), lambda: parse(ChatRequest, body))
+    await Chat(host, request, exchange).run(len(body))

@@ -1,0 +1,98 @@
+"""One output on its way to the client: the engine's tokens in, steps with text out.
+
+Every token id is on exactly one step, in order, whether its text shows at once, later, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from microscale.engine.engine import Output
+from microscale.engine.request import Finish
+from microscale.errors import BadLogits, Draining
+from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
+
+
+@dataclass(frozen=True)
+class Step:
+    """What some tokens added to a choice."""
+
+    delta: Delta
+    outputs: Sequence[Output]
+    """Of the delta's tokens, where log-probabilities are wanted."""
+    first: bool
+    finish: Finish | None
+
+
+class Choice:
+    """One output on its way to the client. Every token id is on exactly one step."""
+
+    def __init__(
+        self, index: int, output: ChatOutput | PlainOutput, *, keep_outputs: bool = False, given: Sequence[int] = ()
+    ) -> None:
+        """``given``: the end of the prompt, where it is the beginning of the answer."""
+        self.index = index
+        self.output = output
+        self.num_tokens = 0
+        self.done = False
+        self._keep_outputs = keep_outputs
+        self._outputs: list[Output] = []
+        self._given = output.feed(given) if given else None
+        """What the prompt's own ids show; it goes out with the first step, without them."""
+        self._skip = len(given) if self._given is None else 0
+        """Ids at the beginning of the next delta that are the prompt's, or were sent before their text was known."""
+
+    def advance(self, outputs: Sequence[Output]) -> Step | None:
+        ids = [output.token for output in outputs if output.token is not None]
+        finish = _ending(outputs[-1])
+        first = self.num_tokens == 0
+        self.num_tokens += len(ids)
+        if self._keep_outputs:
+            self._outputs += [output for output in outputs if output.token is not None]
+        delta = self.output.feed(ids)
+        if self.output.stopped is not None:
+            finish = Finish.STOP
+        if finish is not None:
+            self.done = True
+            delta = _joined(delta, self.output.finish())
+        if delta is not None:
+            delta = replace(delta, token_ids=delta.token_ids[self._skip :]) if self._skip else delta
+            self._skip = 0
+        elif first:
+            # Prefill is over, and clients time it by the first chunk: the header's ids go out before its text does.
+            self._skip += len(ids)
+            delta = Delta(tuple(ids))
+        else:
+            return None
+        if self._given is not None:
+            delta, self._given = _joined(replace(self._given, token_ids=()), delta), None
+        kept = self._outputs[: len(delta.token_ids)]
+        del self._outputs[: len(delta.token_ids)]
+        return Step(delta, kept, first, finish)
+
+
+def _ending(last: Output) -> Finish | None:
+    if last.finish is Finish.ERROR:
+        raise BadLogits(last.error or "The engine gave up on this request.")
+    if last.finish is Finish.ABORT:
+        raise Draining("The server stops, and this answer was not complete in time.")
+    return last.finish
+
+
+def _joined(delta: Delta | None, rest: Delta) -> Delta:
+    if delta is None:
+        return rest
+    return Delta(
+        delta.token_ids + rest.token_ids,
+        delta.reasoning + rest.reasoning,
+        delta.content + rest.content,
+        tuple(_joined_calls((*delta.calls, *rest.calls))),
+    )
+
+
+def _joined_calls(calls: Sequence[CallDelta]) -> Iterator[CallDelta]:
+    for call_idx, group in groupby(calls, key=lambda call: call.call_idx):
+        pieces = list(group)
+        yield CallDelta(call_idx, pieces[0].function, "".join(piece.arguments for piece in pieces))

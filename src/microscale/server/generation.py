@@ -1,0 +1,227 @@
+"""From prompts to outputs: submits choices to the engine, merges what comes back, keeps count.
+
+Chat and plain completions share this; what a choice looks like to the client is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from microscale.engine.client import EngineClient
+from microscale.engine.engine import Output
+from microscale.engine.request import Request
+from microscale.engine.sampler import SamplingParams
+from microscale.engine.stream import Stream
+from microscale.server.answer import Record
+from microscale.server.choice import Choice, Step
+from microscale.server.faults import BadField, SlowReader
+from microscale.server.host import Host
+from microscale.server.protocol import SamplingFields
+from microscale.server.replies import CachedTokens, ReasoningTokens, Usage
+
+MAX_QUEUED = 4
+"""Batches of outputs that wait, for each choice, until the client has taken those before."""
+
+TOLD_TOGETHER = 64
+"""Tokens between two updates of the metrics."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the choices of one prompt share."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+def sampling_params(
+    fields: SamplingFields, num_prompt: int, host: Host, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The request's wishes, with no more tokens than fit. OpenAI's defaults, not the engine's."""
+    room = host.max_model_len - num_prompt
+    if room < 1:
+        raise BadField(
+            f"The prompt has {num_prompt} tokens; together with an answer at most {host.max_model_len} are taken.",
+            "prompt",
+        )
+    bias = fields.logit_bias or {}
+    if len(bias) > host.limits.max_logit_bias:
+        raise BadField(
+            f"logit_bias has {len(bias)} tokens; at most {host.limits.max_logit_bias} are taken.", "logit_bias"
+        )
+    num_tokens = min(max_tokens or room, room)
+    least = fields.min_tokens or 0
+    if max_tokens is not None and least > max_tokens:
+        raise BadField(f"min_tokens is {least}, more than the most, {max_tokens}.", "min_tokens")
+    return SamplingParams(
+        max_tokens=num_tokens,
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        seed=fields.seed,
+        ignore_eos=bool(fields.ignore_eos),
+        top_k=fields.top_k or 0,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        min_p=fields.min_p or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=bias,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        min_tokens=min(least, num_tokens),
+        logprobs=logprobs,
+    )
+
+
+def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
+    """``n``, if it and the number of stop strings are within bounds."""
+    limits = host.limits
+    n = fields.n or 1
+    if n > limits.max_n:
+        raise BadField(f"n is {n}; at most {limits.max_n} choices are made.", "n")
+    if n * num_prompts > limits.max_choices:
+        raise BadField(f"{num_prompts} prompts times n = {n} is more than {limits.max_choices} choices.", "prompt")
+    if len(fields.stops) > limits.max_stop_strings:
+        raise BadField(f"stop has {len(fields.stops)} strings; at most {limits.max_stop_strings} are taken.", "stop")
+    return n
+
+
+def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int) -> list[Request]:
+    """One for each choice: all choices of the first prompt, then of the second. Seeds count up over a prompt's own."""
+    salt = fields.cache_salt or ""
+    if fields.cache_prompt is False:
+        salt = secrets.token_hex(16)
+    made: list[Request] = []
+    for ask in asks:
+        for number in range(n):
+            seed = ask.params.seed
+            params = ask.params if seed is None or not number else replace(ask.params, seed=(seed + number) % 2**63)
+            name = f"{record.request_id}-{len(made)}"
+            made.append(Request(name, ask.prompt, params, fields.priority or 0, salt))
+    return made
+
+
+async def generate(
+    host: Host, record: Record, asked: Sequence[Request], choices: Sequence[Choice]
+) -> AsyncGenerator[tuple[Choice, Step], None]:
+    """Steps of all choices as they come. Leaving it early aborts what still runs."""
+    host.check_open()
+    streams = await _submit_all(host.engine, asked)
+    clock = _Clock(host, record, len(choices))
+    try:
+        record.prompt_tokens = sum(len(prompt) for prompt in {id(r.prompt): r.prompt for r in asked}.values())
+        host.metrics.prompt_tokens.inc(record.prompt_tokens)
+        cached: dict[int, int] = {}
+        async with aclosing(_merged(streams)) as arrivals:
+            async for at, outputs in arrivals:
+                choice = choices[at]
+                if choice.done:
+                    continue
+                if len(outputs) > host.limits.max_unread_tokens:
+                    raise SlowReader(f"The client is {len(outputs)} tokens behind.")
+                if clock.is_first(at):
+                    prompt = id(asked[at].prompt)
+                    cached[prompt] = max(cached.get(prompt, 0), outputs[0].num_cached)
+                    record.cached_tokens = sum(cached.values())
+                clock.tick(at, len(outputs))
+                step = choice.advance(outputs)
+                if step is None:
+                    continue
+                if step.finish is not None:
+                    streams[at].close()
+                yield choice, step
+    finally:
+        clock.tell()
+        for stream in streams:
+            stream.close()
+
+
+class _Clock:
+    """When tokens came. Told to the metrics many together, to keep locks and buckets out of each token's way."""
+
+    def __init__(self, host: Host, record: Record, num_choices: int) -> None:
+        self._metrics = host.metrics
+        self._record = record
+        self._last = [0.0] * num_choices
+        self._gaps: list[float] = []
+        self._num_told = 0
+
+    def is_first(self, at: int) -> bool:
+        return not self._last[at]
+
+    def tick(self, at: int, num_tokens: int) -> None:
+        now = time.perf_counter()
+        if self._last[at]:
+            self._gaps += [(now - self._last[at]) / num_tokens] * num_tokens
+            if len(self._gaps) >= TOLD_TOGETHER:
+                self.tell()
+        elif self._record.first_token_s is None:
+            self._record.first_token_s = now - self._record.started
+            self._metrics.first_token.observe(self._record.first_token_s)
+        self._last[at] = now
+        self._record.completion_tokens += num_tokens
+
+    def tell(self) -> None:
+        for gap in self._gaps:
+            self._metrics.between_tokens.observe(gap)
+        self._gaps.clear()
+        self._metrics.generated_tokens.inc(self._record.completion_tokens - self._num_told)
+        self._num_told = self._record.completion_tokens
+
+
+async def _submit_all(engine: EngineClient, asked: Sequence[Request]) -> list[Stream]:
+    """All or none: one that is refused takes the others with it."""
+    if len(asked) == 1:
+        return [await engine.submit(asked[0])]
+    # Together: the engine answers between steps, and one after the other would wait for a step each.
+    results = await asyncio.gather(*map(engine.submit, asked), return_exceptions=True)
+    streams = [result for result in results if isinstance(result, Stream)]
+    for result in results:
+        if isinstance(result, BaseException):
+            for stream in streams:
+                stream.close()
+            raise result
+    return streams
+
+
+async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, list[Output]], None]:
+    """Outputs of all streams as they arrive, until all have ended."""
+    if len(streams) == 1:
+        while outputs := await streams[0].take():
+            yield 0, outputs
+        return
+    queue: asyncio.Queue[tuple[int, list[Output]] | BaseException | None] = asyncio.Queue(MAX_QUEUED * len(streams))
+
+    async def read(at: int, stream: Stream) -> None:
+        try:
+            while outputs := await stream.take():
+                await queue.put((at, outputs))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    readers = [asyncio.create_task(read(at, stream)) for at, stream in enumerate(streams)]
+    try:
+        open_streams = len(readers)
+        while open_streams:
+            match await queue.get():
+                case None:
+                    open_streams -= 1
+                case BaseException() as error:
+                    raise error
+                case arrival:
+                    yield arrival
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+def usage(record: Record, num_reasoning: int | None = None) -> Usage:
+    cached = CachedTokens(record.cached_tokens)
+    total = record.prompt_tokens + record.completion_tokens
+    if num_reasoning is None:
+        return Usage(record.prompt_tokens, record.completion_tokens, total, cached)
+    return Usage(record.prompt_tokens, record.completion_tokens, total, cached, ReasoningTokens(num_reasoning))

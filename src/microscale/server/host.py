@@ -1,0 +1,62 @@
+"""What every request needs: the engine, the tokenizer, the bounds, the counters. Made once, passed, never global."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from microscale.engine.client import EngineClient
+from microscale.errors import MicroscaleError
+from microscale.server.faults import NoSuchModel
+from microscale.server.limits import Limits
+from microscale.server.metrics import Metrics
+from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+INLINE_BYTES = 4096
+"""Work on so little text takes about 2 ms, rendering included (2 cores), and a thread costs its own time."""
+
+
+@dataclass
+class Host:
+    engine: EngineClient
+    tokenizer: Tokenizer
+    renderer: HarmonyRenderer
+    limits: Limits
+    metrics: Metrics
+    names: tuple[str, ...]
+    """Under which the model is served; the first is the one that replies carry."""
+    keys: tuple[bytes, ...] = ()
+    """API keys; none leaves every door open."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
+    closing: MicroscaleError | None = None
+    """Why nothing new is taken any more."""
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.ready.max_model_len
+
+    def check_open(self) -> None:
+        if self.closing is not None:
+            # A new one each time: an error that is raised twice gathers the tracebacks of both.
+            raise type(self.closing)(str(self.closing))
+
+    def check_model(self, name: str | None) -> str:
+        """The name that replies carry; a request that names none means this model."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise NoSuchModel(f"The model {name[:200]!r} is not served here; {' or '.join(self.names)} is.")
+        return name
+
+    async def off_loop(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """Do work whose time grows with ``num_bytes`` of text without holding the event loop up."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)

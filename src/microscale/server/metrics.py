@@ -1,0 +1,95 @@
+"""Counters and histograms for Prometheus, under the names that dashboards of this field know."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from microscale.engine.engine import Stats
+from microscale.errors import BadSetting
+
+FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+BETWEEN_TOKENS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
+WHOLE = (0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1920.0)
+_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
+
+
+class Metrics:
+    """One server's. ``prefix`` stands before the colon."""
+
+    def __init__(self, model: str, prefix: str = "microscale") -> None:
+        if not _PREFIX.fullmatch(prefix):
+            raise BadSetting(f"--metrics-prefix {prefix[:80]!r} is no name; use letters, digits and '_'.")
+        self._registry = CollectorRegistry()
+        self._stats = _EngineCounters(model, prefix)
+        self._registry.register(self._stats)
+        self._gauges = {
+            name: self._gauge(f"{prefix}:{name}", text).labels(model)
+            for name, text in (
+                ("num_requests_running", "Requests that the engine computes."),
+                ("num_requests_waiting", "Requests in the engine's queue."),
+                ("kv_cache_usage_perc", "The part of the KV pages in use, 0 to 1; of the kind with least left."),
+            )
+        }
+        self.first_token = self._histogram(f"{prefix}:time_to_first_token_seconds", FIRST_TOKEN).labels(model)
+        self.between_tokens = self._histogram(f"{prefix}:inter_token_latency_seconds", BETWEEN_TOKENS).labels(model)
+        self.whole = self._histogram(f"{prefix}:e2e_request_latency_seconds", WHOLE).labels(model)
+        self.prompt_tokens = self._counter(f"{prefix}:prompt_tokens", ["model_name"]).labels(model)
+        self.generated_tokens = self._counter(f"{prefix}:generation_tokens", ["model_name"]).labels(model)
+        self._finished = self._counter(f"{prefix}:request_success", ["model_name", "finished_reason"])
+        self._refused = self._counter(f"{prefix}:request_failure", ["model_name", "code"])
+        self._model = model
+
+    def finished(self, reason: str) -> None:
+        self._finished.labels(self._model, reason).inc()
+
+    def failed(self, code: str) -> None:
+        self._refused.labels(self._model, code).inc()
+
+    def text(self, stats: Stats | None) -> bytes:
+        """The exposition; without ``stats`` the engine's numbers stay as they were last seen."""
+        if stats is not None:
+            self._stats.last = stats
+            self._gauges["num_requests_running"].set(stats.num_running)
+            self._gauges["num_requests_waiting"].set(stats.num_waiting)
+            used = max((used / max(total, 1) for used, total in stats.pages.values()), default=0.0)
+            self._gauges["kv_cache_usage_perc"].set(used)
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["model_name"], registry=self._registry)
+
+    def _counter(self, name: str, labels: list[str]) -> Counter:
+        return Counter(name, name.partition(":")[2].replace("_", " "), labels, registry=self._registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = name.partition(":")[2].replace("_", " ")
+        return Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry)
+
+
+class _EngineCounters(Collector):
+    """Counters that the engine keeps."""
+
+    def __init__(self, model: str, prefix: str) -> None:
+        self.last: Stats | None = None
+        self._model = model
+        self._prefix = prefix
+
+    def collect(self) -> list[Metric]:
+        last = self.last
+        if last is None:
+            return []
+        counts = {
+            "num_preemptions": last.num_preemptions,
+            "prefix_cache_queries": last.prefix_queries,
+            "prefix_cache_hits": last.prefix_hits,
+        }
+        families: list[Metric] = []
+        for name, value in counts.items():
+            family = CounterMetricFamily(f"{self._prefix}:{name}", name.replace("_", " "), labels=["model_name"])
+            family.add_metric([self._model], value)
+            families.append(family)
+        return families

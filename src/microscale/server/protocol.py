@@ -1,0 +1,285 @@
+"""Requests of OpenAI's API, and the fields that other servers' clients add to it.
+
+Every field is understood, known to be harmless (``HARMLESS``, ``ONLY``, each with its reason), or refused by name.
+Values are bounded by ``Limits`` and checked by ``SamplingParams``; here stand names and types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+MARKS: Mapping[str, str] = {
+    "user": "names who asks; nothing here depends on it",
+    "safety_identifier": "names who asks",
+    "metadata": "is for the client's own records",
+    "prompt_cache_key": "is a hint; prefixes are found by their content",
+    "prompt_cache_retention": "is a hint",
+    "parallel_tool_calls": "a turn of Harmony ends with its first call, so it holds one at most",
+    "add_special_tokens": "gpt-oss puts nothing before a prompt",
+    "spaces_between_special_tokens": "no spaces are put anywhere",
+}
+"""Harmless whatever the value, with the reason."""
+
+ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "best_of": ((1,), "every choice is returned"),
+    "echo": ((False,), "the prompt is not returned"),
+    "suffix": (("",), "nothing is filled in"),
+    "store": ((False,), "nothing is stored"),
+    "service_tier": (("auto", "default"), "there is one tier"),
+    "modalities": ((["text"],), "text is all there is"),
+    "verbosity": (("medium",), "the model has no such setting"),
+    "use_beam_search": ((False,), "tokens are sampled"),
+    "skip_special_tokens": ((True,), "control tokens are never text"),
+    "include_reasoning": ((True,), "reasoning is always returned"),
+    "include_stop_str_in_output": ((False,), "text ends before a stop string"),
+}
+"""Harmless with these values, which ask for what is done anyway."""
+
+
+class Body(BaseModel):
+    """JSON with no guesses: a string is no number, NaN is no number, and an unknown field is refused."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
+    HARMLESS: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="after")
+    def _refuse_unknown(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in self.HARMLESS:
+                continue
+            only = ONLY.get(name)
+            if only is None:
+                raise PydanticCustomError("unsupported_field", "is not supported", {"field": name})
+            # 1 == True in Python, not in JSON.
+            if not any(type(value) is type(good) and value == good for good in only[0]):
+                raise PydanticCustomError(
+                    "unsupported_value", "is not supported with this value: {why}", {"field": name, "why": only[1]}
+                )
+        return self
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]
+MANY = 65536
+"""No list but one of tokens is longer, whatever ``Limits`` says. Every list fails at its first fault: pydantic holds
+the interpreter while it collects them, 3.7 s for 300,000 (2 cores)."""
+Strings = Annotated[list[str], Field(max_length=MANY, fail_fast=True)]
+
+
+def _few(value: object) -> object:
+    """Dictionaries cannot fail at their first fault, so they are counted first."""
+    if isinstance(value, dict) and len(value) > MANY:
+        raise PydanticCustomError("too_long", "has more than {most} entries", {"most": MANY})
+    return value
+
+
+# Keys of JSON are strings.
+Bias = Annotated[dict[Annotated[Token, Field(strict=False)], float], BeforeValidator(_few)]
+
+
+class SamplingFields(Body):
+    """What the two kinds of completion share."""
+
+    HARMLESS = MARKS
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Bias | None = None
+    seed: int | None = None
+    stop: str | Strings | None = None
+    stop_token_ids: Tokens | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    cache_prompt: bool | None = None
+    """False: neither take from the prefix cache nor leave anything in it for others."""
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("no_stream", "is only there with stream: true", {"field": "stream_options"})
+        return self
+
+
+def _prompt_kind(value: object) -> str:
+    """By the first element: to try every kind on a long list would take as many times as long."""
+    if not isinstance(value, list):
+        return "Text"
+    first = value[0] if value else None
+    return "Texts" if isinstance(first, str) else "Lists" if isinstance(first, list) else "Ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("Text")]
+    | Annotated[Strings, Tag("Texts")]
+    | Annotated[Tokens, Tag("Ids")]
+    | Annotated[list[Tokens], Field(max_length=MANY, fail_fast=True), Tag("Lists")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """``/v1/completions``. A text prompt may hold control tokens by name: its format is the caller's."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Parts = Annotated[list[TextPart], Field(max_length=MANY, fail_fast=True)]
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class PastCall(Body):
+    HARMLESS: ClassVar[Mapping[str, str]] = {"index": "calls stand in order"}
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+Content = str | Parts | None
+ECHOED: Mapping[str, str] = {
+    "annotations": "is returned by other servers and sent back",
+    "refusal": "is returned by other servers and sent back",
+    "flaws": "is what we returned",
+    "token_ids": "is what we returned",
+}
+
+
+class Instruction(Body):
+    HARMLESS: ClassVar[Mapping[str, str]] = {"name": "Harmony's turns have no names"}
+
+    role: Literal["system", "developer", "user"]
+    content: str | Parts
+
+
+class AssistantMessage(Body):
+    HARMLESS: ClassVar[Mapping[str, str]] = {**ECHOED, "name": "Harmony's turns have no names"}
+
+    role: Literal["assistant"]
+    content: Content = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=MANY, fail_fast=True)] | None = None
+
+
+class ToolMessage(Body):
+    role: Literal["tool"]
+    content: str | Parts
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+ChatMessage = Annotated[Instruction | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class Function(Body):
+    HARMLESS: ClassVar[Mapping[str, str]] = {}
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class ToolSpec(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class ChatFields(Body):
+    """What becomes a prompt."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MANY, fail_fast=True)]
+    tools: Annotated[list[ToolSpec], Field(max_length=MANY, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    reasoning_effort: Literal["low", "medium", "high"] | None = None
+
+
+class ChatRequest(SamplingFields, ChatFields):
+    """``/v1/chat/completions``."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    response_format: TextFormat | None = None
+
+
+class TokenizeText(Body):
+    HARMLESS = MARKS
+
+    model: str | None = None
+    prompt: str
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(ChatFields):
+    HARMLESS = MARKS
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    HARMLESS = MARKS
+
+    model: str | None = None
+    tokens: Tokens

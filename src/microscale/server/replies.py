@@ -1,0 +1,195 @@
+"""What is sent back, as msgspec structs: encoded in about a microsecond, where a chunk goes out for every token.
+
+``UNSET`` leaves a field out; ``None`` is sent as null, where OpenAI's clients expect one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+encode = msgspec.json.Encoder().encode
+
+
+class CachedTokens(Struct, frozen=True):
+    cached_tokens: int
+
+
+class ReasoningTokens(Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+
+
+# ---- chat ------------------------------------------------------------------------------------------------------------
+
+
+class CalledFunction(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class Call(Struct, frozen=True):
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    """In a stream: a call comes in pieces."""
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[TokenLogprob]
+
+
+class ChatDelta(Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same text under the older name."""
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    stop_reason: str | UnsetType = UNSET
+    flaws: list[str] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "chat.completion.chunk"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatMessage(Struct, frozen=True):
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class ChatChoice(Struct, frozen=True):
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    stop_reason: str | UnsetType = UNSET
+    flaws: list[str] | UnsetType = UNSET
+    """What was malformed in the model's output; none of its text is lost."""
+
+
+class ChatReply(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+# ---- completions -----------------------------------------------------------------------------------------------------
+
+
+class TextLogprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(Struct, frozen=True):
+    """The same in a stream and at once."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: TextLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    stop_reason: str | UnsetType = UNSET
+
+
+class TextReply(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "text_completion"
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+class Model(Struct, frozen=True):
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "microscale"
+
+
+class ModelList(Struct, frozen=True):
+    data: list[Model]
+    object: str = "list"
+
+
+class Tokenized(Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Detokenized(Struct, frozen=True):
+    prompt: str
+
+
+class PlanReply(Struct, frozen=True):
+    model: str
+    vocab_size: int
+    max_model_len: int
+    plan: str
+    """Which kernel runs what, as a table."""
+
+
+class VersionReply(Struct, frozen=True):
+    version: str
+
+
+class Health(Struct, frozen=True):
+    status: str
+    reason: str | UnsetType = UNSET

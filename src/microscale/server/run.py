@@ -1,0 +1,173 @@
+"""The life of a server: bind, load, test, serve, drain.
+
+    bind ── engine loads ── self-test ── serve ──┬─ SIGTERM, Ctrl-C ── drain: 503 for what is new, the open finish ── 0
+                                                 └─ engine ends ────── 503 for all, a moment to be told ──────────── 1
+A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from microscale.engine.client import EngineClient, Launch
+from microscale.engine.messages import EngineConfig, Ready
+from microscale.errors import BadSetting, Draining, EngineDied
+from microscale.server.app import make_app
+from microscale.server.host import Host
+from microscale.server.http import bounded_protocol
+from microscale.server.limits import Limits
+from microscale.server.metrics import Metrics
+from microscale.server.selftest import self_test
+from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+LAST_WORDS_S = 2.0
+"""After the engine's death: how long clients are still told of it."""
+SHUTDOWN_S = 5.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What decides how a model is served."""
+
+    engine: EngineConfig
+    tokenizer: Tokenizer
+    names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: tuple[bytes, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    metrics_prefix: str = "microscale"
+    drain_s: float = 30.0
+    strict_eos: bool = True
+    """Whether the model's end tokens must be the tokenizer's; random weights have another's."""
+    launch: Launch = field(default_factory=Launch)
+    on_ready: Callable[[Ready, str], None] = lambda ready, address: None
+    """Hears what was loaded and where it is served."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to us: it would end the process by them after the drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The address, before anything is loaded: one that is taken is known at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise BadSetting(f"--host {host} --port {port} is no address: {error}.") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise BadSetting(f"{host}:{port} cannot be bound ({error.strerror}); choose another --port.") from None
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(options: ServeOptions) -> int:
+    """Serve until a signal or the engine's end; the exit status."""
+    with bind(options.host, options.port) as bound:
+        renderer = HarmonyRenderer(options.tokenizer)
+        metrics = Metrics(options.names[0], options.metrics_prefix)
+        async with await EngineClient.start(options.engine, options.launch) as engine:
+            ready = engine.ready
+            eos = ready.eos_token_ids if options.strict_eos else ()
+            self_test(options.tokenizer, renderer, ready.vocab_size, eos)
+            # What is loaded stays: the collector need not walk through it again and again.
+            gc.collect()
+            gc.freeze()
+            host = Host(engine, options.tokenizer, renderer, options.limits, metrics, options.names, options.keys)
+            try:
+                return await _serve(host, options, bound)
+            finally:
+                host.threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int:
+    config = uvicorn.Config(
+        make_app(host),
+        http=bounded_protocol(options.limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(SHUTDOWN_S),
+    )
+    server = Server(config)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(server.serve([bound]))
+    serving.add_done_callback(lambda task: stop.set())
+    while not server.started and not stop.is_set():
+        await asyncio.sleep(0.01)
+    options.on_ready(host.engine.ready, address_of(bound))
+    ended = asyncio.create_task(host.engine.wait_ended())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+        status = await (_bury(host, ended.result()) if ended.done() else _drain(host, options.drain_s, stop))
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+        ended.cancel()
+        stopped.cancel()
+        server.should_exit = True
+        await serving
+    return status
+
+
+async def _bury(host: Host, end: EngineDied) -> int:
+    host.closing = end
+    log.error("The engine has ended, and the server ends with it: %s", end)
+    await asyncio.sleep(LAST_WORDS_S)
+    return 1
+
+
+async def _drain(host: Host, within_s: float, stop: asyncio.Event) -> int:
+    """Let open requests finish. A second signal ends them."""
+    stop.clear()
+    host.closing = Draining("The server is about to stop and takes no new requests.")
+    log.info("Stopping: open requests have %g s to finish; a second signal ends them now.", within_s)
+    draining = asyncio.create_task(host.engine.drain(within_s))
+    again = asyncio.create_task(stop.wait())
+    await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    if not draining.done():
+        draining.cancel()
+        await asyncio.wait((draining,))
+        await host.engine.close()
+        log.info("Stopped at once.")
+        return 1
+    try:
+        num_aborted = draining.result()
+    except EngineDied as error:
+        log.error("The engine did not drain: %s", error)
+        return 1
+    log.info("Stopped; %d requests were cut off.", num_aborted)
+    return 0

@@ -1,0 +1,316 @@
+"""What a server must survive: nonsense, strangers, clients that leave or do not read, many at once, its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from support.live_server import KEY, MODEL, SEEDS, Live, live
+from support.scripted_service import CRASH
+
+HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+GOOD = {"messages": [{"role": "user", "content": "Hi"}], "seed": SEEDS["answer"]}
+LIMITS = {"max_body_bytes": 200_000, "max_header_bytes": 4096, "read_timeout_s": 1.0, "write_timeout_s": 0.5}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with live(log, limits=LIMITS, max_model_len=2**20) as running:
+        yield running
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def client(server: Live) -> Iterator[httpx.Client]:
+    with session(server) as made:
+        yield made
+
+
+def chat_with(**changes: Any) -> bytes:
+    return json.dumps(GOOD | changes).encode()
+
+
+def tool(parameters: object) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"items": inner}
+    return inner
+
+
+HORRORS: list[tuple[str, bytes, int, str]] = [
+    (CHAT, b"", 400, "body"),
+    (CHAT, b"{", 400, "body"),
+    (CHAT, b"[]", 400, "body"),
+    (CHAT, b"\xff\xfe", 400, "body"),
+    (CHAT, b'{"messages": ' + b"[" * 50_000, 400, "body"),
+    (CHAT, b'{"messages": "\\ud800"}', 400, "body"),
+    (CHAT, b'{"messages": [], "temperature": NaN}', 400, "messages"),
+    (CHAT, chat_with(temperature=1e400), 400, "temperature"),
+    (CHAT, chat_with(temperature="hot"), 400, "temperature"),
+    (CHAT, chat_with(temperature=-1), 400, "temperature"),
+    (CHAT, chat_with(max_tokens=10**30), 200, ""),
+    (CHAT, chat_with(max_tokens=0), 400, "max_tokens"),
+    (CHAT, chat_with(n=10**9), 400, "n is"),
+    (CHAT, chat_with(n=True), 400, "n"),
+    (CHAT, chat_with(seed=-5), 400, "seed"),
+    (CHAT, chat_with(top_k=2**40), 400, "top_k"),
+    (CHAT, chat_with(stop=["x"] * 17), 400, "stop"),
+    (CHAT, chat_with(stop=[""]), 400, "stop"),
+    (CHAT, chat_with(logit_bias={"x": 1}), 400, "logit_bias"),
+    (CHAT, chat_with(logit_bias={str(n): 1 for n in range(513)}), 400, "513"),
+    (CHAT, chat_with(logit_bias={"5": 1000}), 400, "logit_bias"),
+    (CHAT, chat_with(messages=[]), 400, "messages"),
+    (CHAT, chat_with(messages=[{"role": "user", "content": "x"}] * 2049), 400, "2049"),
+    (CHAT, chat_with(messages=[{"role": "alien", "content": "x"}]), 400, "messages[0]"),
+    (CHAT, chat_with(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0].content"),
+    (CHAT, chat_with(messages=[{"role": "user", "content": "x", "weight": 1}]), 400, "messages[0].weight"),
+    (CHAT, chat_with(messages=[{"role": "tool", "content": "x", "tool_call_id": "none"}]), 400, "none"),
+    (CHAT, chat_with(stream_options={"include_usage": True}), 400, "stream_options"),
+    (CHAT, chat_with(top_logprobs=3), 400, "top_logprobs"),
+    (CHAT, chat_with(logprobs=True, top_logprobs=10_000), 400, "logprobs"),
+    (CHAT, chat_with(response_format={"type": "json_object"}), 400, "response_format"),
+    (CHAT, chat_with(chat_template="{{ x }}"), 400, "chat_template"),
+    (CHAT, chat_with(store=True), 400, "store"),
+    (CHAT, chat_with(store=False, user="me", metadata={"a": "b"}, service_tier="auto"), 200, ""),
+    (CHAT, chat_with(tool_choice="required"), 400, "tool_choice"),
+    (CHAT, chat_with(**tool(nested(33))), 400, "32 levels"),
+    (CHAT, chat_with(**tool({"x": "y " * 40_000})), 400, "bytes"),
+    (CHAT, chat_with(**tool({"enum": ["y" * 5000]})), 400, "word"),
+    (CHAT, chat_with(**tool({"type": 7, "properties": [1]})), 200, ""),
+    (CHAT, b" " * 300_000, 413, "200000"),
+    (COMPLETIONS, json.dumps({"prompt": ""}).encode(), 400, "empty"),
+    (COMPLETIONS, json.dumps({"prompt": []}).encode(), 400, "prompt"),
+    (COMPLETIONS, json.dumps({"prompt": [[1], "x"]}).encode(), 400, "prompt"),
+    (COMPLETIONS, json.dumps({"prompt": [-1]}).encode(), 400, "prompt"),
+    (COMPLETIONS, json.dumps({"prompt": ["x"] * 65}).encode(), 400, "65 prompts"),
+    (COMPLETIONS, json.dumps({"prompt": "x", "echo": True}).encode(), 400, "echo"),
+    ("/tokenize", b'{"text": 1}', 400, ""),
+    ("/detokenize", b'{"tokens": [99999999999]}', 400, "tokens"),
+    ("/detokenize", b'{"tokens": [599, 5]}', 200, ""),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "names"), HORRORS)
+def test_nonsense_is_refused_by_name(client: httpx.Client, path: str, body: bytes, status: int, names: str) -> None:
+    reply = client.post(path, content=body)
+    assert (reply.status_code, names in reply.text) == (status, True), reply.text
+    if status != 200:
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_other_doors(client: httpx.Client, server: Live) -> None:
+    assert client.get("/nowhere").status_code == 404
+    assert client.get(CHAT).status_code == 405
+    form = {"Content-Type": "text/plain"}
+    assert client.post(CHAT, content=chat_with(), headers=form).status_code == 415
+    assert client.get("/version").json()["version"]
+    assert client.get("/plan").json()["plan"] == "scripted"
+    assert CHAT in client.get("/openapi.json").json()["paths"]
+    ids = client.post("/tokenize", json={"prompt": "a <|end|> 日本"}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "a <|end|> 日本"
+    assert client.post("/tokenize", json={"messages": GOOD["messages"]}).json()["count"] > 20
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}])
+def test_the_key_covers_everything_but_health(server: Live, headers: dict[str, str]) -> None:
+    for path in ("/v1/models", "/metrics", "/plan", "/version", "/openapi.json", "/nowhere", "//health", "/health/"):
+        assert httpx.get(server.address + path, headers=headers).status_code == 401, path
+    assert httpx.post(server.address + CHAT, headers=headers, content=chat_with()).status_code == 401
+    assert httpx.get(server.address + "/health", headers=headers).status_code == 200
+
+
+def test_metrics(client: httpx.Client) -> None:
+    client.post(CHAT, content=chat_with())
+    text = client.get("/metrics").text
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prefix_cache_hits_total",
+        "time_to_first_token_seconds_bucket",
+        "inter_token_latency_seconds_sum",
+        "e2e_request_latency_seconds_count",
+        "generation_tokens_total",
+        "prompt_tokens_total",
+        'request_success_total{finished_reason="stop"',
+    ):
+        assert f"\nmicroscale:{name}" in text, name
+    assert f'microscale:kv_cache_usage_perc{{model_name="{MODEL}"}} 0.25' in text
+
+
+def running(client: httpx.Client) -> float:
+    text = client.get("/metrics").text
+    return float(next(line for line in text.splitlines() if "num_requests_running{" in line).rpartition(" ")[2])
+
+
+def wait_for(true: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_aborted(client: httpx.Client, server: Live, stream: bool) -> None:
+    body = {"prompt": "on and on", "max_tokens": 500_000, "stream": stream, "n": 2}
+    with connect(server) as left:
+        left.sendall(request(COMPLETIONS, body))
+        wait_for(lambda: running(client) == 2)
+        if stream:
+            assert b"200 OK" in left.recv(4096)
+    wait_for(lambda: running(client) == 0)
+
+
+def test_a_client_that_does_not_read_is_hung_up_on(client: httpx.Client, server: Live) -> None:
+    body = {"prompt": "x", "max_tokens": 500_000, "stream": True, "logprobs": 20}
+    with connect(server) as deaf:
+        deaf.sendall(request(COMPLETIONS, body))
+        wait_for(lambda: running(client) == 1)
+        wait_for(lambda: running(client) == 0, within_s=20)
+    assert client.post(CHAT, content=chat_with()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/chat/completions HT",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-test\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nX: " + b"y" * 8000,
+        b"\x16\x03\x01\x02\x00 no HTTP at all\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\n",
+    ],
+    ids=["half a head", "half a body", "a long head", "not HTTP", "two lengths"],
+)
+def test_half_requests_are_hung_up_on(client: httpx.Client, server: Live, sent: bytes) -> None:
+    with connect(server) as half:
+        half.settimeout(10)
+        half.sendall(sent)
+        heard = b""
+        try:
+            while piece := half.recv(4096):
+                heard += piece
+        except ConnectionResetError:
+            pass
+    assert b" 200 " not in heard
+    assert b" 500 " not in heard
+    assert client.get("/health").status_code == 200
+
+
+def connect(server: Live) -> socket.socket:
+    host, _, port = server.address.removeprefix("http://").partition(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((host, int(port)))
+    return made
+
+
+def request(path: str, body: object) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def test_200_streams_at_once_are_not_mixed_up(client: httpx.Client, server: Live) -> None:
+    async def one(many: httpx.AsyncClient, number: int) -> tuple[str, str]:
+        prompt = f"client {number:03d} "
+        body = {"prompt": prompt, "max_tokens": 60, "stream": True}
+        text = ""
+        async with many.stream("POST", COMPLETIONS, json=body) as reply:
+            assert reply.status_code == 200
+            async for line in reply.aiter_lines():
+                data = line.removeprefix("data: ")
+                if line and data != "[DONE]":
+                    text += json.loads(data)["choices"][0]["text"]
+        return prompt, text
+
+    async def all_of_them() -> list[tuple[str, str]]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=server.address, headers=HEADERS, timeout=60, limits=limits) as many:
+            return await asyncio.gather(*(one(many, number) for number in range(200)))
+
+    for prompt, text in asyncio.run(all_of_them()):
+        assert len(text) > 2 * len(prompt)
+        assert (prompt * 60).startswith(text)
+    wait_for(lambda: running(client) == 0)
+
+
+def session(server: Live) -> httpx.Client:
+    return httpx.Client(base_url=server.address, headers=HEADERS, timeout=20)
+
+
+def events(reply: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def test_sigterm_lets_open_requests_finish(tmp_path: Path) -> None:
+    with (
+        live(tmp_path / "log", step_s=0.02) as server,
+        httpx.Client(base_url=server.address, headers=HEADERS) as client,
+    ):
+        body = {"prompt": "word ", "max_tokens": 120, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body) as reply:
+            assert reply.status_code == 200
+            server.terminate()
+            wait_for(lambda: httpx.get(server.address + "/health").status_code == 503)
+            refused = httpx.post(server.address + CHAT, headers=HEADERS, content=chat_with())
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            *heard, done = events(reply)
+        assert done == "[DONE]"
+        assert heard[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(10) == 0
+
+
+def test_the_drain_has_an_end(tmp_path: Path) -> None:
+    with (
+        live(tmp_path / "log", drain_s=0.3) as server,
+        httpx.Client(base_url=server.address, headers=HEADERS) as client,
+    ):
+        body = {"prompt": "word ", "max_tokens": 4000, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body) as reply:
+            server.terminate()
+            assert events(reply)[-1]["error"]["code"] == "draining"
+        assert server.process.wait(10) == 0
+
+
+def test_the_engines_death_is_told_to_all(tmp_path: Path) -> None:
+    with (
+        live(tmp_path / "log", step_s=0.02) as server,
+        httpx.Client(base_url=server.address, headers=HEADERS) as client,
+    ):
+        body = {"prompt": "word ", "max_tokens": 4000, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body) as reply:
+            assert reply.status_code == 200
+            crashed = httpx.post(server.address + CHAT, headers=HEADERS, content=chat_with(seed=CRASH))
+            assert (crashed.status_code, crashed.json()["error"]["code"]) == (503, "engine_died")
+            assert events(reply)[-1]["error"]["code"] == "engine_died"
+        later = httpx.post(server.address + CHAT, headers=HEADERS, content=chat_with())
+        assert later.status_code == 503
+        assert httpx.get(server.address + "/health").status_code == 503
+        assert server.process.wait(10) == 1
+        assert "The engine has ended" in server.log.read_text()
+
+
+def test_each_request_has_a_line_in_the_log(client: httpx.Client, server: Live) -> None:
+    request_id = client.post(CHAT, content=chat_with()).json()["id"]
+    wait_for(lambda: f"id={request_id} " in server.log.read_text())
+    line = next(line for line in server.log.read_text().splitlines() if f"id={request_id} " in line)
+    assert f"route={CHAT} status=200 " in line
+    assert "finish=stop " in line
+    assert "first_token_ms=" in line

@@ -1,0 +1,111 @@
+"""A real server in a process of its own over ``scripted_service``: started by tests, and runnable as a module."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from microscale.text import harmony_tokens as names
+from microscale.text.tokenizer import Tokenizer
+
+TESTS = Path(__file__).parents[1]
+KEY = "sk-test"
+MODEL = "scripted"
+
+TURNS = {
+    "answer": "<|channel|>analysis<|message|>Let me think: naïve 👩‍👧.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>The answer is 4. 日本<|return|>",
+    "call": "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>',
+    "only the arguments": '{"city": "Rome"}<|call|>',
+    "name and arguments": '.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
+    "no header": "Just text.<|return|>",
+    "only thoughts": "<|channel|>analysis<|message|>Hm.<|return|>",
+    "plain": "one two STOP three<|endoftext|>",
+}
+SEEDS = {name: seed for seed, name in enumerate(TURNS)}
+
+
+def scripts(tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode_with_control(turn) for turn in TURNS.values()]
+
+
+@dataclass(frozen=True)
+class Live:
+    address: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def v1(self) -> str:
+        return f"{self.address}/v1"
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def command(arguments: Sequence[str], log: Path) -> Iterator[Live]:
+    """A server that prints its address on standard output or in its log. It is killed at the end, if it still runs."""
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=env
+        )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, log.read_text()
+        yield Live(address, process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def live(log: Path, *, step_s: float = 0.001, max_model_len: int = 4096, **options: Any) -> Any:
+    """``options``: those of ``ServeOptions`` that JSON can say, and ``limits`` as a dictionary."""
+    told = json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options})
+    return command(["support.live_server", told], log)
+
+
+def main() -> int:
+    # Imported here, as a program: the tests that only start one need none of it.
+    from microscale.cli.serve import run
+    from microscale.engine.client import Launch
+    from microscale.engine.messages import EngineConfig
+    from microscale.server.limits import Limits
+    from microscale.server.run import ServeOptions
+    from support.tiny_tokenizers import tiny
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    told = json.loads(sys.argv[1])
+    tokenizer = tiny()
+    tokenizer.protect(names.NAMES)
+    overrides = {"scripts": scripts(tokenizer), "step_s": told.pop("step_s")}
+    factory = ("--factory", "support.scripted_service:load")
+    options = ServeOptions(
+        engine=EngineConfig("scripted", hf_overrides=overrides, max_model_len=told.pop("max_model_len")),
+        tokenizer=tokenizer,
+        names=(MODEL, "other-name"),
+        port=0,
+        keys=tuple(key.encode() for key in told.pop("keys")),
+        limits=Limits(**told.pop("limits", {})),
+        launch=Launch(command=(sys.executable, "-m", "microscale.engine.process", *factory)),
+        on_ready=lambda ready, address: print(address, flush=True),
+        **told,
+    )
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

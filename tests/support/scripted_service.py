@@ -1,0 +1,79 @@
+"""An engine process without torch that says what it is told to: for tests of the server, from HTTP to the last byte.
+
+``EngineConfig.hf_overrides`` holds the scripts, lists of token ids; a request's seed chooses one, without a seed the
+prompt is said again. The seeds below ask for trouble.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from microscale.engine.messages import EngineConfig, Piece, Ready, Sampling, StatsReply, Submit
+from microscale.errors import BadRequest, QueueFull
+
+CRASH = 900
+REFUSE = 901
+NOT_FINITE = 902
+VOCAB = 600
+
+
+class Scripted:
+    def __init__(self, scripts: list[list[int]], step_s: float, max_model_len: int) -> None:
+        self.ready = Ready(VOCAB, max_model_len, (), "scripted")
+        self._scripts = scripts
+        self._step_s = step_s
+        self._open: dict[int, tuple[Iterator[int], Sampling, Iterator[int], int]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._open)
+
+    def submit(self, message: Submit) -> None:
+        seed = message.params.seed
+        if seed == REFUSE:
+            raise QueueFull("1 request waits, and the queue holds 1.")
+        if not message.prompt:
+            raise BadRequest("The prompt is empty; give at least one token id.")
+        script = list(message.prompt) if seed is None or seed >= len(self._scripts) else self._scripts[seed]
+        tokens = itertools.cycle(script)
+        self._open[message.number] = (tokens, message.params, itertools.count(1), len(message.prompt) // 2)
+
+    def abort(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def step(self) -> list[Piece]:
+        time.sleep(self._step_s)
+        return [self._advance(number) for number in list(self._open)]
+
+    def _advance(self, number: int) -> Piece:
+        tokens, params, count, cached = self._open[number]
+        if params.seed == CRASH:
+            raise ZeroDivisionError("it was asked for")
+        if params.seed == NOT_FINITE:
+            del self._open[number]
+            return Piece(number, None, finish="error", error="The model's logits are not finite.")
+        token = next(tokens)
+        finish = "length" if next(count) == params.max_tokens else None
+        if token in params.stop_token_ids:
+            finish = "stop"
+        if finish is not None:
+            del self._open[number]
+        top = tuple((other, -0.5 - other / VOCAB) for other in range(params.logprobs or 0))
+        return Piece(number, token, -0.5, top, finish, num_cached=cached)  # type: ignore[arg-type]
+
+    def abort_all(self) -> list[Piece]:
+        pieces = [Piece(number, None, finish="abort") for number in self._open]
+        self._open.clear()
+        return pieces
+
+    def stats(self) -> StatsReply:
+        return StatsReply(0, len(self._open), 0, 10, 5, {"full": (1, 4)})
+
+
+def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Scripted:
+    on_progress(1, 1)
+    told: dict[str, Any] = config.hf_overrides
+    return Scripted(told["scripts"], told["step_s"], config.max_model_len or 4096)
