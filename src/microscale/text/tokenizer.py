@@ -86,7 +86,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``; names of control tokens in it are text like any other."""
         try:
-            return list(self._inner.encode(text, add_special_tokens=False).ids)
+            # A batch of one: unlike ``encode`` it lets other threads run meanwhile (1 MB takes 0.7 s).
+            return list(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except TypeError:
             raise BadRequest("The text holds a lone surrogate, which is no character; send valid Unicode.") from None
 
