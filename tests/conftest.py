@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of the code: nothing here is judged by how long it took.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Tests run in one process per core; torch's own threads would only fight each other for them.
 torch.set_num_threads(1)
