@@ -17,7 +17,7 @@ from microscale.engine.pages import PagePool
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import Sampler, SamplingParams
 from microscale.engine.scheduler import Limits, Scheduler
-from microscale.errors import BadRequest, BadSetting, QueueFull
+from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
 from microscale.kernels.dense.reference import summarise
 from microscale.models.config import LayerKind
 from support.mock_runner import MockRunner, next_token
@@ -212,7 +212,7 @@ def test_a_request_with_broken_logits_ends_alone() -> None:
     assert system.tokens("good") == alone([1, 2, 3], 8, SMALL.window)
     (last,) = system.outputs["bad"]
     assert (last.token, last.finish) == (None, Finish.ERROR)
-    assert "not finite" in (last.error or "")
+    assert isinstance(last.error, BadLogits)
 
 
 def test_prompts_are_scored_token_by_token() -> None:

@@ -23,6 +23,7 @@ from microscale.engine.messages import (
     MAX_OUTPUTS,
     MAX_PROMPT,
     MAX_REASON,
+    MAX_SCORED,
     MAX_TEXT,
     MAX_TOP,
     VERSION,
@@ -97,7 +98,7 @@ FROM_ENGINE = [
     Accepted(1),
     Refused(1, "BadRequest", "no"),
     Tokens(()),
-    Tokens((Piece(1, 5, -0.5, ((5, -0.5), (6, FLOOR))), Piece(2, None, finish="error", error="NaN"))),
+    Tokens((Piece(1, 5, -0.5, ((5, -0.5), (6, FLOOR))), Piece(2, None, finish="error", error=("BadLogits", "NaN")))),
     Tokens((Piece(1, None, num_cached=3, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, FLOOR, ()))),)),
     StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}),
     Drained(0),
@@ -173,10 +174,15 @@ def test_noise_is_refused(noise: bytes) -> None:
 def test_the_largest_messages_can_be_sent() -> None:
     prompt = (2**31 - 1,) * MAX_PROMPT
     most = Sampling(logit_bias=dict.fromkeys(range(10**6, 10**6 + 1024), 0.5), stop_token_ids=(10**6,) * 1024)
-    piece = Piece(2**62 - 1, 10**6, -0.5, ((10**6, -0.5),) * MAX_TOP, "error", "\N{PILE OF POO}" * MAX_REASON)
+    piece = Piece(
+        2**62 - 1, 10**6, -0.5, ((10**6, -0.5),) * MAX_TOP, "error", ("BadLogits", "\N{PILE OF POO}" * MAX_REASON)
+    )
     asked = Submit(2**62 - 1, "\N{PILE OF POO}" * MAX_ID, prompt, most)
     assert decode_for_engine(encode(asked)[HEADER:]) == asked
     told = Tokens((piece,) * MAX_OUTPUTS)
+    assert decode_for_owner(encode(told)[HEADER:]) == told
+    scored = ((10**6, -0.5, ((10**6, -0.5),) * MAX_TOP),) * MAX_SCORED
+    told = Tokens((Piece(2**62 - 1, None, prompt_logprobs=scored),))
     assert decode_for_owner(encode(told)[HEADER:]) == told
 
 

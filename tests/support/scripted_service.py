@@ -54,7 +54,7 @@ class Scripted:
             raise ZeroDivisionError("it was asked for")
         if params.seed == NOT_FINITE:
             del self._open[number]
-            return Piece(number, None, finish="error", error="The model's logits are not finite.")
+            return Piece(number, None, finish="error", error=("BadLogits", "The model's logits are not finite."))
         token = next(tokens)
         finish = "length" if next(count) == params.max_tokens else None
         if token in params.stop_token_ids:

@@ -317,7 +317,7 @@ class EngineClient:
                 piece.logprob,
                 piece.top_logprobs,
                 finish,
-                piece.error,
+                None if piece.error is None else error_of(*piece.error),
                 piece.num_cached,
                 piece.prompt_logprobs,
             )

@@ -38,7 +38,8 @@ class Output:
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
-    error: str | None = None
+    error: MicroscaleError | None = None
+    """Why it ended, with ``Finish.ERROR``."""
     num_cached: int = 0
     """Prompt tokens that the prefix cache gave."""
     prompt_logprobs: tuple[Scored, ...] = ()
@@ -146,7 +147,7 @@ class Engine:
             choice.check()
         except MicroscaleError as error:
             self._finish(request.request_id)
-            return Output(request.request_id, None, finish=Finish.ERROR, error=str(error))
+            return Output(request.request_id, None, finish=Finish.ERROR, error=error)
         request.tokens.append(choice.token)
         finish = None
         if choice.token in request.stops:

@@ -11,7 +11,7 @@ from microscale.engine.request import Request
 from microscale.engine.runner import Model
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Limits
-from microscale.errors import BadLogits, BadRequest
+from microscale.errors import BadRequest
 from microscale.models.config import GptOssConfig, LayerKind
 
 
@@ -26,7 +26,7 @@ class Completion:
 
     def take(self, output: Output) -> None:
         if output.error is not None:
-            raise BadLogits(output.error)
+            raise output.error
         if output.token is not None and output.logprob is not None:
             self.token_ids.append(output.token)
             self.logprobs.append(output.logprob)

@@ -36,8 +36,9 @@ MAX_TEXT = 4096
 MAX_TOP = 64
 MAX_REASON = 1024
 MAX_OUTPUTS = 1024
-MAX_SCORED = 1024
 """Outputs in one ``Tokens``; a larger step sends several. With all that they may carry they have 6 MiB."""
+MAX_SCORED = 1024
+"""Prompt tokens that one output tells the log-probabilities of. Such an output has a ``Tokens`` to itself, of 1 MiB."""
 FLOOR = -9999.0
 """Stands for the logarithm of nothing: JSON knows no infinity, and OpenAI's API says it so."""
 
@@ -182,7 +183,8 @@ class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     logprob: Logprob | None = None
     top_logprobs: Annotated[tuple[tuple[Token, Logprob], ...], Meta(max_length=MAX_TOP)] = ()
     finish: FinishName | None = None
-    error: Annotated[str, Meta(max_length=MAX_REASON)] | None = None
+    error: tuple[Id, Annotated[str, Meta(max_length=MAX_REASON)]] | None = None
+    """Class and sentence, as ``failure`` gives them, cut."""
     num_cached: Natural = 0
     prompt_logprobs: Annotated[
         tuple[tuple[Token, Logprob, Annotated[tuple[tuple[Token, Logprob], ...], Meta(max_length=MAX_TOP)]], ...],

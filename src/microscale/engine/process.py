@@ -233,9 +233,13 @@ class Loop:
         return Accepted(message.number)
 
     def _send(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if piece.prompt_logprobs:
+                self._connection.send(Tokens((piece,)))
+        others = [piece for piece in pieces if not piece.prompt_logprobs]
         # A step without outputs is told too: the owner sees that the engine is alive.
-        for first in range(0, max(len(pieces), 1), MAX_OUTPUTS):
-            self._connection.send(Tokens(tuple(pieces[first : first + MAX_OUTPUTS])))
+        for first in range(0, max(len(others), 1), MAX_OUTPUTS):
+            self._connection.send(Tokens(tuple(others[first : first + MAX_OUTPUTS])))
 
 
 def greet(connection: Connection) -> EngineConfig:

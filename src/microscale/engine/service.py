@@ -16,7 +16,7 @@ from microscale.engine.build import Queueing, build_engine
 from microscale.engine.engine import Engine, Output
 from microscale.engine.load import LoadOptions
 from microscale.engine.memory import Workload
-from microscale.engine.messages import MAX_REASON, EngineConfig, Piece, Ready, StatsReply, Submit, finite
+from microscale.engine.messages import MAX_REASON, EngineConfig, Piece, Ready, StatsReply, Submit, failure, finite
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import SamplingParams
 
@@ -71,10 +71,14 @@ class Service:
             None if output.logprob is None else finite(output.logprob),
             tuple((token, finite(logprob)) for token, logprob in output.top_logprobs),
             None if output.finish is None else output.finish.value,
-            None if output.error is None else output.error[:MAX_REASON],
+            None if output.error is None else _cut(failure(output.error)),
             output.num_cached,
             tuple((t, finite(p), tuple((u, finite(q)) for u, q in top)) for t, p, top in output.prompt_logprobs),
         )
+
+
+def _cut(told: tuple[str, str]) -> tuple[str, str]:
+    return told[0], told[1][:MAX_REASON]
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:

@@ -75,7 +75,7 @@ class Choice:
 
 def _ending(last: Output) -> Finish | None:
     if last.finish is Finish.ERROR:
-        raise BadLogits(last.error or "The engine gave up on this request.")
+        raise last.error or BadLogits("The engine gave up on this request.")
     if last.finish is Finish.ABORT:
         raise Draining("The server stops, and this answer was not complete in time.")
     return last.finish
