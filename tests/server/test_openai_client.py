@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key=KEY, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=server.v1, api_key=KEY, max_retries=0, timeout=60)
 
 
 def ids_of(name: str) -> list[int]:

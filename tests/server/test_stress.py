@@ -251,7 +251,7 @@ def test_200_streams_at_once_are_not_mixed_up(client: httpx.Client, server: Live
 
 
 def session(server: Live) -> httpx.Client:
-    return httpx.Client(base_url=server.address, headers=HEADERS, timeout=20)
+    return httpx.Client(base_url=server.address, headers=HEADERS, timeout=60)
 
 
 def events(reply: httpx.Response) -> list[Any]:
