@@ -196,3 +196,28 @@ def test_a_stated_speed_must_beat_a_measured_one_clearly(monkeypatch: pytest.Mon
     assert set(chosen) == {"known"}
     assert reasons[0]["hoped"] == "stated 90 µs is too near the measured 100 µs"
     assert set(choose(monkeypatch, [Made("known", "packed", 102.5), Made("hoped", "packed", 70)])[0]) == {"hoped"}
+
+
+def test_weights_are_not_held_wider_than_their_format_on_a_gpu() -> None:
+    """cuBLAS on a decoded copy is faster for large batches, and would double what every token reads and the memory."""
+    spec = DenseSpec(5120, 2880, "mxfp8", Activations.BF16, True, 1)
+    for decision in decide_layer(
+        "dense", "qkv", [spec, DenseSpec(5120, 2880, "mxfp8", Activations.BF16, True, 8192)],
+        hardware.known("h200"), Wish(),
+    ):  # fmt: skip
+        assert decision.chosen == "triton_mxfp8"
+        reasons = {r.name: r.reason for r in decision.rejected}
+        assert reasons["dequantized"] == "holds the weights in 1.9 times the bytes of triton_mxfp8"
+    asked = decide("dense", "qkv", spec, hardware.known("h200"), Wish(backend="dequantized"))
+    assert asked.chosen == "dequantized"
+
+
+def test_work_that_is_handed_on_is_as_fast_as_there() -> None:
+    """triton_w4a8 gives few tokens to triton_w4a16: with no measurement of its own it must not look faster."""
+    both = Freedom((Activations.BF16, Activations.MXFP8))
+    for tokens in (1, 16, 64):
+        spec = moe_spec(tokens, activations=Activations.BF16)
+        decision = decide("moe", "experts", spec, hardware.known("h200"), Wish(), both)
+        assert (decision.chosen, decision.tuned) == ("triton_w4a16", True)
+        (other,) = (r.reason for r in decision.rejected if r.name == "triton_w4a8")
+        assert other.startswith(("no faster", "slower"))
