@@ -242,6 +242,27 @@ def test_prompts_are_scored_token_by_token() -> None:
     assert request.num_cached == 0
 
 
+def test_a_preempted_prompt_is_scored_once() -> None:
+    # The first is preempted in the midst of its prompt, and begins anew.
+    system = System(SMALL, 24, 24)
+    prompts = {name: [(7 * i + j) % VOCAB for j in range(60)] for i, name in enumerate("ab")}
+    requests = {
+        name: Request(name, tuple(p), SamplingParams(max_tokens=4, prompt_logprobs=0)) for name, p in prompts.items()
+    }
+    for name, request in requests.items():
+        system.outputs[name] = []
+        system.engine.submit(request)
+        system.step()
+    for _ in range(3):
+        system.step()
+    system.scheduler._preempt(requests["a"])
+    system.run()
+    for name, prompt in prompts.items():
+        told = [entry[0] for output in system.outputs[name] for entry in output.prompt_logprobs]
+        assert told == prompt[1:]
+        assert system.tokens(name) == alone(prompt, 4, SMALL.window)
+
+
 # ---- prefix cache ----------------------------------------------------------------------------------------------------
 
 

@@ -128,16 +128,19 @@ class Engine:
             first, row = row, row + work.num_logits
             if work.wants_logits:
                 last.append(row - 1)
-            if work.request.scoring:
+            if work.request.scoring and work.first + work.count > work.request.num_scored:
                 outputs.append(self._score(work, logits.values[first:row]))
         return outputs, take_rows(logits, last)
 
     def _score(self, work: Work, values: Tensor) -> Output:
         """The row of a token says how likely the one after it was."""
         request = work.request
-        targets = request.prompt[work.first + 1 : work.first + work.count + 1]
-        choices = self._sampler.prompt_logprobs(values[: len(targets)], targets, request.params.prompt_logprobs or 0)
-        request.num_scored = work.first + len(targets)
+        # A request that was preempted runs its prompt again; what was told is not told twice.
+        first = max(work.first, request.num_scored)
+        targets = request.prompt[first + 1 : work.first + work.count + 1]
+        rows = values[first - work.first :][: len(targets)]
+        choices = self._sampler.prompt_logprobs(rows, targets, request.params.prompt_logprobs or 0)
+        request.num_scored = first + len(targets)
         scored = tuple((choice.token, choice.logprob, choice.top) for choice in choices)
         return Output(request.request_id, None, prompt_logprobs=scored)
 
