@@ -34,7 +34,7 @@ serve: $(INSTALLED) ## Serve a tiny model with random weights at http://127.0.0.
 test: $(INSTALLED) ## Run every test that needs no GPU (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-check: $(INSTALLED) ## Lint, types and the fast tests (under two minutes)
+check: $(INSTALLED) ## Lint, types and the fast tests (under four minutes on two cores)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
