@@ -78,9 +78,8 @@ def test_chat_stream_has_every_token_id_on_one_chunk(client: openai.OpenAI) -> N
         assert "".join((delta.model_extra or {}).get(name, "") for delta in deltas) == THOUGHT
     ids = [token for chunk in shown for token in (chunk.choices[0].model_extra or {})["token_ids"]]
     assert ids == ids_of("answer")
-    # The first chunk comes with the first token, a header's: a client times prefill by it. (Tokens that were ready
-    # together share a chunk.)
-    assert (shown[0].choices[0].model_extra or {})["token_ids"][:1] == ids[:1]
+    # The first chunk is the first token's, a header's: a client times prefill by it.
+    assert (shown[0].choices[0].model_extra or {})["token_ids"] == ids[:1]
     assert [delta.role for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
     assert [chunk.choices[0].finish_reason for chunk in shown] == [*[None] * (len(shown) - 1), "stop"]
     assert len({chunk.id for chunk in chunks}) == 1

@@ -115,10 +115,6 @@ class DecodeGraphs:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Logits]] = {}
         self._memory: Any = None
 
-    @property
-    def num_captured(self) -> int:
-        return len(self._graphs)
-
     def run(self, batch: ForwardBatch, size: int) -> Logits:
         """The logits of ``batch``, the first ``size`` rows of the standing inputs. They last until the next step."""
         if size in self._graphs:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from microscale.errors import Unsupported
-from microscale.hardware.families import FAMILY_OF_SM, KNOWN
+from microscale.hardware.families import FAMILY_OF_SM
 
 PROVED_SMS: tuple[int, ...] = tuple(FAMILY_OF_SM)
 WARP_SIZE = 32
@@ -49,11 +49,6 @@ def target(sm: int) -> Target:
         return Target(sm, FAMILY_OF_SM[sm].shared_per_block)
     except KeyError:
         raise Unsupported(f"SM {sm} is not proved; known are {', '.join(map(str, PROVED_SMS))}.") from None
-
-
-def cards_of(sm: int) -> list[str]:
-    """The ``--gpu`` names of the known cards with this SM."""
-    return [name for name, card in KNOWN.items() if card.sm == sm]
 
 
 # ``mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32``, ``wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16``,

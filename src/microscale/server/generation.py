@@ -187,18 +187,31 @@ async def _submit_all(engine: EngineClient, asked: Sequence[Request]) -> list[St
     return streams
 
 
+async def _taken(stream: Stream) -> AsyncGenerator[list[Output], None]:
+    """What a stream gives, the first token by itself: clients time prefill by the first chunk."""
+    first = True
+    while outputs := await stream.take():
+        if first and len(outputs) > 1:
+            yield outputs[:1]
+            outputs = outputs[1:]
+        first = False
+        yield outputs
+
+
 async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, list[Output]], None]:
     """Outputs of all streams as they arrive, until all have ended."""
     if len(streams) == 1:
-        while outputs := await streams[0].take():
-            yield 0, outputs
+        async with aclosing(_taken(streams[0])) as taken:
+            async for outputs in taken:
+                yield 0, outputs
         return
     queue: asyncio.Queue[tuple[int, list[Output]] | BaseException | None] = asyncio.Queue(MAX_QUEUED * len(streams))
 
     async def read(at: int, stream: Stream) -> None:
         try:
-            while outputs := await stream.take():
-                await queue.put((at, outputs))
+            async with aclosing(_taken(stream)) as taken:
+                async for outputs in taken:
+                    await queue.put((at, outputs))
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
