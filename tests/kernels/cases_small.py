@@ -113,6 +113,30 @@ def test_norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> Non
 
 
 @pytest.mark.parametrize(
+    ("tokens", "width", "experts", "fused"), [(1, 2816, 128, True), (3, 2100, 100, True), (17, 64, 128, False)]
+)
+def test_norm_add_norm_route(tokens: int, width: int, experts: int, fused: bool) -> None:
+    x, residual, before = normal(tokens, width, size=3.0), normal(tokens, width, seed=4), 1 + normal(width, size=0.1)
+    sandwich = Sandwich(before, 1 + normal(3, width, seed=6, size=0.1), 1e-6, scale=0.75)
+    scale = (1 + normal(experts, seed=7, size=0.2)).float()
+    router = Router(normal(experts, width, seed=2, size=width**-0.5), expert_scale=scale)
+    for _ in range(2):  # the second call finds the counters as the first left them
+        normed, total, routing = SMALL.norm_add_norm_route(x, residual, sandwich, router, 8)
+    # Sum and norms are those of the op without a router, to the bit.
+    want, want_total = SMALL.norm_add_norm(x, None, residual, sandwich)
+    assert torch.equal(total, want_total)
+    assert torch.equal(normed, want[:2])
+    logits = want[2].float() @ router.weight.float().T
+    exact = reference.route(logits, 8, scale)
+    room = float(logits.abs().max()) * (1e-5 if fused else step("bf16"))
+    chosen = logits.gather(1, routing.expert_ids.long())
+    assert ((chosen.sort(descending=True).values - logits.topk(8).values).abs() <= 2 * room).all()
+    same = (routing.expert_ids == exact.expert_ids).all(dim=1)
+    assert same.any()
+    torch.testing.assert_close(routing.weights[same], exact.weights[same], rtol=4 * room, atol=0)
+
+
+@pytest.mark.parametrize(
     ("tokens", "width", "experts", "fused"),
     [(1, 2880, 128, True), (3, 2880, 32, True), (2, 2816, 50, True), (2, 64, 8, False), (17, 2880, 32, False)],
 )

@@ -18,7 +18,7 @@ from microscale.kernels.dense import reference
 from microscale.kernels.dense.cost import dense_flops, weight_bytes
 from microscale.kernels.dense.dequantized import DequantizedDense
 from microscale.kernels.dense.fragments import TritonMxfp4
-from microscale.kernels.dense.reference import ReferenceDense, dense, summarise
+from microscale.kernels.dense.reference import ReferenceDense, capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.op import Activations
@@ -46,6 +46,21 @@ def op_of(name: str) -> DenseOp:
 
 def test_under_the_interpreter() -> None:
     run_cases("cases_dense.py", beside=__file__)
+
+
+@pytest.mark.parametrize("implementation", [ReferenceDense(), DequantizedDense()], ids=lambda i: i.name)
+def test_logits_are_capped(implementation: ReferenceDense | DequantizedDense) -> None:
+    """Before the blocks are summed up, which then are those of the capped values."""
+    weights, exact = make("bf16", 100, 32, bias=False)
+    spec = DenseSpec(100, 32, "bf16", Activations.FLOAT32, False, tokens=2, softcap=5.0)
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(2))
+    gpu = hardware.cpu()
+    logits = implementation.run_logits(implementation.pack(weights, spec), spec, gpu, x)
+    torch.testing.assert_close(logits.values.double(), 5 * torch.tanh(x.double() @ exact.T / 5), rtol=1e-5, atol=1e-5)
+    want = summarise(logits.values)
+    assert torch.equal(logits.block_max, want.block_max)
+    assert torch.equal(logits.block_sum, want.block_sum)
+    assert capped(x, None) is x
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -24,6 +24,7 @@ from microscale.kernels.small.reference import (
     add_rms_norm_mxfp8,
     gated,
     norm_add_norm,
+    norm_add_norm_route,
     rms_norm,
     rope,
     rope_and_write_kv,
@@ -203,6 +204,27 @@ def test_norms_around_a_sum_are_gemmas_own() -> None:
         torch.testing.assert_close(normed[0], layer.input_layernorm(end))
 
 
+def test_the_router_behind_a_sum_is_gemmas_own() -> None:
+    """A plain norm, a scale of its own, a root of the width, softmax over all, top-k, renormalised, scaled again."""
+    torch.manual_seed(1)
+    config = Gemma4TextConfig(hidden_size=64, num_experts=6, top_k_experts=3)
+    router = gemma4.Gemma4TextRouter(config).float()
+    for weight in (router.scale, router.per_expert_scale, router.proj.weight):
+        torch.nn.init.normal_(weight, 1.0, 0.5)
+    x, residual, before, other = (torch.randn(*shape) for shape in ((5, 64), (5, 64), (64,), (64,)))
+    after = torch.stack((other, router.scale.detach() * 64**-0.5))
+    sandwich = Sandwich(before, after, config.rms_norm_eps)
+    ours = Router(router.proj.weight.detach(), expert_scale=router.per_expert_scale.detach())
+    with torch.no_grad():
+        (normed,), total, routing = norm_add_norm_route(x, residual, sandwich, ours, 3)
+        _, weights, ids = router(total)
+    want, want_total = norm_add_norm(x, None, residual, sandwich)
+    assert torch.equal(normed, want[0])
+    assert torch.equal(total, want_total)
+    assert torch.equal(routing.expert_ids.long(), ids)
+    torch.testing.assert_close(routing.weights, weights)
+
+
 @pytest.mark.slow
 def test_triton_under_the_interpreter() -> None:
     run_cases("cases_small.py", beside=__file__)
@@ -230,6 +252,7 @@ def test_costs() -> None:
     assert cost.rope_and_write_kv(spec) == 2 * 3 * 80 * 64 * 2
     assert cost.add_rms_norm(spec) == (4 * 3 + 1) * 2880 * 2
     assert cost.add_norm_route(spec) == cost.add_rms_norm(spec) + 128 * 2881 * 2 + 3 * 4 * 8
+    assert cost.norm_add_norm_route(spec) == cost.norm_add_norm(spec) + 129 * 2880 * 2 + 128 * 4 + 3 * 4 * 8
     assert cost.gated(spec, 2112) == 3 * 3 * 2112 * 2
     assert cost.add_rms_norm_mxfp8(spec) == cost.add_rms_norm(spec) - 3 * (5760 - 2970)
     assert cost.norm_add_norm(spec) == cost.add_rms_norm(spec) + 5760

@@ -221,7 +221,7 @@ def test_missing_rope_key(key, tmp_path):
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (changed(model_type="llama"), Unsupported, "'model_type' 'llama' is not supported; supported is 'gpt_oss'"),
+        (changed(model_type="llama"), Unsupported, "'model_type' 'llama' is not supported; supported are 'gpt_oss', "),
         (changed(quantization_config=...), Unsupported, "has no 'quantization_config'"),
         (changed(quantization_config={"quant_method": "awq"}), Unsupported, "'quant_method' 'awq' is not supported"),
         (changed(quantization_config={}), BadConfig, "'quantization_config' has no key 'quant_method'"),

@@ -42,17 +42,17 @@ class KvCache:
         kinds: Sequence[LayerKind],
         num_pages: Mapping[LayerKind, int],
         page_size: int,
-        head_shape: tuple[int, int],
+        head_shapes: Mapping[LayerKind, tuple[int, int]],
         dtype: torch.dtype,
         device: torch.device,
     ) -> KvCache:
-        """Pages for each layer by its kind; ``head_shape`` is (kv_heads, head_dim), uint8 means E4M3.
+        """Pages for each layer by its kind; a head shape is (kv_heads, head_dim), uint8 means E4M3.
 
         The memory is not cleared: attention reads no position that was not written.
         """
-        kv_heads, head_dim = head_shape
         layers = []
         for kind in kinds:
+            kv_heads, head_dim = head_shapes[kind]
             shape = (num_pages[kind], kv_heads, page_size, head_dim)
             k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
             # E4M3 codes: scale 1 for every head, so keys and values saturate at 448.

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from microscale.errors import BadCheckpoint
+from microscale.errors import BadCheckpoint, BadSetting
 from microscale.formats import SCALE_NAN
 from microscale.models.json_object import read_json_object
 from microscale.models.safetensors_header import TensorEntry, read_header
@@ -26,7 +26,9 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _SHARD_NUMBER = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
-_SCALES = ("_scales", ".scales")
+_SCALES = ("_scales", ".scales", "_scale")
+_E4M3_NAN = 0x7F
+"""With either sign."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ class Checkpoint:
         self.entries: Mapping[str, TensorEntry] = _open(folder)
         self._open_files: dict[Path, Any] = {}
 
-    def check(self, expected: Iterable[TensorSpec]) -> None:
-        """Every expected tensor is there, in shape and type, and no other tensor is."""
+    def check(self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = ()) -> int:
+        """Every expected tensor is there, in shape and type, and no other is but those that begin with ``left_out``.
+
+        Returns how many of the latter there are.
+        """
         names = set()
         for spec in expected:
             names.add(spec.name)
@@ -64,9 +69,11 @@ class Checkpoint:
                 raise BadCheckpoint(
                     f"{entry.file}: tensor {spec.name!r} has type {entry.dtype}, not {' or '.join(spec.dtypes)}."
                 )
-        for name, entry in self.entries.items():
-            if name not in names:
+        others = [(name, entry) for name, entry in self.entries.items() if name not in names]
+        for name, entry in others:
+            if not name.startswith(left_out):
                 raise BadCheckpoint(f"{entry.file}: tensor {name!r} is no part of the model that the config describes.")
+        return len(others)
 
     def read(self, name: str, device: torch.device | str) -> Tensor:
         """One tensor on ``device``. NaN and infinity are refused, and so is 255, the NaN of E8M0, in scales."""
@@ -81,10 +88,28 @@ class Checkpoint:
         return tensor
 
 
+def check_overrides(
+    folder: Path, overrides: Mapping[str, object], there: Iterable[TensorSpec], asked: Iterable[TensorSpec]
+) -> None:
+    """Refuse overrides of a checkpoint's config that ask for a tensor which it does not have."""
+    known = {spec.name: spec for spec in there}
+    for spec in asked:
+        if known.get(spec.name) != spec:
+            raise BadSetting(
+                f"The overrides {', '.join(overrides)} ask for tensor {spec.name!r} in shape {list(spec.shape)}, "
+                f"which {folder} does not have; such overrides need --load-format dummy."
+            )
+
+
 def _refuse_nan(entry: TensorEntry, tensor: Tensor) -> None:
     if tensor.numel() == 0:
         return
-    if tensor.is_floating_point():
+    if tensor.dtype == torch.float8_e8m0fnu:
+        tensor = tensor.view(torch.uint8)
+    if tensor.dtype == torch.float8_e4m3fn:
+        if int((tensor.view(torch.uint8) & _E4M3_NAN).max()) == _E4M3_NAN:
+            raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains NaN.")
+    elif tensor.is_floating_point():
         # Both ends are NaN if any element is. 0.7 ns an element on one core; isfinite takes 9 and twice the memory.
         ends = torch.stack(torch.aminmax(tensor)).float()
         if not torch.isfinite(ends).all():

@@ -22,6 +22,8 @@ from microscale.models.json_object import JsonObject, read_json_object
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 MODEL_TYPE = "gpt_oss"
+MODEL_TYPES = (MODEL_TYPE, "gemma4", "gemma4_text")
+"""Of all families; this module reads the first."""
 
 # <|return|>, <|call|>, <|endoftext|>: the original layout has no key for them.
 ORIGINAL_END_TOKENS = (200002, 200012, 199999)
@@ -90,7 +92,8 @@ def check_model_type(file: JsonObject) -> None:
     """Refuse other architectures and other quantizations by name."""
     model_type = file.require("model_type", str)
     if model_type != MODEL_TYPE:
-        raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not supported; supported is {MODEL_TYPE!r}.")
+        known = ", ".join(repr(name) for name in MODEL_TYPES)
+        raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not supported; supported are {known}.")
     if file.data.get("quantization_config") is None:
         raise Unsupported(f"{file.source} has no 'quantization_config'; supported are MXFP4 experts as published.")
     quantization = file.nested("quantization_config")
@@ -126,12 +129,12 @@ def apply_overrides(file: JsonObject, overrides: Mapping[str, object], known: fr
 def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) -> GptOssConfig:
     """The config that a Hugging Face config.json describes; ``generation`` knows more end tokens where it is there."""
     _refuse_other_arithmetic(file)
-    num_layers = _num_layers(file)
+    num_layers = read_num_layers(file)
     vocab_size = file.require("vocab_size", int)
-    eos = _end_tokens(file)
+    eos = end_tokens(file)
     if generation is not None and generation.data.get("eos_token_id") is not None:
-        eos = _end_tokens(generation)
-    return _build(
+        eos = end_tokens(generation)
+    return build(
         file,
         GptOssConfig,
         num_layers=num_layers,
@@ -144,14 +147,14 @@ def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) ->
         top_k=file.require("num_experts_per_tok", int),
         vocab_size=vocab_size,
         sliding_window=file.require("sliding_window", int),
-        layer_kinds=_layer_kinds(file, num_layers),
+        layer_kinds=read_layer_kinds(file, num_layers),
         rope=_hugging_face_rope(file),
         rms_epsilon=file.require("rms_norm_eps", float),
         swiglu_limit=file.optional("swiglu_limit", float, 7.0),
         swiglu_alpha=file.optional("swiglu_alpha", float, 1.702),
         max_context=file.require("max_position_embeddings", int),
         # Ids that the user gave are not dropped in silence: the record refuses those outside the vocabulary.
-        eos_token_ids=eos if "eos_token_id" in file.overridden else _producible(eos, vocab_size),
+        eos_token_ids=eos if "eos_token_id" in file.overridden else producible(eos, vocab_size),
     )
 
 
@@ -211,14 +214,14 @@ def _refuse_other_arithmetic(file: JsonObject) -> None:
         raise Unsupported(f"{file.source}: 'hidden_act' {activation!r} is not supported; supported is 'silu'.")
 
 
-def _num_layers(file: JsonObject) -> int:
+def read_num_layers(file: JsonObject) -> int:
     num_layers = file.require("num_hidden_layers", int)
     if num_layers > MAX_LAYERS:
         raise file.fault("num_hidden_layers", f"is {num_layers}, more than any model has")
     return num_layers
 
 
-def _layer_kinds(file: JsonObject, num_layers: int) -> tuple[LayerKind, ...]:
+def read_layer_kinds(file: JsonObject, num_layers: int) -> tuple[LayerKind, ...]:
     names = file.optional("layer_types", list, list(alternating(num_layers)))
     words = ", ".join(LayerKind)
     if not all(isinstance(name, str) and name in set(LayerKind) for name in names):
@@ -238,7 +241,7 @@ def _hugging_face_rope(file: JsonObject) -> YarnRope:
         # mscale, attention_factor and the like change the arithmetic; null means that they do not.
         if key not in _YARN_KEYS and value is not None and (key, value) != ("partial_rotary_factor", 1.0):
             raise Unsupported(f"{rope.source}: {key!r} is not supported; it would change the frequencies.")
-    return _build(
+    return build(
         file,
         YarnRope,
         theta=(rope if "rope_theta" in rope.data else file).require("rope_theta", float),
@@ -252,11 +255,11 @@ def _hugging_face_rope(file: JsonObject) -> YarnRope:
 
 
 def _from_original(file: JsonObject) -> GptOssConfig:
-    num_layers = _num_layers(file)
+    num_layers = read_num_layers(file)
     vocab_size = file.require("vocab_size", int)
     factor = file.require("rope_scaling_factor", float)
     context = file.require("initial_context_length", int)
-    rope = _build(
+    rope = build(
         file,
         YarnRope,
         theta=file.require("rope_theta", float),
@@ -266,7 +269,7 @@ def _from_original(file: JsonObject) -> GptOssConfig:
         original_context=context,
         truncate=False,
     )
-    return _build(
+    return build(
         file,
         GptOssConfig,
         num_layers=num_layers,
@@ -285,11 +288,11 @@ def _from_original(file: JsonObject) -> GptOssConfig:
         # The key came after the first release; the model's own default is 7.
         swiglu_limit=file.optional("swiglu_limit", float, 7.0),
         max_context=int(context * factor),
-        eos_token_ids=_producible(ORIGINAL_END_TOKENS, vocab_size),
+        eos_token_ids=producible(ORIGINAL_END_TOKENS, vocab_size),
     )
 
 
-def _build(file: JsonObject, record: Callable[P, Record], *args: P.args, **values: P.kwargs) -> Record:
+def build(file: JsonObject, record: Callable[P, Record], *args: P.args, **values: P.kwargs) -> Record:
     """The record of these values; what it finds inconsistent is said with the file's name."""
     try:
         return record(*args, **values)
@@ -298,7 +301,7 @@ def _build(file: JsonObject, record: Callable[P, Record], *args: P.args, **value
         raise kind(f"{file.source}: {exc}") from None
 
 
-def _end_tokens(file: JsonObject) -> tuple[int, ...]:
+def end_tokens(file: JsonObject) -> tuple[int, ...]:
     value = file.data.get("eos_token_id")
     tokens = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int and token >= 0 for token in tokens):
@@ -306,6 +309,6 @@ def _end_tokens(file: JsonObject) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _producible(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+def producible(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     """Without the end tokens that a cut vocabulary no longer has: the model cannot produce them."""
     return tuple(token for token in tokens if token < vocab_size)

@@ -1,14 +1,17 @@
-"""What a Gemma 4 mixture-of-experts model is, as far as plans and memory need it: its sizes and layer kinds.
+"""What a Gemma 4 mixture-of-experts model is: sizes, heads and rope by layer kind, formats by layer, checked once.
 
-Every layer has a dense MLP beside its experts. Full layers have fewer and wider heads and no ``v_proj``: keys and
-values come from one projection, and both are cached, since norms and rope make them differ.
+Every layer has a dense MLP beside its experts. Full layers have fewer and wider heads and may have no ``v_proj``: keys
+and values come from one projection, and both are cached, since norms and rope make them differ.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
-from microscale.models.config import LayerKind
+from microscale.errors import BadConfig
+from microscale.formats import BLOCK
+from microscale.models.config import MAX_NUMBER, LayerKind
 
 
 @dataclass(frozen=True)
@@ -27,29 +30,116 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class PartialRope:
+    """Rotary positions of one kind of layer: the first ``fraction`` of the pairs turns, the rest stands still."""
+
+    theta: float
+    fraction: float = 1.0
+
+
+@dataclass(frozen=True)
+class LayerFormats:
+    """The formats of one layer's weights in the checkpoint: ``bf16`` or ``mxfp8``. All else is bf16."""
+
+    qkv: str
+    o: str
+    gate_up: str
+    """Of the dense MLP, as ``down``."""
+    down: str
+    experts: str
+
+    @classmethod
+    def all(cls, fmt: str) -> LayerFormats:
+        return cls(**{field.name: fmt for field in fields(cls)})
+
+
+@dataclass(frozen=True)
 class Gemma4Config:
-    """The sizes of one Gemma 4 model with experts."""
+    """The architecture of one Gemma 4 model with experts."""
 
     hidden: int
     mlp: int
     """Width of the dense MLP after the gate."""
     intermediate: int
-    """Width of one expert after the gate."""
+    """Width of one expert after the gate; ``gate_up`` has all gate rows, then all up rows."""
     num_experts: int
     top_k: int
     vocab_size: int
     sliding_window: int
+    """How many positions a sliding layer sees, the token itself included."""
     layer_kinds: tuple[LayerKind, ...]
-    heads: dict[LayerKind, Heads]
+    heads: Mapping[LayerKind, Heads]
+    rope: Mapping[LayerKind, PartialRope]
+    rms_epsilon: float
+    softcap: float | None
+    """Logits become ``softcap * tanh(logits / softcap)``."""
     max_context: int
-    weight_format: str
-    """Of the linear layers and the experts; router, norms and embeddings are bf16."""
+    eos_token_ids: tuple[int, ...]
+    formats: tuple[LayerFormats, ...]
     tied: bool
     """lm_head is the embedding table."""
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden", "mlp", "intermediate", "num_experts", "top_k", "vocab_size", "sliding_window", "max_context")
+        for name in (*sizes, "rms_epsilon"):
+            _check_positive(name, getattr(self, name))
+        _check_positive("final softcap", 1.0 if self.softcap is None else self.softcap)
+        if not self.layer_kinds or len(self.formats) != len(self.layer_kinds):
+            raise BadConfig(f"{len(self.formats)} layers' formats do not describe {len(self.layer_kinds)} layers.")
+        for kind in self.layer_kinds:
+            _check_heads(kind, self.heads[kind], self.rope[kind])
+        for name in ("hidden", "mlp", "intermediate"):
+            if getattr(self, name) % BLOCK:
+                raise BadConfig(f"{name} size {getattr(self, name)} is no multiple of the {BLOCK} values of a block.")
+        if self.top_k > self.num_experts:
+            raise BadConfig(f"{self.top_k} experts per token cannot be chosen from {self.num_experts}.")
+        for token in self.eos_token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise BadConfig(f"end token {token} is not in the vocabulary of {self.vocab_size}.")
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_kinds)
+
+    def use(self, part: str, layer_idx: int) -> str:
+        """What plans call this part (a field of ``LayerFormats``) of this layer: ``qkv.sliding``, ``mlp.down`` …
+
+        A plan holds one decision for one name. Layers whose format is not that of the first layer of their name, such
+        as those that the checkpoint left in bf16, have names of their own: ``o.full-bf16``.
+        """
+        name = self._base(part, layer_idx)
+        first = next(i for i in range(self.num_layers) if self._base(part, i) == name)
+        fmt = getattr(self.formats[layer_idx], part)
+        return name if fmt == getattr(self.formats[first], part) else f"{name}{'-' if '.' in name else '.'}{fmt}"
+
+    def _base(self, part: str, layer_idx: int) -> str:
+        if part == "experts":
+            return part
+        return f"{part}.{short_name(self.layer_kinds[layer_idx])}" if part in ("qkv", "o") else f"mlp.{part}"
+
+
+def short_name(kind: LayerKind) -> str:
+    """``full`` or ``sliding``."""
+    return kind.value.partition("_")[0]
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value <= MAX_NUMBER:
+        raise BadConfig(f"{name} is {value if abs(value) < 1e30 else 'huge'} and must be above 0 and below 2**31.")
+
+
+def _check_heads(kind: LayerKind, heads: Heads, rope: PartialRope) -> None:
+    where = f"of {short_name(kind)} layers"
+    for name in ("num_heads", "num_kv_heads", "head_dim"):
+        _check_positive(f"{name} {where}", getattr(heads, name))
+    if heads.num_heads % heads.num_kv_heads:
+        raise BadConfig(f"{heads.num_heads} heads {where} cannot share {heads.num_kv_heads} KV heads evenly.")
+    if heads.head_dim % 2 or heads.num_heads * heads.head_dim % BLOCK:
+        raise BadConfig(
+            f"{heads.num_heads} heads of {heads.head_dim} {where} do not fill blocks of {BLOCK}, or rope's pairs."
+        )
+    if not 1 < rope.theta <= MAX_NUMBER or not 0 < rope.fraction <= 1:
+        raise BadConfig(f"rope theta {rope.theta} {where} must be above 1, and the part that turns up to 1.")
 
 
 GEMMA_4_26B_A4B = Gemma4Config(
@@ -65,7 +155,36 @@ GEMMA_4_26B_A4B = Gemma4Config(
         LayerKind.SLIDING: Heads(16, 8, 256, shared_kv=False),
         LayerKind.FULL: Heads(16, 2, 512, shared_kv=True),
     },
+    rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
+    rms_epsilon=1e-6,
+    softcap=30.0,
     max_context=262144,
-    weight_format="mxfp8",
+    # <eos>, <turn|>, <|tool_response>
+    eos_token_ids=(1, 106, 50),
+    formats=(LayerFormats.all("mxfp8"),) * 30,
+    tied=True,
+)
+
+# 1.2 million parameters. As in the real one: five sliding layers to a full one, with wider heads, fewer KV heads and
+# K = V there; hidden, MLP and experts no multiples of 128; window far shorter than the context.
+GEMMA_4_TINY = Gemma4Config(
+    hidden=160,
+    mlp=96,
+    intermediate=32,
+    num_experts=8,
+    top_k=4,
+    vocab_size=512,
+    sliding_window=16,
+    layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL),
+    heads={
+        LayerKind.SLIDING: Heads(4, 2, 32, shared_kv=False),
+        LayerKind.FULL: Heads(4, 1, 64, shared_kv=True),
+    },
+    rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
+    rms_epsilon=1e-6,
+    softcap=30.0,
+    max_context=8192,
+    eos_token_ids=(511,),
+    formats=(LayerFormats.all("mxfp8"),) * 6,
     tied=True,
 )

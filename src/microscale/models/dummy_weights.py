@@ -13,13 +13,56 @@ import math
 import torch
 from torch import Tensor
 
-from microscale.formats import BLOCK, MXFP4, BlockScaled
+from microscale.formats import BLOCK, MXFP4, MXFP8, BlockScaled
 from microscale.models.config import GptOssConfig
 from microscale.models.gpt_oss_tensors import LayerTensors
 
 # Uniform E2M1 codes have an RMS of 2.9; under 2**-9 .. 2**-5 the weights have one of 0.047. At gpt-oss's width a layer
 # then adds about 8 to the residual stream, whose RMS is 47 and largest value 193 after 36 layers: far from BF16's end.
-SCALE_BYTES = range(118, 123)
+MXFP4_SCALES = range(118, 123)
+# Those E4M3 codes have an RMS of 0.85; under 2**-7 .. 2**-4 the weights have one of 0.03.
+MXFP8_SCALES = range(120, 124)
+
+
+class RandomTensors:
+    """Tensors of random numbers by name."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def normal(
+        self, name: str, shape: tuple[int, ...], device: torch.device | str, std: float = 0.02, mean: float = 0.0
+    ) -> Tensor:
+        tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        return tensor.normal_(mean, std, generator=self._generator(name, device))
+
+    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        generator = self._generator(name, device)
+        codes = _random_bytes((*shape[:-1], shape[-1] // 2), device, generator)
+        return BlockScaled(codes, _random_scales(shape, MXFP4_SCALES, device, generator), MXFP4)
+
+    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        generator = self._generator(name, device)
+        # Signs and magnitudes from 2**-3 to 1.875: far from NaN, in four binades.
+        codes = _random_bytes(shape, device, generator).bitwise_and_(0x9F).bitwise_or_(0x20)
+        return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), MXFP8)
+
+    def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
+        return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator: torch.Generator) -> Tensor:
+    # 64 bits a draw: eight bytes. K is a multiple of 32, so the bytes are one of 8.
+    draws = torch.empty(math.prod(shape) // 8, dtype=torch.int64, device=device)
+    return draws.random_(-(1 << 63), None, generator=generator).view(torch.uint8).view(shape)
+
+
+def _random_scales(
+    shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator
+) -> Tensor:
+    scales = (*shape[:-1], shape[-1] // BLOCK)
+    return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)
 
 
 class DummyWeights:
@@ -27,30 +70,30 @@ class DummyWeights:
 
     def __init__(self, config: GptOssConfig, seed: int = 0) -> None:
         self._config = config
-        self._seed = seed
+        self._random = RandomTensors(seed)
 
     @property
     def config(self) -> GptOssConfig:
         return self._config
 
     def embed(self, device: torch.device | str) -> Tensor:
-        return self._normal("embed", (self.config.vocab_size, self.config.hidden), device)
+        return self._random.normal("embed", (self.config.vocab_size, self.config.hidden), device)
 
     def norm(self, device: torch.device | str) -> Tensor:
-        return self._normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
+        return self._random.normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
 
     def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
+        return self._random.normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
 
     def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
         c = self.config
         hidden, experts = c.hidden, c.num_experts
 
         def normal(name: str, *shape: int, std: float = 0.02, mean: float = 0.0) -> Tensor:
-            return self._normal(f"layers.{layer_idx}.{name}", shape, device, std, mean)
+            return self._random.normal(f"layers.{layer_idx}.{name}", shape, device, std, mean)
 
         def mxfp4(name: str, *shape: int) -> BlockScaled:
-            return self._mxfp4(f"layers.{layer_idx}.{name}", shape, device)
+            return self._random.mxfp4(f"layers.{layer_idx}.{name}", shape, device)
 
         return LayerTensors(
             attn_norm=normal("attn_norm", hidden, std=0.05, mean=1.0),
@@ -67,29 +110,3 @@ class DummyWeights:
             down=mxfp4("down", experts, hidden, c.intermediate),
             down_bias=normal("down_bias", experts, hidden, std=0.1),
         )
-
-    def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
-        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
-        return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
-
-    def _normal(
-        self, name: str, shape: tuple[int, ...], device: torch.device | str, std: float = 0.02, mean: float = 0.0
-    ) -> Tensor:
-        tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        return tensor.normal_(mean, std, generator=self._generator(name, device))
-
-    def _mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
-        generator = self._generator(name, device)
-        rows, k = shape[:-1], shape[-1]
-        # 64 bits a draw: eight bytes, sixteen codes. K is a multiple of 32, so the bytes are one of 8.
-        draws = torch.empty(math.prod(rows) * k // 16, dtype=torch.int64, device=device)
-        draws.random_(-(1 << 63), None, generator=generator)
-        scales = torch.randint(
-            SCALE_BYTES.start,
-            SCALE_BYTES.stop,
-            (*rows, k // BLOCK),
-            dtype=torch.uint8,
-            device=device,
-            generator=generator,
-        )
-        return BlockScaled(draws.view(torch.uint8).view(*rows, k // 2), scales, MXFP4)

@@ -27,7 +27,7 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import GptOssConfig, LayerKind, YarnRope
-from microscale.models.gpt_oss_weights import GptOssWeights, LayerTensors
+from microscale.models.gpt_oss_tensors import GptOssWeights, LayerTensors
 
 
 def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable:
@@ -69,6 +69,8 @@ class DecoderLayer:
         )
         self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
         self.small = ops.small(small_spec(config, ops))
+        self.uses = {"qkv": "qkv", "o": "o", "experts": "experts", "attention": kind.value}
+        """What plans call the bound parts."""
 
     def forward(
         self, x: Tensor, added: Tensor | None, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
@@ -153,7 +155,7 @@ class GptOss:
             config.layer_kinds,
             num_pages,
             self.page_size,
-            (config.num_kv_heads, config.head_dim),
+            dict.fromkeys(LayerKind, (config.num_kv_heads, config.head_dim)),
             self.ops.kv_dtype,
             self.device,
         )

@@ -1,4 +1,4 @@
-"""Opens gpt-oss weights: a checkpoint in the Hugging Face or the original layout, or random ones.
+"""gpt-oss weights from a checkpoint in the Hugging Face or the original layout.
 
 Both layouts hold the same numbers. Experts are MXFP4 ``blocks`` u8 [E, rows, K / 32, 16] with ``scales`` u8
 [E, rows, K / 32]; the rest is BF16. Hugging Face keeps q, k and v apart, the original has them in one tensor.
@@ -8,30 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from microscale.errors import BadCheckpoint, BadSetting
 from microscale.formats import BLOCK, MXFP4, BlockScaled
-from microscale.models import hub
-from microscale.models.checkpoint import Checkpoint, TensorSpec
+from microscale.models.checkpoint import Checkpoint, TensorSpec, check_overrides
 from microscale.models.config import GptOssConfig
 from microscale.models.config_file import Layout, read_config
-from microscale.models.dummy_weights import DummyWeights
-from microscale.models.gpt_oss_tensors import GptOssWeights, LayerTensors
-from microscale.models.presets import PRESETS, preset
-
-
-class LoadFormat(StrEnum):
-    """Where weights come from."""
-
-    AUTO = "auto"
-    SAFETENSORS = "safetensors"
-    DUMMY = "dummy"
-
+from microscale.models.gpt_oss_tensors import LayerTensors
 
 _BF16 = ("BF16",)
 # The published norms are BF16; OpenAI's own model keeps them in float32, and so may what is saved from it.
@@ -170,45 +156,15 @@ def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
     return specs
 
 
-def open_weights(
-    model: str,
-    *,
-    load_format: LoadFormat | str = LoadFormat.AUTO,
-    overrides: Mapping[str, object] | None = None,
-    offline: bool = False,
-    seed: int = 0,
-) -> GptOssWeights:
-    """The weights of ``model``: a folder, a hub id, or with ``dummy`` the name of a preset.
-
-    A checkpoint is checked against its own config in full before this returns. Overrides may then leave layers out or
-    change constants, but not the shape of a tensor.
-    """
-    overrides = overrides or {}
-    if load_format not in list(LoadFormat):
-        raise BadSetting(f"Unknown load format {load_format!r}; known are {', '.join(LoadFormat)}.")
-    # A folder comes first, so that one that is called like a preset can be opened.
-    if model in PRESETS and not Path(model).is_dir():
-        if load_format != LoadFormat.DUMMY:
-            raise BadCheckpoint(
-                f"{model} is a preset without weights: add --load-format dummy, or give a folder or a hub id such as "
-                f"openai/gpt-oss-20b."
-            )
-        return DummyWeights(preset(model, overrides), seed)
-    folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
+def open_gpt_oss(folder: Path, overrides: Mapping[str, object]) -> CheckpointWeights:
+    """The checkpoint in ``folder``, checked in full against its own config; overrides may leave layers out or change
+    constants, but not the shape of a tensor."""
     file = read_config(folder, overrides)
-    if load_format == LoadFormat.DUMMY:
-        return DummyWeights(file.config, seed)
     names = NAMES[file.layout]
     checkpoint = Checkpoint(folder)
     whole = tensor_specs(read_config(folder).config, names)
     checkpoint.check(whole)
-    known = {spec.name: spec for spec in whole}
-    for spec in tensor_specs(file.config, names):
-        if known.get(spec.name) != spec:
-            raise BadSetting(
-                f"The overrides {', '.join(overrides)} ask for tensor {spec.name!r} in shape {list(spec.shape)}, "
-                f"which {folder} does not have; such overrides need --load-format dummy."
-            )
+    check_overrides(folder, overrides, whole, tensor_specs(file.config, names))
     return CheckpointWeights(file.config, checkpoint, names)
 
 
@@ -222,13 +178,3 @@ def _experts(name: str, packed: str, num_experts: int, rows: int, k: int) -> lis
         TensorSpec(f"{name}{packed}scales", (num_experts, rows, k // BLOCK), _BYTES),
         TensorSpec(f"{name}_bias", (num_experts, rows), _BF16),
     ]
-
-
-__all__ = [
-    "CheckpointWeights",
-    "DummyWeights",
-    "GptOssWeights",
-    "LayerTensors",
-    "LoadFormat",
-    "open_weights",
-]

@@ -14,7 +14,7 @@ from microscale.errors import BadCheckpoint
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-_CONFIGS = ["*.json"]
+_CONFIGS = ["*.json", "chat_template.jinja"]
 _WEIGHTS = ["*.safetensors"]
 # gpt-oss repositories hold the weights three times: at top level, in original/ and in metal/.
 _UNWANTED = ["*/*"]

@@ -20,7 +20,7 @@ from microscale.backends.ops import (
     Use,
 )
 from microscale.models.config import GptOssConfig, LayerKind
-from microscale.models.config_gemma4 import Gemma4Config
+from microscale.models.config_gemma4 import Gemma4Config, short_name
 
 AT_THE_END = ("lm_head", "sampling")
 """Layers that only the last token of a sequence passes."""
@@ -102,31 +102,49 @@ def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int
     kinds = Counter(c.layer_kinds)
     gate = Gate(GateKind.GELU_TANH, interleaved=False)
 
-    def dense(layer: str, rows: int, columns: int, count: int, weight_format: str = c.weight_format) -> Use:
-        return Use("dense", layer, DenseSpec(rows, columns, weight_format, activations, False, tokens=1), count)
+    def layers(part: str, kind: LayerKind | None = None) -> Counter[tuple[str, str]]:
+        """How many layers (of a kind) have this part under one name, and in which format."""
+        those = [n for n in range(c.num_layers) if kind is None or c.layer_kinds[n] is kind]
+        return Counter((c.use(part, n), getattr(c.formats[n], part)) for n in those)
+
+    def dense(part: str, rows: int, columns: int, kind: LayerKind | None = None) -> list[Use]:
+        return [
+            Use("dense", use, DenseSpec(rows, columns, fmt, activations, False, tokens=1), count)
+            for (use, fmt), count in layers(part, kind).items()
+        ]
 
     uses: list[Use] = []
     for kind, count in kinds.items():
         heads = c.heads[kind]
         sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
-        short = kind.value.partition("_")[0]
         window = c.sliding_window if kind is LayerKind.SLIDING else None
-        attention = AttentionSpec(*sizes, window, False, page_size, activations, tokens=1, context=context)
+        attention = AttentionSpec(*sizes, window, False, page_size, activations, tokens=1, context=context, scale=1.0)
         uses += [
-            dense(f"qkv.{short}", heads.qkv_rows, c.hidden, count),
+            *dense("qkv", heads.qkv_rows, c.hidden, kind),
             Use("attention", kind.value, attention, count),
-            dense(f"o.{short}", c.hidden, heads.num_heads * heads.head_dim, count),
-            Use("small", f"small.{short}", _small(c, *sizes, activations), count),
+            *dense("o", c.hidden, heads.num_heads * heads.head_dim, kind),
+            Use("small", f"small.{short_name(kind)}", _small(c, *sizes, activations), count),
         ]
     experts = (c.num_experts, c.top_k, c.hidden, c.intermediate)
+    lm_head = DenseSpec(c.vocab_size, c.hidden, "bf16", activations, False, tokens=1, softcap=c.softcap)
     uses += [
-        dense("mlp.gate_up", 2 * c.mlp, c.hidden, c.num_layers),
-        dense("mlp.down", c.hidden, c.mlp, c.num_layers),
-        Use("moe", "experts", MoeSpec(*experts, c.weight_format, activations, gate, False, tokens=1), c.num_layers),
-        dense("lm_head", c.vocab_size, c.hidden, 1, "bf16"),
+        *dense("gate_up", 2 * c.mlp, c.hidden),
+        *dense("down", c.hidden, c.mlp),
+        *(
+            Use("moe", use, MoeSpec(*experts, fmt, activations, gate, False, tokens=1), count)
+            for (use, fmt), count in layers("experts").items()
+        ),
+        Use("dense", "lm_head", lm_head),
         Use("sampling", "sampling", SamplingSpec(c.vocab_size, tokens=1)),
     ]
-    cached = tuple(
+    # Seven norms and the router's scale, two norms of a head, and the experts' scales in each layer; and the last norm.
+    norms = sum(8 * c.hidden + 2 * c.heads[kind].head_dim for kind in c.layer_kinds) + c.hidden
+    other = 2 * (norms + c.num_layers * c.num_experts * (c.hidden + 2))
+    return Outline(name, tuple(uses), _gemma4_cached(c), c.vocab_size, c.hidden, c.tied, other, c.max_context)
+
+
+def _gemma4_cached(c: Gemma4Config) -> tuple[CachedLayers, ...]:
+    return tuple(
         CachedLayers(
             kind,
             count,
@@ -134,12 +152,8 @@ def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int
             c.heads[kind].head_dim,
             c.sliding_window if kind is LayerKind.SLIDING else None,
         )
-        for kind, count in kinds.items()
+        for kind, count in Counter(c.layer_kinds).items()
     )
-    # Seven norms of the hidden size and three of a head in each layer, and the last one.
-    norms = sum(7 * c.hidden + 3 * c.heads[kind].head_dim for kind in c.layer_kinds) + c.hidden
-    other = 2 * (norms + c.num_layers * c.num_experts * c.hidden)
-    return Outline(name, tuple(uses), cached, c.vocab_size, c.hidden, c.tied, other, c.max_context)
 
 
 def _small(

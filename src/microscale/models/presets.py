@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from microscale.models.config import GptOssConfig, YarnRope, alternating
 from microscale.models.config_file import from_hugging_face, override_hugging_face, to_hugging_face
-from microscale.models.config_gemma4 import GEMMA_4_26B_A4B, Gemma4Config
+from microscale.models.config_gemma4 import GEMMA_4_26B_A4B, GEMMA_4_TINY, Gemma4Config
+from microscale.models.gemma4_config import preset_gemma4
 from microscale.models.json_object import JsonObject
 
 
@@ -52,17 +53,21 @@ _TINY = GptOssConfig(
     eos_token_ids=(511,),
 )
 
-PRESETS: dict[str, GptOssConfig] = {
+ModelConfig = GptOssConfig | Gemma4Config
+
+PRESETS: dict[str, ModelConfig] = {
     "gpt-oss-20b": _gpt_oss(num_layers=24, num_experts=32),
     "gpt-oss-120b": _gpt_oss(num_layers=36, num_experts=128),
     "gpt-oss-tiny": _TINY,
+    "gemma-4-26b-a4b": GEMMA_4_26B_A4B,
+    "gemma-4-tiny": GEMMA_4_TINY,
 }
 
-OUTLINED: dict[str, Gemma4Config] = {"gemma-4-26b-a4b": GEMMA_4_26B_A4B}
-"""Models that can be explained and not yet loaded."""
 
-
-def preset(name: str, overrides: Mapping[str, object]) -> GptOssConfig:
+def preset(name: str, overrides: Mapping[str, object]) -> ModelConfig:
     """The preset of this name; ``overrides`` name the keys of a published config.json, as for a real checkpoint."""
-    file = JsonObject(f"Preset {name}", to_hugging_face(PRESETS[name]))
+    config = PRESETS[name]
+    if isinstance(config, Gemma4Config):
+        return preset_gemma4(name, config, overrides)
+    file = JsonObject(f"Preset {name}", to_hugging_face(config))
     return from_hugging_face(override_hugging_face(file, overrides))

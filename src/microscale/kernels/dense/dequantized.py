@@ -52,9 +52,9 @@ class DequantizedDense(DenseOp):
         weight = packed.weight
         assert isinstance(weight, Tensor)  # what pack() made
         if gpu.is_cpu or weight.dtype != torch.bfloat16:
-            return reference.summarise(reference.dense(x, packed))
+            return reference.summarise(reference.capped(reference.dense(x, packed), spec.softcap))
         values = torch.mm(x, weight.T, out_dtype=torch.float32)
-        return tail.summarise(values if packed.bias is None else values + packed.bias.float())
+        return tail.summarise(values if packed.bias is None else values + packed.bias.float(), spec.softcap)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         if gpu.has(Feature.MMA_BF16):

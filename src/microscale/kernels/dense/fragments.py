@@ -18,7 +18,7 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense import gemm, small, unpack
+from microscale.kernels.dense import gemm, small, tail, unpack
 from microscale.kernels.dense.cost import CUBLAS_REACHED, FEW_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import PackedDense, layout_name, pack
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
@@ -69,14 +69,15 @@ class Fragments(DenseOp):
     def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
         check_rows(self.name, x)
         if x.shape[0] <= small.MAX_TOKENS:
-            return small.run_logits(packed, gpu, x)
-        return gemm.run_logits(packed, gpu, x)
+            return tail.capped(small.run_logits(packed, gpu, x), spec.softcap)
+        return tail.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         if gpu.has(Feature.MMA_BF16):
             yield from small.variants(gpu, self.name, self.format)
             yield from gemm.variants(gpu, self.name, self.format, block_scaled=False)
             yield from unpack.variants(self.name, self.format)
+            yield from tail.variants(self.name, only_capped=True)
 
 
 class BlockScaledFragments(DenseOp):
@@ -116,10 +117,10 @@ class BlockScaledFragments(DenseOp):
         if x.shape[0] <= small.MAX_TOKENS:
             return self.few.run_logits(packed, _with_bf16(spec), gpu, x)
         check_rows(self.name, x)
-        return gemm.run_logits(packed, gpu, x, block_scaled=True)
+        return tail.capped(gemm.run_logits(packed, gpu, x, block_scaled=True), spec.softcap)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        """The block-scaled kernels; those for few tokens are ``few``'s own."""
+        """The block-scaled kernels; those for few tokens and for a cap are ``few``'s own."""
         if _block_scaled(gpu):
             yield from gemm.variants(gpu, self.name, self.few.format, block_scaled=True)
 

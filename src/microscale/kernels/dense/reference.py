@@ -30,6 +30,11 @@ def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None) -> T
     return y if residual is None else y + residual.float()
 
 
+def capped(values: Tensor, softcap: float | None) -> Tensor:
+    """Logits squeezed into ±softcap."""
+    return values if softcap is None else torch.tanh(values / softcap) * softcap
+
+
 def summarise(values: Tensor, block_rows: int = BLOCK_ROWS) -> Logits:
     """What the tail of an lm_head says of its logits, from float32 ``values [tokens, rows]``."""
     tokens, rows = values.shape
@@ -70,4 +75,4 @@ class ReferenceDense(DenseOp):
         return dense(x, packed, residual).to(x.dtype)
 
     def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        return summarise(dense(x, packed))
+        return summarise(capped(dense(x, packed), spec.softcap))

@@ -31,6 +31,8 @@ class DenseSpec:
     activations: Activations
     bias: bool
     tokens: int
+    softcap: float | None = None
+    """Of an lm_head: logits become ``softcap * tanh(logits / softcap)`` (Gemma)."""
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,19 @@ def summarise(
     argmax_ptr,  # int32 [tokens, blocks]
     sum_ptr,  # float32 [tokens, blocks]
     rows,
+    softcap,
     BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
-    """Logits that somebody else computed. Grid: (blocks of rows, tokens)."""
+    """Logits that somebody else computed. Grid: (blocks of rows, tokens). CAPPED: they are capped first, in place."""
     token = tl.program_id(1)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(values_ptr + token.to(tl.int64) * rows + row, mask=row < rows, other=0.0)
+    at_row = values_ptr + token.to(tl.int64) * rows + row
+    v = tl.load(at_row, mask=row < rows, other=0.0)
+    if CAPPED:
+        # tanh(z) = 1 - 2 / (1 + exp(2 z)): right at both ends, and within 2**-22 between; a NaN stays one.
+        v = softcap * (1.0 - 2.0 / (1.0 + tl.exp(v * (2.0 / softcap))))
+        tl.store(at_row, v, mask=row < rows)
     largest, first, total = block_tail(v[None, :], row, rows)
     at = token * tl.num_programs(0) + tl.program_id(0) + tl.arange(0, 1)
     tl.store(max_ptr + at, largest)

@@ -28,6 +28,12 @@ def norm_add_norm(spec: SmallSpec) -> int:
     return add_rms_norm(spec) + spec.hidden * torch_dtype(spec.activations).itemsize
 
 
+def norm_add_norm_route(spec: SmallSpec) -> int:
+    """With one other reader: as ``norm_add_norm``, with the router's norm weight, ids, weights and the router."""
+    router = (spec.num_experts + 1) * spec.hidden * torch_dtype(spec.activations).itemsize
+    return norm_add_norm(spec) + router + 4 * spec.num_experts + 8 * spec.tokens * spec.top_k
+
+
 def add_norm_route(spec: SmallSpec) -> int:
     """Tokens and residual in, norm, sum, ids and weights out, and the router."""
     router = spec.num_experts * (spec.hidden + 1) * torch_dtype(spec.activations).itemsize

@@ -76,6 +76,11 @@ class TritonSmall(SmallOps):
     ) -> tuple[Tensor, Tensor]:
         return norms.norm_add_norm(x, other, residual, sandwich, self._pdl)
 
+    def norm_add_norm_route(
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    ) -> tuple[Tensor, Tensor, Routing]:
+        return norms.norm_add_norm_route(x, residual, sandwich, router, top_k, self._pdl)
+
     def add_norm_route(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
     ) -> tuple[Tensor, Tensor, Routing]:

@@ -115,6 +115,54 @@ def norm_add_norm(
 
 
 @triton.jit(do_not_specialize=["num_experts"])
+def norm_add_norm_route(
+    x_ptr, x_weight_ptr, residual_ptr, norms_ptr, router_ptr, expert_scale_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr,
+    weights_ptr, arrivals_ptr, epsilon, scale, width, num_experts, BLOCK: tl.constexpr, READERS: tl.constexpr,
+    ROWS: tl.constexpr, TOP_K: tl.constexpr, K_PAD: tl.constexpr, E_PAD: tl.constexpr, PDL: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, blocks of ROWS experts). ``norm_add_norm`` of one part for READERS weights, and with the weight
+    after them router and top-k: few tokens in one launch, as in ``add_norm_route``.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    row = token * width
+    expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = expert < num_experts
+    # Weights before the wait: they are there already, and reading them is most of the work.
+    rows = router_ptr + expert[:, None].to(tl.int64) * width + column[None, :]
+    router = tl.load(rows, mask=real[:, None] & mask[None, :], other=0.0)
+    x_weight = _load(x_weight_ptr, column, mask)
+    router_norm = _load(norms_ptr + READERS * width, column, mask)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    y = _rounded(_normed(_load(x_ptr + row, column, mask), width, epsilon) * x_weight, PLAIN)
+    total = _rounded(_rounded(_load(residual_ptr + row, column, mask) + y, PLAIN) * scale, PLAIN)
+    normed = _normed(total, width, epsilon)
+    if tl.program_id(1) == 0:
+        tl.store(sum_ptr + row + column, to_bf16(total, PLAIN), mask=mask)
+        for i in tl.static_range(READERS):
+            weight = _load(norms_ptr + i * width, column, mask)
+            at = out_ptr + (i * tl.num_programs(0) + token) * width + column
+            tl.store(at, to_bf16(normed * weight, PLAIN), mask=mask)
+    seen = _rounded(normed * router_norm, PLAIN)
+    logits = tl.sum(router.to(tl.float32) * seen[None, :], axis=1)
+    tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
+    # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu")
+    if arrived == tl.num_programs(1) - 1:
+        tl.store(arrivals_ptr + token, 0)
+        only = tl.program_id(0) + tl.arange(0, 1)
+        choose(
+            logits_ptr, expert_scale_ptr, ids_ptr, weights_ptr, only, tl.num_programs(0), num_experts, num_experts,
+            TOP_K, K_PAD, E_PAD, True,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_experts"])
 def add_norm_route(
     x_ptr, residual_ptr, weight_ptr, router_ptr, bias_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr, weights_ptr,
     arrivals_ptr, epsilon, width, num_experts, stride_x, stride_residual,

@@ -25,6 +25,9 @@ MAX_WIDTH = 16384
 MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
 ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4))
+# The same for norm, sum, norms, router and top-k, with this many readers besides the router.
+SANDWICH_ROUTED = ((4096, 128, 8),)
+SANDWICH_READERS = 2
 ROUTED_TOKENS = 16
 ROUTER_ELEMENTS = 16384
 
@@ -121,9 +124,11 @@ def add_norm_route(
     num_experts = router.weight.shape[0]
     e_pad = max(32, int(triton.next_power_of_2(num_experts)))
     block = _block(width)
-    if not 0 < tokens <= ROUTED_TOKENS or (block, e_pad, top_k) not in ROUTED or router.bias is None:
+    known = (block, e_pad, top_k) in ROUTED and router.bias is not None and router.expert_scale is None
+    if not 0 < tokens <= ROUTED_TOKENS or not known:
         normed, total = norm(x, residual, norm_weight, epsilon, pdl)
-        return normed, total, routing.route(F.linear(normed, router.weight, router.bias), top_k)
+        logits = F.linear(normed, router.weight, router.bias)
+        return normed, total, routing.route(logits, top_k, router.expert_scale)
     normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
@@ -134,6 +139,34 @@ def add_norm_route(
         x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
         arrivals(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
         **constants, **launch(pdl), num_warps=8,
+    )  # fmt: skip
+    return normed, total, Routing(ids, weights)
+
+
+def norm_add_norm_route(
+    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool
+) -> tuple[Tensor, Tensor, Routing]:
+    """Norm, sum, norms, router and top-k: one launch for few tokens of a known shape, else three."""
+    tokens, width = x.shape
+    readers, num_experts = sandwich.after.shape[0] - 1, router.weight.shape[0]
+    e_pad = max(32, int(triton.next_power_of_2(num_experts)))
+    block = _block(width)
+    known = (block, e_pad, top_k) in SANDWICH_ROUTED and readers == SANDWICH_READERS
+    if not 0 < tokens <= ROUTED_TOKENS or not known or router.bias is not None or router.expert_scale is None:
+        normed, total = norm_add_norm(x, None, residual, sandwich, pdl)
+        logits = F.linear(normed[-1], router.weight, router.bias)
+        return normed[:-1], total, routing.route(logits, top_k, router.expert_scale)
+    normed = torch.empty((readers, tokens, width), dtype=x.dtype, device=x.device)
+    total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
+    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    constants = router_constants(block, e_pad, top_k)
+    norm_jit.norm_add_norm_route[(tokens, triton.cdiv(num_experts, constants["ROWS"]))](
+        x.contiguous(), sandwich.before, residual.contiguous(), sandwich.after, router.weight, router.expert_scale,
+        total, normed, logits, ids, weights, arrivals(x.device, tokens),
+        sandwich.epsilon, sandwich.scale, width, num_experts,
+        READERS=readers, **constants, **launch(pdl), num_warps=8,
     )  # fmt: skip
     return normed, total, Routing(ids, weights)
 
@@ -156,10 +189,11 @@ def make_variant(name: str, fn: Any, types: dict[str, str], constants: dict[str,
 def variants(gpu: Gpu) -> Iterator[Variant]:
     common = {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
     fn = norm_jit.rms_norm
-    names = {arg for f in (fn, norm_jit.norm_add_norm, norm_jit.add_norm_route) for arg in f.arg_names}
+    jits = (fn, norm_jit.norm_add_norm, norm_jit.norm_add_norm_route, norm_jit.add_norm_route)
+    names = {arg for f in jits for arg in f.arg_names}
     types = {arg: "*bf16" if arg.endswith("_ptr") else "i32" for arg in names}
     types |= {"epsilon": "fp32", "scale": "fp32", "logits_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32"}
-    types |= {"arrivals_ptr": "*i32", "scales_ptr": "*u8"}
+    types |= {"arrivals_ptr": "*i32", "scales_ptr": "*u8", "expert_scale_ptr": "*fp32"}
     block = 256
     while block <= MAX_WIDTH:
         for add, weighted, mxfp8 in ((0, 1, 0), (0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 1, 1)):
@@ -177,3 +211,7 @@ def variants(gpu: Gpu) -> Iterator[Variant]:
     for block, e_pad, top_k in ROUTED:
         constants = router_constants(block, e_pad, top_k) | common
         yield make_variant(f"add_norm_route_{e_pad}_top{top_k}", norm_jit.add_norm_route, types, constants, 8)
+    for block, e_pad, top_k in SANDWICH_ROUTED:
+        constants = router_constants(block, e_pad, top_k) | {"READERS": SANDWICH_READERS} | common
+        name = f"norm_add_norm_route_{e_pad}_top{top_k}"
+        yield make_variant(name, norm_jit.norm_add_norm_route, types, constants, 8)

@@ -44,13 +44,23 @@ def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, sandwich: S
     return torch.stack([rms_norm(total, weight, sandwich.epsilon) for weight in sandwich.after]), total
 
 
+def norm_add_norm_route(
+    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+) -> tuple[Tensor, Tensor, Routing]:
+    """Norm, sum, norms, and of the last norm router and top-k; logits stay in float32."""
+    normed, total = norm_add_norm(x, None, residual, sandwich)
+    bias = None if router.bias is None else router.bias.float()
+    logits = F.linear(normed[-1].float(), router.weight.float(), bias)
+    return normed[:-1], total, route(logits, top_k, router.expert_scale)
+
+
 def add_norm_route(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
 ) -> tuple[Tensor, Tensor, Routing]:
     """Sum, norm, router and top-k; logits stay in float32."""
     normed, total = add_rms_norm(x, residual, weight, epsilon)
     bias = None if router.bias is None else router.bias.float()
-    return normed, total, route(F.linear(normed.float(), router.weight.float(), bias), top_k)
+    return normed, total, route(F.linear(normed.float(), router.weight.float(), bias), top_k, router.expert_scale)
 
 
 def rope(x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
@@ -129,6 +139,11 @@ class ReferenceSmall(SmallOps):
         self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
     ) -> tuple[Tensor, Tensor]:
         return norm_add_norm(x, other, residual, sandwich)
+
+    def norm_add_norm_route(
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    ) -> tuple[Tensor, Tensor, Routing]:
+        return norm_add_norm_route(x, residual, sandwich, router, top_k)
 
     def add_norm_route(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int

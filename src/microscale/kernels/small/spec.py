@@ -55,6 +55,7 @@ class Router:
 
     weight: Tensor  # [experts, hidden]
     bias: Tensor | None = None  # [experts]
+    expert_scale: Tensor | None = None  # [experts] float32: factor on the weights of what was chosen (Gemma 4)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ class SmallOps(Implementation[SmallSpec]):
         self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
     ) -> tuple[Tensor, Tensor]:
         """What is added is normed first, and the sum for each of its readers: norms ``[n, tokens, hidden]``, sum."""
+
+    @abstractmethod
+    def norm_add_norm_route(
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    ) -> tuple[Tensor, Tensor, Routing]:
+        """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
 
     @abstractmethod
     def add_norm_route(

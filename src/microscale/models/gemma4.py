@@ -1,0 +1,185 @@
+"""Gemma 4 with experts (text), once: the same code runs on plain references and on the fast kernels.
+
+A decoder layer is: norm, fused QKV, a norm of each head, rotary positions, paged attention, output projection, norm,
+sum; then a dense MLP and, beside it, a mixture of experts, each between two norms, both together normed once more, sum.
+Every sixth layer sees everything, with wider heads whose keys and values come from one projection; the others see a
+window.
+
+Each sum is computed with the norms of all that read it, in one launch: the dense MLP, the experts and the router after
+attention, the next layer after the experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import (
+    AttentionSpec,
+    DenseWeights,
+    Gate,
+    GateKind,
+    HeadNorms,
+    Logits,
+    Ops,
+    PagedKv,
+    RopeTable,
+    Router,
+    Sandwich,
+    SmallSpec,
+)
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind
+from microscale.models.config_gemma4 import Gemma4Config, PartialRope, short_name
+from microscale.models.gemma4_tensors import Gemma4Layer, Gemma4Weights
+
+GATE = Gate(GateKind.GELU_TANH, interleaved=False)
+
+
+def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> RopeTable:
+    """Plain frequencies for the first pairs, 0 for those that do not turn. The exponents run over the whole head."""
+    pairs = head_dim // 2
+    turning = int(rope.fraction * head_dim // 2)
+    index = torch.arange(pairs, dtype=torch.float32, device=device)
+    frequencies = 1.0 / rope.theta ** (2 * index / head_dim)
+    return RopeTable(frequencies.where(index < turning, 0.0), 1.0)
+
+
+class Gemma4DecoderLayer:
+    """One layer, bound to its kernels. ``closing.after`` is the norm of the next layer, which the model puts there."""
+
+    def __init__(self, config: Gemma4Config, layer_idx: int, tensors: Gemma4Layer, ops: Ops, page_size: int) -> None:
+        self.config = config
+        self.kind = kind = config.layer_kinds[layer_idx]
+        self.heads = config.heads[kind]
+        dtype, epsilon = ops.dtype, config.rms_epsilon
+        self.attn_norm = tensors.attn_norm.to(dtype)
+        self.head_norms = HeadNorms(tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), epsilon)
+        uses = {part: config.use(part, layer_idx) for part in ("qkv", "o", "gate_up", "down", "experts")}
+        self.qkv = ops.dense(uses["qkv"], DenseWeights(tensors.qkv))
+        self.o = ops.dense(uses["o"], DenseWeights(tensors.o))
+        self.gate_up = ops.dense(uses["gate_up"], DenseWeights(tensors.gate_up))
+        self.down = ops.dense(uses["down"], DenseWeights(tensors.down))
+        # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
+        router_norm = tensors.router_scale.float() * config.hidden**-0.5
+        readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
+        self.middle = Sandwich(
+            tensors.attn_out_norm.to(dtype), torch.stack([norm.to(dtype) for norm in readers]), epsilon
+        )
+        self.closing = Sandwich(
+            tensors.mlp_out_norm.to(dtype),
+            self.attn_norm[None],
+            epsilon,
+            tensors.scalar,
+            tensors.experts_out_norm.to(dtype),
+            tensors.both_norm.to(dtype),
+        )
+        self.router = Router(tensors.router.to(dtype), expert_scale=tensors.expert_scale.float())
+        self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
+        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), None)
+        self.small = ops.small(small_spec(config, kind, ops), f"small.{short_name(kind)}")
+        self.uses = uses | {"attention": kind.value}
+        """What plans call the bound parts."""
+
+    def forward(
+        self, x: Tensor, normed: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+    ) -> tuple[Tensor, Tensor]:
+        """``x [tokens, hidden]``, the residual stream, and its norm for this layer → both for the next one."""
+        small = self.small
+        qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
+        q = small.rope_and_write_kv(
+            qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
+        )
+        attended = self.attention(q, kv, batch.attention[self.kind])
+        # Softmax over all experts, renormalised over the chosen: the same as a softmax over those.
+        (for_mlp, for_experts), x, routing = small.norm_add_norm_route(
+            self.o(attended.flatten(1)), x, self.middle, self.router, self.config.top_k
+        )
+        dense = self.down(small.gated(self.gate_up(for_mlp), GATE))
+        (normed,), x = small.norm_add_norm(dense, self.experts(for_experts, routing), x, self.closing)
+        return x, normed
+
+
+def attention_spec(config: Gemma4Config, kind: LayerKind, ops: Ops, page_size: int) -> AttentionSpec:
+    heads = config.heads[kind]
+    return AttentionSpec(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        window=config.sliding_window if kind is LayerKind.SLIDING else None,
+        sinks=False,
+        page_size=page_size,
+        activations=ops.activations,
+        tokens=1,
+        context=config.max_context,
+        scale=1.0,
+    )
+
+
+def small_spec(config: Gemma4Config, kind: LayerKind, ops: Ops) -> SmallSpec:
+    heads = config.heads[kind]
+    return SmallSpec(
+        hidden=config.hidden,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        num_experts=config.num_experts,
+        top_k=config.top_k,
+        activations=ops.activations,
+        tokens=1,
+    )
+
+
+class Gemma4:
+    """The whole model. Loading reads one layer at a time; a layer's checkpoint bytes go as soon as it is packed."""
+
+    def __init__(
+        self,
+        weights: Gemma4Weights,
+        ops: Ops,
+        device: torch.device,
+        page_size: int = 16,
+        on_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        config = weights.config
+        self.config = config
+        self.ops = ops
+        self.device = device
+        self.page_size = page_size
+        table = weights.embed(device)
+        self.embed = ops.embed(table)
+        # As wide as the activations, as the model was trained: 53 for a root of 53.07 in bf16.
+        self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=ops.dtype))
+        self.layers: list[Gemma4DecoderLayer] = []
+        for layer_idx in range(config.num_layers):
+            tensors = weights.layer(layer_idx, device)
+            self.layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size))
+            on_layer()
+        norms = [*(layer.attn_norm for layer in self.layers[1:]), weights.norm(device).to(ops.dtype)]
+        for layer, norm in zip(self.layers, norms, strict=True):
+            layer.closing = replace(layer.closing, after=norm[None])
+        lm_head = table if config.tied else weights.lm_head(device)
+        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), config.softcap)
+        self.sampling = ops.sampling(config.vocab_size)
+        self.rope = {
+            kind: partial_table(config.rope[kind], config.heads[kind].head_dim, device) for kind in config.layer_kinds
+        }
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
+        """An empty KV cache with this many pages for each kind of layer; the kinds' heads differ."""
+        config = self.config
+        shapes = {kind: (heads.num_kv_heads, heads.head_dim) for kind, heads in config.heads.items()}
+        return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
+        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logit_rows``; the new tokens' KV goes to the cache."""
+        x = self.embed(batch.token_ids) * self.embed_scale
+        first = self.layers[0]
+        normed = first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
+        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
+            x, normed = layer.forward(x, normed, batch, layer_kv, self.rope[layer.kind])
+        return self.lm_head.logits(normed[batch.logit_rows])

@@ -1,0 +1,217 @@
+"""Reads Gemma 4's config.json, and refuses what we would compute wrongly.
+
+Found in two forms: the text model alone (``gemma4_text``), and within the model that also sees and hears (``gemma4``,
+under ``text_config``). transformers says what full layers have of their own in ``per_layer_config``, published files in
+``global_head_dim`` and ``num_global_key_value_heads``. ``gemma4_quantization`` says which layers are in MXFP8.
+
+Overrides (``--hf-overrides``) change the keys of the text model before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from microscale.errors import Unsupported
+from microscale.models.config import LayerKind
+from microscale.models.config_file import (
+    CONFIG,
+    GENERATION_CONFIG,
+    apply_overrides,
+    build,
+    end_tokens,
+    producible,
+    read_layer_kinds,
+    read_num_layers,
+)
+from microscale.models.config_gemma4 import Gemma4Config, Heads, LayerFormats, PartialRope
+from microscale.models.gemma4_quantization import read_formats
+from microscale.models.json_object import JsonObject, read_json_object
+
+TEXT = "gemma4_text"
+WHOLE = "gemma4"
+MODEL_TYPES = (WHOLE, TEXT)
+
+_KEYS = frozenset({
+    "attention_k_eq_v", "eos_token_id", "final_logit_softcapping", "global_head_dim", "head_dim", "hidden_size",
+    "intermediate_size", "layer_types", "max_position_embeddings", "moe_intermediate_size", "num_attention_heads",
+    "num_experts", "num_global_key_value_heads", "num_hidden_layers", "num_key_value_heads", "per_layer_config",
+    "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "top_k_experts", "vocab_size",
+})  # fmt: skip
+_ROPE_KEYS = frozenset({"rope_type", "rope_theta", "partial_rotary_factor"})
+_FULL_KEYS = frozenset({"head_dim", "num_key_value_heads"})
+
+
+def read_gemma4(folder: Path, overrides: Mapping[str, object] | None = None) -> Gemma4Config:
+    """The config in ``folder``, with ``overrides`` applied to the text model's keys."""
+    whole = read_json_object(folder / CONFIG)
+    file = whole.nested("text_config") if whole.require("model_type", str) == WHOLE else whole
+    # Published files name end tokens and tying beside the text model, not in it.
+    outer = {key: whole.data[key] for key in ("eos_token_id", "tie_word_embeddings") if key in whole.data}
+    file = apply_overrides(JsonObject(file.source, {**file.data, **outer}), overrides or {}, _KEYS)
+    generation = None
+    if (folder / GENERATION_CONFIG).is_file() and "eos_token_id" not in file.overridden:
+        generation = read_json_object(folder / GENERATION_CONFIG)
+    return from_text_config(file, read_formats(folder, whole, read_num_layers(file)), generation)
+
+
+def preset_gemma4(name: str, config: Gemma4Config, overrides: Mapping[str, object]) -> Gemma4Config:
+    """A preset with ``overrides`` of the keys that its config.json would have. Its formats are those of layer 0."""
+    file = apply_overrides(JsonObject(f"Preset {name}", to_text_config(config)), overrides, _KEYS)
+    return from_text_config(file, config.formats[:1] * read_num_layers(file))
+
+
+def from_text_config(
+    file: JsonObject, formats: Sequence[LayerFormats], generation: JsonObject | None = None
+) -> Gemma4Config:
+    """The config that a text model's config.json describes; ``generation`` knows more end tokens where it is there."""
+    _refuse_other_arithmetic(file)
+    num_layers = read_num_layers(file)
+    file.require("layer_types", list)
+    kinds = read_layer_kinds(file, num_layers)
+    if len(kinds) != num_layers:
+        raise file.fault("layer_types", f"names {len(kinds)} layers, not {num_layers}")
+    if kinds[-1] is not LayerKind.FULL and not file.overridden:
+        # transformers would make it one, whatever the file says.
+        raise file.fault("layer_types", f"must end with {LayerKind.FULL}")
+    vocab_size = file.require("vocab_size", int)
+    eos = end_tokens(file)
+    if generation is not None and generation.data.get("eos_token_id") is not None:
+        eos = end_tokens(generation)
+    softcap = (
+        None if file.data.get("final_logit_softcapping") is None else file.require("final_logit_softcapping", float)
+    )
+    return build(
+        file,
+        Gemma4Config,
+        hidden=file.require("hidden_size", int),
+        mlp=file.require("intermediate_size", int),
+        intermediate=file.require("moe_intermediate_size", int),
+        num_experts=file.require("num_experts", int),
+        top_k=file.require("top_k_experts", int),
+        vocab_size=vocab_size,
+        sliding_window=file.require("sliding_window", int),
+        layer_kinds=kinds,
+        heads={LayerKind.SLIDING: _sliding_heads(file), LayerKind.FULL: _full_heads(file, kinds)},
+        rope={kind: _rope(file.nested("rope_parameters").nested(kind.value)) for kind in LayerKind},
+        rms_epsilon=file.require("rms_norm_eps", float),
+        softcap=softcap,
+        max_context=file.require("max_position_embeddings", int),
+        eos_token_ids=eos if "eos_token_id" in file.overridden else producible(eos, vocab_size),
+        formats=tuple(formats),
+        tied=file.optional("tie_word_embeddings", bool, True),
+    )
+
+
+def to_text_config(config: Gemma4Config) -> dict[str, object]:
+    """The published form of the text model's config.json: the inverse of ``from_text_config``."""
+    sliding, full = config.heads[LayerKind.SLIDING], config.heads[LayerKind.FULL]
+    return {
+        "architectures": ["Gemma4ForCausalLM"],
+        "attention_bias": False,
+        "attention_k_eq_v": full.shared_kv,
+        "enable_moe_block": True,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "final_logit_softcapping": config.softcap,
+        "global_head_dim": full.head_dim,
+        "head_dim": sliding.head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": config.hidden,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": config.mlp,
+        "layer_types": [str(kind) for kind in config.layer_kinds],
+        "max_position_embeddings": config.max_context,
+        "model_type": TEXT,
+        "moe_intermediate_size": config.intermediate,
+        "num_attention_heads": sliding.num_heads,
+        "num_experts": config.num_experts,
+        "num_global_key_value_heads": full.num_kv_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": sliding.num_kv_heads,
+        "num_kv_shared_layers": 0,
+        "rms_norm_eps": config.rms_epsilon,
+        "rope_parameters": {kind.value: _rope_json(rope) for kind, rope in config.rope.items()},
+        "sliding_window": config.sliding_window,
+        "tie_word_embeddings": config.tied,
+        "top_k_experts": config.top_k,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def _rope_json(rope: PartialRope) -> dict[str, object]:
+    if rope.fraction == 1:
+        return {"rope_theta": rope.theta, "rope_type": "default"}
+    return {"partial_rotary_factor": rope.fraction, "rope_theta": rope.theta, "rope_type": "proportional"}
+
+
+def _refuse_other_arithmetic(file: JsonObject) -> None:
+    if not file.require("enable_moe_block", bool):
+        raise Unsupported(f"{file.source}: Gemma 4 without experts ('enable_moe_block' false) is not supported.")
+    if file.require("hidden_size_per_layer_input", int):
+        raise Unsupported(
+            f"{file.source}: 'hidden_size_per_layer_input' {file.data['hidden_size_per_layer_input']} is not "
+            f"supported; models with an embedding for each layer have no experts."
+        )
+    if file.optional("num_kv_shared_layers", int, 0):
+        raise Unsupported(f"{file.source}: 'num_kv_shared_layers' is not supported; every layer caches its own keys.")
+    if file.optional("attention_bias", bool, False):
+        raise Unsupported(f"{file.source}: 'attention_bias' true is not supported; Gemma 4 has no biases.")
+    activation = file.optional("hidden_activation", str, "gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise Unsupported(
+            f"{file.source}: 'hidden_activation' {activation!r} is not supported; supported is 'gelu_pytorch_tanh'."
+        )
+    # "vision" changes only how pictures see each other, and only text is taken.
+    if file.data.get("use_bidirectional_attention") not in (None, "vision"):
+        raise Unsupported(f"{file.source}: 'use_bidirectional_attention' is not supported; text is read forward.")
+
+
+def _sliding_heads(file: JsonObject) -> Heads:
+    num_heads, num_kv_heads = file.require("num_attention_heads", int), file.require("num_key_value_heads", int)
+    return Heads(num_heads, num_kv_heads, file.require("head_dim", int), shared_kv=False)
+
+
+def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> Heads:
+    """In full layers heads are wider, and fewer where keys and values are shared."""
+    shared = file.require("attention_k_eq_v", bool)
+    num_heads, num_kv_heads = file.require("num_attention_heads", int), file.require("num_key_value_heads", int)
+    if file.data.get("per_layer_config") is None:
+        if shared:
+            num_kv_heads = file.require("num_global_key_value_heads", int)
+        return Heads(num_heads, num_kv_heads, file.require("global_head_dim", int), shared)
+    layers = file.nested("per_layer_config")
+    full = [str(layer_idx) for layer_idx, kind in enumerate(kinds) if kind is LayerKind.FULL]
+    beyond = [key for key in layers.data if key not in full and not _is_cut_off(key, len(kinds))]
+    if beyond:
+        raise Unsupported(f"{layers.source}: layer {beyond[0]!r} is no full layer, and only those may differ.")
+    found = {_own_heads(layers.nested(key), num_kv_heads, file.require("head_dim", int)) for key in full}
+    if len(found) > 1:
+        raise Unsupported(f"{layers.source}: full layers that differ among themselves are not supported.")
+    own_kv_heads, head_dim = found.pop() if found else (num_kv_heads, file.require("head_dim", int))
+    return Heads(num_heads, own_kv_heads, head_dim, shared)
+
+
+def _is_cut_off(key: str, num_layers: int) -> bool:
+    """Whether it is a layer that an override of ``num_hidden_layers`` has left out."""
+    return key.isdecimal() and int(key) >= num_layers
+
+
+def _own_heads(layer: JsonObject, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    for key in layer.data:
+        if key not in _FULL_KEYS:
+            raise Unsupported(f"{layer.source}: {key!r} is not supported; only {', '.join(sorted(_FULL_KEYS))} are.")
+    return layer.optional("num_key_value_heads", int, num_kv_heads), layer.optional("head_dim", int, head_dim)
+
+
+def _rope(rope: JsonObject) -> PartialRope:
+    for key, value in rope.data.items():
+        if key not in _ROPE_KEYS and value is not None:
+            raise Unsupported(f"{rope.source}: {key!r} is not supported; it would change the frequencies.")
+    kind = rope.require("rope_type", str)
+    fraction = rope.optional("partial_rotary_factor", float, 1.0)
+    if kind not in ("default", "proportional") or (kind == "default" and fraction != 1):
+        raise Unsupported(
+            f"{rope.source}: 'rope_type' {kind!r} that turns {fraction:g} of a head is not supported; supported are "
+            f"'default', which turns all of it, and 'proportional'."
+        )
+    return PartialRope(rope.require("rope_theta", float), fraction)

@@ -1,0 +1,122 @@
+"""A call as Gemma 4 writes it, to a function's name and JSON.
+
+    call:get_weather{city:<|"|>Paris<|"|>,days:3,where:{zone:<|"|>EU<|"|>},tags:[<|"|>a<|"|>,true]}
+
+Keys are bare, texts stand between two quote tokens and are taken as they are, all else is as in JSON. Numbers keep
+their digits. Models also write JSON's own quotes; these are read too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+QUOTE = "\uffff"
+"""Stands for the quote token: no character of any text."""
+MAX_DEPTH = 64
+
+_NAME = re.compile(r"\s*call:\s*([A-Za-z0-9_.:-]{1,128})\s*(?=\{)")
+_BARE = re.compile(rf"[^,\]}}{QUOTE}]+")
+_KEY = re.compile(rf"[^:{{}}\[\]{QUOTE}]+")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+
+
+class BadCall(ValueError):
+    """The text is no call, or its arguments are none."""
+
+
+def split_call(text: str) -> tuple[str, str]:
+    """The function's name, and the text of its arguments from the brace on."""
+    found = _NAME.match(text)
+    if found is None:
+        raise BadCall("no call:name{")
+    return found[1], text[found.end() :].rstrip()
+
+
+def arguments_json(text: str) -> str:
+    """Arguments as JSON text."""
+    reader = _Reader(text)
+    found = reader.value(0)
+    reader.skip()
+    if reader.at != len(text):
+        raise BadCall(f"text after the arguments at {reader.at}")
+    return found
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+
+    def peek(self) -> str:
+        self.skip()
+        return self.text[self.at : self.at + 1]
+
+    def take(self, char: str) -> None:
+        if self.peek() != char:
+            raise BadCall(f"{char!r} is missing at {self.at}")
+        self.at += 1
+
+    def value(self, depth: int) -> str:
+        if depth > MAX_DEPTH:
+            raise BadCall("nested too deeply")
+        char = self.peek()
+        if char == "{":
+            return "{" + self._list("{", "}", lambda: f"{self._key()}: {self.value(depth + 1)}") + "}"
+        if char == "[":
+            return "[" + self._list("[", "]", lambda: self.value(depth + 1)) + "]"
+        return self._text() if char in (QUOTE, '"') else self._bare()
+
+    def _list(self, first: str, last: str, entry: Callable[[], str]) -> str:
+        self.take(first)
+        found: list[str] = []
+        while self.peek() != last:
+            if found:
+                self.take(",")
+                if self.peek() == last:  # a comma too many
+                    break
+            found.append(entry())
+        self.take(last)
+        return ", ".join(found)
+
+    def _key(self) -> str:
+        if self.peek() in (QUOTE, '"'):
+            name = self._text()
+        else:
+            found = _KEY.match(self.text, self.at)
+            if found is None:
+                raise BadCall(f"no key at {self.at}")
+            self.at = found.end()
+            name = json.dumps(found[0].strip(), ensure_ascii=False)
+        self.take(":")
+        return name
+
+    def _text(self) -> str:
+        if self.text[self.at] == '"':
+            try:
+                value, self.at = json.JSONDecoder(strict=False).raw_decode(self.text, self.at)
+            except ValueError as exc:
+                raise BadCall(str(exc)) from None
+            return json.dumps(value, ensure_ascii=False)
+        end = self.text.find(QUOTE, self.at + 1)
+        if end < 0:
+            raise BadCall(f"the text at {self.at} has no end")
+        inner, self.at = self.text[self.at + 1 : end], end + 1
+        return json.dumps(inner, ensure_ascii=False)
+
+    def _bare(self) -> str:
+        found = _BARE.match(self.text, self.at)
+        word = "" if found is None else found[0].strip()
+        if found is None or not word:
+            raise BadCall(f"no value at {self.at}")
+        self.at = found.end()
+        if word in _WORDS:
+            return _WORDS[word]
+        # A text that the model forgot to quote is one all the same.
+        return word if _NUMBER.fullmatch(word) else json.dumps(word, ensure_ascii=False)

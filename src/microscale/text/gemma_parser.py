@@ -1,0 +1,201 @@
+"""Gemma 4's tokens to messages, one token at a time, whatever the model wrote.
+
+    text                                    content
+    <|channel>thought, line, … <channel|>   thoughts
+    <|tool_call>call:name{ … }<tool_call|>  a call
+    <turn|>, <eos>, <|tool_response>        the end
+
+The events are those of Harmony's parser, so that clients get the same fields. Every wrong turn has a rule that keeps
+the text, and a ``Flaw`` that says what was wrong. A call is given out when it is whole: its arguments become JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+from microscale.text.detokenize import Detokenizer
+from microscale.text.gemma_call import QUOTE, BadCall, arguments_json, split_call
+from microscale.text.gemma_tokens import GemmaTokens
+from microscale.text.harmony_header import Flaw, Header
+from microscale.text.harmony_parser import Begin, End, Event, Flawed, Kind, Text
+
+THOUGHT = "thought"
+MAX_CHANNEL_CHARS = 32
+
+
+class State(Enum):
+    TEXT = 0
+    CHANNEL = 1
+    """Its name, up to the line's end."""
+    THOUGHTS = 2
+    CALL = 3
+
+
+class GemmaParser:
+    """Parses one output. Feed it every token that the model produced, the stop token too, then call ``finish``.
+
+    ``tools``: names of the functions that were offered. A call of another one is text; ``None`` takes every call.
+    """
+
+    def __init__(self, tokens: GemmaTokens, tools: Collection[str] | None = None) -> None:
+        self._tokens = tokens
+        self._tools = None if tools is None else frozenset(tools)
+        self._is_control = tokens.tokenizer.is_control
+        self._detokenizer = Detokenizer(tokens.tokenizer)
+        self._state = State.TEXT
+        self._open: Kind | None = None
+        """The message that has begun and not ended."""
+        self._pending = ""
+        """A channel's name or a call, as far as it has come; in thoughts, a line's end that may be the last."""
+        self._num_calls = 0
+        self._has_content = False
+        self._events: list[Event] = []
+        self.flaws: list[Flaw] = []
+        """Each kind once, in the order of their first appearance."""
+
+    def feed(self, token: int) -> list[Event]:
+        """What this token adds."""
+        self._events = []
+        if self._is_control(token):
+            self._add(self._detokenizer.flush())
+            self._control(token)
+        else:
+            text = self._detokenizer.feed(token)
+            if text:
+                self._add(text)
+            elif not self._tokens.tokenizer.token_bytes(token):
+                self._flag(Flaw.STRAY_TOKEN)
+        return self._events
+
+    def finish(self) -> list[Event]:
+        """No token follows."""
+        self._events = []
+        self._add(self._detokenizer.flush())
+        if self._state is not State.TEXT:
+            self._flag(Flaw.CUT)
+            self._leave(complete=False)
+        self._end(complete=False)
+        if not self._has_content and not self._num_calls:
+            self._flag(Flaw.NO_CONTENT)
+        return self._events
+
+    def _add(self, text: str) -> None:
+        if not text:
+            return
+        if self._state is State.TEXT:
+            self._say(Kind.CONTENT, text)
+        elif self._state is State.THOUGHTS:
+            self._think(text)
+        else:
+            self._pending += text
+            if self._state is State.CHANNEL and ("\n" in self._pending or len(self._pending) > MAX_CHANNEL_CHARS):
+                self._enter_channel()
+
+    def _control(self, token: int) -> None:
+        tokens = self._tokens
+        if token == tokens.quote and self._state is State.CALL:
+            self._pending += QUOTE
+            return
+        if token in (tokens.end_channel, tokens.end_call):
+            expected = (State.CALL,) if token == tokens.end_call else (State.CHANNEL, State.THOUGHTS)
+            if self._state not in expected:
+                self._flag(Flaw.STRAY_TOKEN)
+                return
+            self._leave(complete=True)
+            return
+        is_end = token in tokens.stops
+        if not is_end and token not in (tokens.channel, tokens.call):
+            self._flag(Flaw.STRAY_TOKEN)
+            return
+        if self._state is not State.TEXT:
+            # Thoughts or a call that nothing closed: what follows is no part of them.
+            self._flag(Flaw.HEADER_IN_TEXT)
+            self._leave(complete=True)
+        self._end(complete=True)
+        if not is_end:
+            self._state = State.CHANNEL if token == tokens.channel else State.CALL
+
+    def _leave(self, *, complete: bool) -> None:
+        """End thoughts or a call; text follows."""
+        state, self._state = self._state, State.TEXT
+        if state is State.CHANNEL:
+            # The line was not ended: an empty channel, or thoughts that are all header.
+            self._state = State.CHANNEL
+            self._enter_channel()
+            self._state = State.TEXT
+        if state is State.CALL:
+            pending, self._pending = self._pending, ""
+            self._call(pending, complete)
+            return
+        self._pending = ""
+        self._end(complete=complete)
+
+    def _enter_channel(self) -> None:
+        """From a channel's first line to its text."""
+        name, newline, rest = self._pending.partition("\n")
+        self._pending = ""
+        if name.strip() == THOUGHT:
+            self._state = State.THOUGHTS
+            self._think(rest)
+        elif not newline and len(name) > MAX_CHANNEL_CHARS:
+            self._flag(Flaw.NO_CHANNEL)
+            self._state = State.THOUGHTS
+            self._think(name)
+        else:
+            # A channel that the format has not may hold the answer: better shown than hidden.
+            self._flag(Flaw.WRONG_CHANNEL, name)
+            self._state = State.TEXT
+            if rest:
+                self._say(Kind.CONTENT, rest)
+
+    def _think(self, text: str) -> None:
+        """All but a line's end that may be the last: the format puts one before the channel's end."""
+        text, self._pending = self._pending + text, ""
+        if text.endswith("\n"):
+            text, self._pending = text[:-1], "\n"
+        if text:
+            self._say(Kind.REASONING, text)
+
+    def _say(self, kind: Kind, text: str) -> None:
+        if self._open is not kind:
+            self._end(complete=True)
+            self._open = kind
+            channel = THOUGHT if kind is Kind.REASONING else None
+            self._events.append(Begin(kind, Header(channel=channel)))
+        if kind is Kind.CONTENT and not text.isspace():
+            self._has_content = True
+        self._events.append(Text(kind, text))
+
+    def _end(self, *, complete: bool) -> None:
+        if self._open is not None:
+            self._events.append(End(self._open, complete))
+            self._open = None
+
+    def _call(self, text: str, complete: bool) -> None:
+        shown = text.replace(QUOTE, '"')
+        try:
+            name, rest = split_call(text)
+        except BadCall:
+            self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
+            if shown:
+                self._say(Kind.CONTENT, shown)
+            return
+        if self._tools is not None and name not in self._tools:
+            self._flag(Flaw.UNKNOWN_TOOL)
+            self._say(Kind.CONTENT, shown)
+            return
+        try:
+            arguments = arguments_json(rest)
+        except (BadCall, RecursionError):
+            if complete:
+                self._flag(Flaw.BAD_ARGUMENTS)
+            arguments = rest.replace(QUOTE, '"')
+        self._events.append(Begin(Kind.CALL, Header(recipient=name), name, self._num_calls))
+        self._num_calls += 1
+        self._events += [Text(Kind.CALL, arguments), End(Kind.CALL, complete)]
+
+    def _flag(self, flaw: Flaw, text: str = "") -> None:
+        if flaw not in self.flaws:
+            self.flaws.append(flaw)
+        self._events.append(Flawed(flaw, text))
