@@ -1,0 +1,50 @@
+"""Answers that must follow the grammar of their schema, through the engine as the server uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from microscale.engine.build import assemble
+from microscale.engine.grammar import Vocabulary
+from microscale.engine.request import Request
+from microscale.engine.sampler import SamplingParams
+from microscale.engine.scheduler import Limits
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss import GptOss
+from microscale.quality.encoded import Encoded
+from microscale.quality.measure import BATCH, MAX_TOKENS
+from microscale.text.harmony_grammar import Schema, Turn, of_turn
+from microscale.text.harmony_tokens import HarmonyTokens
+
+
+def constrained(model: GptOss, tokens: HarmonyTokens, encoded: Sequence[Encoded]) -> list[list[int]]:
+    """Greedy answers to tasks whose check has a schema."""
+    tokenizer = tokens.tokenizer
+    vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
+    longest = max(len(item.prompt) for item in encoded) + MAX_TOKENS
+    limits = Limits(
+        page_size=model.page_size,
+        window=model.config.sliding_window,
+        max_num_seqs=BATCH,
+        max_num_batched_tokens=2048,
+        max_model_len=model.config.max_context,
+        max_queue=len(encoded),
+    )
+    engine = assemble(
+        model, limits, dict.fromkeys(LayerKind, BATCH * -(-longest // model.page_size)), vocabulary=vocabulary
+    )
+    for at, item in enumerate(encoded):
+        params = SamplingParams(
+            max_tokens=MAX_TOKENS,
+            stop_token_ids=tuple(sorted(tokens.stops)),
+            grammar=of_turn(Turn(answer=Schema(item.task.check["schema"]))),
+        )
+        engine.submit(Request(str(at), item.prompt, params))
+    answers: list[list[int]] = [[] for _ in encoded]
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            if output.token is not None:
+                answers[int(output.request_id)].append(output.token)
+    return answers

@@ -1,0 +1,49 @@
+"""The choices that are compared: plans, single layers' formats, KV cache, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from microscale.backends.precision import PLANS, Precision, make_precision
+from microscale.errors import BadSetting
+
+LAYERS = ("qkv", "o", "lm_head", "embed")
+"""Layers of gpt-oss that are not in four bits already."""
+FORMATS = ("fp8", "mxfp8", "mxfp4")
+REFERENCE = "float32"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to hold and compute a model."""
+
+    name: str
+    precision: Precision
+    dtype: str = "auto"
+    """Activations; ``auto`` is float32 on a CPU, so that a plan's weights alone are seen there."""
+
+
+def all_choices() -> list[Choice]:
+    """Float32 first: it is what the others are held against."""
+    return [
+        Choice(REFERENCE, make_precision("exact"), "float32"),
+        *(Choice(name, make_precision(name)) for name in PLANS),
+        Choice("activations=bfloat16", make_precision("exact"), "bfloat16"),
+        Choice("moe-activations=mxfp8", make_precision("exact", moe_activations="mxfp8")),
+        Choice("kv-cache=fp8", make_precision("exact", kv_cache_dtype="fp8")),
+        *(
+            Choice(f"{layer}={fmt}", make_precision("exact", (f"{layer}={fmt}",)))
+            for layer in LAYERS
+            for fmt in FORMATS
+        ),
+    ]
+
+
+def choose(names: Sequence[str]) -> list[Choice]:
+    """Those of these names, float32 always among them; all without names."""
+    known = {choice.name: choice for choice in all_choices()}
+    for name in names:
+        if name not in known:
+            raise BadSetting(f"Unknown choice {name!r}; known are {', '.join(known)}.")
+    return [choice for name, choice in known.items() if not names or name in names or name == REFERENCE]

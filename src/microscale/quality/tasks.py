@@ -1,0 +1,115 @@
+"""Held-out tasks: a conversation, the answer that was taught for its like, and a check. Kept beside the demo model.
+
+A file has one JSON object to a line:
+
+    {"task": "capitals", "messages": [{"role": "user", "content": "…"}], "tools": [], "response_format": null,
+     "effort": "low", "date": "2026-01-31", "check": {…},
+     "answer": [{"channel": "analysis", "function": null, "text": "…"}, {"channel": "final", …}]}
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from microscale.errors import BadCheckpoint
+from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
+
+FILE_NAME = "tasks.jsonl.gz"
+DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
+"""The embedded model, its tokenizer and the tasks."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message of the answer that was taught."""
+
+    channel: str
+    function: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Task:
+    task: str
+    messages: tuple[Message, ...]
+    options: RenderOptions
+    answer: tuple[Said, ...]
+    check: Mapping[str, Any]
+
+    @property
+    def tools(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.options.tools)
+
+
+def load_tasks(path: Path, per_task: int | None = None) -> list[Task]:
+    """The tasks of a file; the first ``per_task`` of each kind."""
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    except (OSError, EOFError) as error:
+        raise BadCheckpoint(f"{path} cannot be read as held-out tasks: {error}.") from error
+    seen: dict[str, int] = defaultdict(int)
+    tasks = []
+    for line in lines:
+        task = _task(json.loads(line))
+        seen[task.task] += 1
+        if per_task is None or seen[task.task] <= per_task:
+            tasks.append(task)
+    return tasks
+
+
+def dump_tasks(tasks: Sequence[Task], path: Path) -> None:
+    """The file of ``load_tasks``, the same bytes for the same tasks."""
+    text = "".join(json.dumps(_record(task), ensure_ascii=False) + "\n" for task in tasks)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _task(record: Mapping[str, Any]) -> Task:
+    tools = tuple(Tool(tool["name"], tool["description"], tool["parameters"]) for tool in record["tools"])
+    return Task(
+        record["task"],
+        tuple(_message(message) for message in record["messages"]),
+        RenderOptions(
+            effort=Effort(record["effort"]),
+            date=record["date"],
+            tools=tools,
+            response_format=ResponseFormat(**record["response_format"]) if record["response_format"] else None,
+        ),
+        tuple(Said(said["channel"], said["function"], said["text"]) for said in record["answer"]),
+        record["check"],
+    )
+
+
+def _message(record: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in record.get("calls", ()))
+    return Message(Role(record["role"]), record["content"], tool_calls=calls, call_id=record.get("call_id"))
+
+
+def _record(task: Task) -> dict[str, Any]:
+    messages = []
+    for message in task.messages:
+        record: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        if message.tool_calls:
+            record["calls"] = [{"id": c.call_id, "name": c.name, "arguments": c.arguments} for c in message.tool_calls]
+        if message.call_id:
+            record["call_id"] = message.call_id
+        messages.append(record)
+    effort, response = task.options.effort, task.options.response_format
+    return {
+        "task": task.task,
+        "messages": messages,
+        "tools": [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+            for tool in task.options.tools
+        ],
+        "response_format": vars(response) if response else None,
+        "effort": effort.value if effort else None,
+        "date": task.options.date,
+        "answer": [{"channel": s.channel, "function": s.function, "text": s.text} for s in task.answer],
+        "check": task.check,
+    }
