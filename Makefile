@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 OLD := .venv-triton36
 OLD_INSTALLED := $(OLD)/.installed
 
-.PHONY: help install serve test check prove gpu-test soak clean
+.PHONY: help install browser serve test check prove gpu-test soak cost demo-data demo-train demo-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -31,7 +31,15 @@ ARGS ?= gpt-oss-tiny --load-format dummy
 serve: $(INSTALLED) ## Serve a tiny model with random weights at http://127.0.0.1:8000 (ARGS=… for another)
 	$(BIN)/microscale serve $(ARGS)
 
-test: $(INSTALLED) ## Run every test that needs no GPU (under 10 minutes on two cores)
+# The web page is tested in the system's Chromium. Where it cannot be installed, those tests are skipped and say so.
+CHROMIUM := chromium chromium-browser google-chrome google-chrome-stable
+browser: ## Install Chromium for the tests of the web page, if there is none
+	@for name in $(CHROMIUM); do command -v $$name >/dev/null && exit 0; done; \
+	root=$$([ "$$(id -u)" = 0 ] || echo sudo -n); \
+	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
+	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
+
+test: $(INSTALLED) browser ## Run every test that needs no GPU (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(INSTALLED) ## Lint, types and the fast tests (under four minutes on two cores)
@@ -49,6 +57,22 @@ gpu-test: $(INSTALLED) ## Run the tests that need a GPU, on this machine's own
 
 soak: $(INSTALLED) ## A million tokens through the engine with a mock model: memory must stay flat
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/engine/soak.py
+
+DEMO := src/microscale/demo_model
+demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks anew
+	PYTHONPATH=. $(BIN)/python -m demo.tokenizer $(DEMO)
+	PYTHONPATH=. $(BIN)/python -m demo.tasks $(DEMO)/tasks.jsonl.gz
+
+# 20 minutes on an H200; see demo/README.md. A trial on a CPU: DEMO_ARGS='--shape tiny --length 256 --rows 8 --evaluate 0'
+demo-train: $(INSTALLED) ## Train the demo model into build/demo; goes on where it stopped
+	PYTHONPATH=. $(BIN)/python -m demo.train --run build/demo --tokenizer $(DEMO) --log build/demo/log.jsonl \
+		--minutes 60 --total-minutes 20 --export build/demo/model $(DEMO_ARGS)
+
+demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
+	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
+
+cost: $(INSTALLED) ## What the server itself costs a token, with a scripted engine; on a quiet machine
+	PYTHONPATH=tests $(BIN)/python -m support.server_cost
 
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -21,7 +21,6 @@ WEATHER: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-TIME: Any = {"type": "function", "function": {"name": "get_time"}}
 THOUGHT = "Let me think: naïve 👩‍👧."
 ANSWER = "The answer is 4. 日本"
 
@@ -111,36 +110,6 @@ def test_tool_call_and_its_result(client: openai.OpenAI, stream: bool) -> None:
     turn = [*ASK, sent, {"role": "tool", "tool_call_id": call.id, "content": "Rain."}]
     reply = client.chat.completions.create(model=MODEL, messages=turn, tools=[WEATHER], seed=SEEDS["answer"])
     assert reply.choices[0].message.content == ANSWER
-
-
-@pytest.mark.parametrize(
-    ("choice", "tools", "script"),
-    [
-        ({"type": "function", "function": {"name": "get_weather"}}, [TIME, WEATHER], "only the arguments"),
-        ("required", [WEATHER], "only the arguments"),
-        ("required", [TIME, WEATHER], "name and arguments"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_forced_call_begins_in_the_prompt(
-    client: openai.OpenAI, choice: Any, tools: list[Any], script: str, stream: bool
-) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "tools": tools, "tool_choice": choice}
-    asked |= {"seed": SEEDS[script], "extra_body": {"return_token_ids": True}}
-    if stream:
-        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **asked)]
-        ids = [token for chunk in chunks for token in (chunk.model_extra or {})["token_ids"]]
-        functions = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
-        finish = chunks[-1].finish_reason
-    else:
-        reply = client.chat.completions.create(**asked).choices[0]
-        ids, finish = (reply.model_extra or {})["token_ids"], reply.finish_reason
-        functions = [call.function for call in reply.message.tool_calls or []]
-    assert [function.name for function in functions if function.name] == ["get_weather"]
-    city = "Rome" if script == "only the arguments" else "Oslo"
-    assert "".join(function.arguments for function in functions) == f'{{"city": "{city}"}}'
-    assert finish == "tool_calls"
-    assert ids == ids_of(script)
 
 
 def test_a_call_that_was_not_offered_stays_text(client: openai.OpenAI) -> None:

@@ -83,16 +83,12 @@ def test_the_self_test_knows_a_wrong_tokenizer() -> None:
 @given(
     tokens=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60),
     cuts=st.lists(st.integers(1, 5), min_size=60, max_size=60),
-    num_given=st.integers(0, 8),
     plain=st.booleans(),
 )
-def test_every_token_id_is_on_one_step_in_order(
-    tokens: list[int], cuts: list[int], num_given: int, plain: bool
-) -> None:
+def test_every_token_id_is_on_one_step_in_order(tokens: list[int], cuts: list[int], plain: bool) -> None:
     ids = HarmonyTokens.of(tiny())
-    begun = HarmonyRenderer.header(RENDERER, "commentary", "f")[:num_given]
     output = PlainOutput(tiny(), stops=["e"]) if plain else ChatOutput(ids, stops=["e"])
-    choice = Choice(0, output, keep_outputs=True, given=() if plain else begun)
+    choice = Choice(0, output, keep_outputs=True)
     steps = []
     rest = [Output("r", token, finish=None) for token in tokens]
     rest[-1] = Output("r", tokens[-1], finish=Finish.LENGTH)
@@ -111,9 +107,6 @@ def test_every_token_id_is_on_one_step_in_order(
     assert [token for step in steps for token in step.delta.token_ids] == tokens[:fed]
     assert [output.token for step in steps for output in step.outputs] == tokens[:fed]
     assert [step.finish is not None for step in steps] == [False] * (len(steps) - 1) + [True]
-
-
-RENDERER = HarmonyRenderer(tiny())
 
 
 def test_keys_come_from_both_options(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -19,6 +20,7 @@ from support.scripted_service import CRASH
 HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 GOOD = {"messages": [{"role": "user", "content": "Hi"}], "seed": SEEDS["answer"]}
 LIMITS = {"max_body_bytes": 200_000, "max_header_bytes": 4096, "read_timeout_s": 1.0, "write_timeout_s": 0.5}
 
@@ -52,6 +54,12 @@ def nested(depth: int) -> dict[str, Any]:
     return inner
 
 
+def form(schema: bytes) -> bytes:
+    """A request whose answer must follow a schema, which is JSON that Python would not write."""
+    format_ = b'{"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": ' + schema + b"}}"
+    return chat_with()[:-1] + b', "response_format": ' + format_ + b"}"
+
+
 HORRORS: list[tuple[str, bytes, int, str]] = [
     (CHAT, b"", 400, "body"),
     (CHAT, b"{", 400, "body"),
@@ -83,7 +91,6 @@ HORRORS: list[tuple[str, bytes, int, str]] = [
     (CHAT, chat_with(stream_options={"include_usage": True}), 400, "stream_options"),
     (CHAT, chat_with(top_logprobs=3), 400, "top_logprobs"),
     (CHAT, chat_with(logprobs=True, top_logprobs=10_000), 400, "logprobs"),
-    (CHAT, chat_with(response_format={"type": "json_object"}), 400, "response_format"),
     (CHAT, chat_with(chat_template="{{ x }}"), 400, "chat_template"),
     (CHAT, chat_with(store=True), 400, "store"),
     (CHAT, chat_with(store=False, user="me", metadata={"a": "b"}, service_tier="auto"), 200, ""),
@@ -92,7 +99,29 @@ HORRORS: list[tuple[str, bytes, int, str]] = [
     (CHAT, chat_with(**tool({"x": "y " * 40_000})), 400, "bytes"),
     (CHAT, chat_with(**tool({"enum": ["y" * 5000]})), 400, "word"),
     (CHAT, chat_with(**tool({"type": 7, "properties": [1]})), 200, ""),
+    (CHAT, chat_with(response_format={"type": "json_object"}), 200, ""),
+    (CHAT, form(b'{"maximum": 1e400}'), 400, "schema"),
+    (CHAT, form(b'{"maximum": NaN}'), 400, "schema"),
+    (CHAT, form(b'{"maximum": 1' + b"0" * 5000 + b"}"), 400, "out of range"),
+    (CHAT, form(b'{"maximum": 1' + b"0" * 4000 + b"}"), 400, "schema"),
+    (CHAT, form(b'{"const": 1' + b"0" * 400 + b"}"), 400, "schema"),
+    (CHAT, form(b'{"enum": ["\\ud800"]}'), 400, "body"),
+    (CHAT, form(b'{"properties": {"\\u0000": {"const": "\\u0000"}}}'), 200, ""),
+    (CHAT, form(b'{"$ref": "#"}'), 400, "schema"),
+    (CHAT, form(b'{"items": ' * 40 + b"{}" + b"}" * 40), 400, "32 levels"),
+    (CHAT, form(b'{"x-guidance": {"lenient": true}, "not": {}}'), 400, "not"),
+    (CHAT, chat_with(guided_regex="(((a{1,1000}){1,1000}){1,1000}){1,1000}"), 200, ""),
+    (CHAT, chat_with(guided_regex="(" * 20_000 + ")" * 20_000), 400, "guided_regex"),
+    (CHAT, chat_with(guided_grammar="start: " + "(" * 30_000), 400, "guided_grammar"),
+    (CHAT, chat_with(guided_grammar="start: start start | " + "start " * 5000), 400, "guided_grammar"),
+    (CHAT, chat_with(guided_choice=["x" * 60_000]), 200, ""),
+    (CHAT, chat_with(**tool({"enum": [10**400]}), tool_choice="required"), 400, "out of range"),
+    (RESPONSES, b'{"input": ' + b"[" * 50_000, 400, "body"),
+    (RESPONSES, json.dumps({"input": "x", "metadata": {"k": 10**400}}).encode(), 400, "metadata"),
+    (RESPONSES, json.dumps({"input": "x", "previous_response_id": "../../etc"}).encode(), 404, "etc"),
+    (RESPONSES, json.dumps({"input": [{"type": "reasoning"}], "seed": 0}).encode(), 200, ""),
     (CHAT, b" " * 300_000, 413, "200000"),
+    (CHAT, b"[" * 10_000_000, 413, "200000"),
     (COMPLETIONS, json.dumps({"prompt": ""}).encode(), 400, "empty"),
     (COMPLETIONS, json.dumps({"prompt": []}).encode(), 400, "prompt"),
     (COMPLETIONS, json.dumps({"prompt": [[1], "x"]}).encode(), 400, "prompt"),
@@ -111,6 +140,16 @@ def test_nonsense_is_refused_by_name(client: httpx.Client, path: str, body: byte
     assert (reply.status_code, names in reply.text) == (status, True), reply.text
     if status != 200:
         assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_that_never_ends_is_cut_off(client: httpx.Client) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield from (b" " * 65_536 for _ in range(160))
+
+    # It may be hung up on while it still sends.
+    with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError):
+        assert client.post(CHAT, content=pieces()).status_code == 413
+    assert client.post(CHAT, content=chat_with()).status_code == 200
 
 
 def test_other_doors(client: httpx.Client, server: Live) -> None:
@@ -283,9 +322,16 @@ def test_the_drain_has_an_end(tmp_path: Path) -> None:
         httpx.Client(base_url=server.address, headers=HEADERS) as client,
     ):
         body = {"prompt": "word ", "max_tokens": 4000, "stream": True}
-        with client.stream("POST", COMPLETIONS, json=body) as reply:
+        other = {"input": "word ", "stream": True}
+        with (
+            client.stream("POST", COMPLETIONS, json=body) as reply,
+            client.stream("POST", RESPONSES, json=other) as response,
+        ):
             server.terminate()
             assert events(reply)[-1]["error"]["code"] == "draining"
+            last = [line for line in response.iter_lines() if line]
+            assert last[-2] == "event: response.failed"
+            assert json.loads(last[-1].removeprefix("data: "))["response"]["error"]["code"] == "server_error"
         assert server.process.wait(10) == 0
 
 

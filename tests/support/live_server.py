@@ -26,8 +26,6 @@ TURNS = {
     "<|start|>assistant<|channel|>final<|message|>The answer is 4. 日本<|return|>",
     "call": "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary "
     'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>',
-    "only the arguments": '{"city": "Rome"}<|call|>',
-    "name and arguments": '.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
     "no header": "Just text.<|return|>",
     "only thoughts": "<|channel|>analysis<|message|>Hm.<|return|>",
     "plain": "one two STOP three<|endoftext|>",
@@ -91,8 +89,9 @@ def main() -> int:
     told = json.loads(sys.argv[1])
     tokenizer = tiny()
     tokenizer.protect(names.NAMES)
-    overrides = {"scripts": scripts(tokenizer), "step_s": told.pop("step_s")}
-    factory = ("--factory", "support.scripted_service:load")
+    overrides = {"scripts": scripts(tokenizer), "step_s": told.pop("step_s"), "plan": told.pop("plan", "scripted")}
+    overrides["scripts"] += [tokenizer.encode_with_control(turn) for turn in told.pop("turns", [])]
+    factory = ("--factory", told.pop("factory", "support.scripted_service:load"))
     options = ServeOptions(
         engine=EngineConfig("scripted", hf_overrides=overrides, max_model_len=told.pop("max_model_len")),
         tokenizer=tokenizer,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.scheduler import Limits, Work
@@ -37,13 +38,19 @@ class MockRunner:
             raise AssertionError(f"{request_id} reads position {position} of {kind}, whose page it dropped")
         return page * self._limits.page_size + position % self._limits.page_size
 
-    def forward(self, plan: Sequence[Work]) -> Logits:
+    def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+        known = (
+            {}
+            if tokens is None
+            else dict(zip((work.request.request_id for work in plan), tokens.tolist(), strict=True))
+        )
         self.largest_step = max(self.largest_step, sum(work.count for work in plan))
         for work in plan:
             for position in range(work.first, work.first + work.count):
                 for kind, cache in self._cache.items():
                     slot = self._slot(kind, work.request.request_id, position)
-                    cache[slot] = work.request.tokens[position]
+                    token = known.get(work.request.request_id)
+                    cache[slot] = work.request.tokens[position] if token is None else token
         rows = []
         for work in plan:
             for end in range(work.first + work.count - work.num_logits + 1, work.first + work.count + 1):

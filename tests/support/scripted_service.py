@@ -21,8 +21,8 @@ VOCAB = 600
 
 
 class Scripted:
-    def __init__(self, scripts: list[list[int]], step_s: float, max_model_len: int) -> None:
-        self.ready = Ready(VOCAB, max_model_len, (), "scripted")
+    def __init__(self, scripts: list[list[int]], step_s: float, max_model_len: int, plan: str) -> None:
+        self.ready = Ready(VOCAB, max_model_len, (), plan)
         self._scripts = scripts
         self._step_s = step_s
         self._open: dict[int, tuple[Iterator[int], Sampling, Iterator[int], int]] = {}
@@ -76,4 +76,4 @@ class Scripted:
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Scripted:
     on_progress(1, 1)
     told: dict[str, Any] = config.hf_overrides
-    return Scripted(told["scripts"], told["step_s"], config.max_model_len or 4096)
+    return Scripted(told["scripts"], told["step_s"], config.max_model_len or 4096, told.get("plan", "scripted"))

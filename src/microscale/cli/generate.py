@@ -24,11 +24,10 @@ from microscale.engine.load import LoadOptions
 from microscale.engine.memory import Workload
 from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadSetting
-from microscale.models.gpt_oss import GptOss
-from microscale.models.gpt_oss_weights import LoadFormat
+from microscale.models.families import AnyModel, LoadFormat
 
 
-def generate_with_progress(model: GptOss, prompt: list[int], params: SamplingParams, chunk: int) -> Completion:
+def generate_with_progress(model: AnyModel, prompt: list[int], params: SamplingParams, chunk: int) -> Completion:
     generation = Generation(model, [prompt], params, chunk)
     with progress_bar("Generating") as (start, advance):
         start(params.max_tokens)

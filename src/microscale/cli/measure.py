@@ -35,7 +35,7 @@ from microscale.engine.memory import Workload
 from microscale.errors import BadSetting
 from microscale.hardware.tiles import GemmPath
 from microscale.kernels.op import Activations
-from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat
+from microscale.models.families import LoadFormat, ModelWeights
 from microscale.models.outline import outline
 from microscale.prove import run_prove
 
@@ -85,7 +85,7 @@ def bench_model(
     asked = make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype)
     cases: list[bench_whole.Case] = []
 
-    def opened(weights: GptOssWeights) -> None:
+    def opened(weights: ModelWeights) -> None:
         cases.extend(bench_whole.make_cases(tests.split(","), batches, depths, weights.config.max_context))
 
     options = LoadOptions(
@@ -158,7 +158,7 @@ def profile(
     )
     show_log()
 
-    def opened(weights: GptOssWeights) -> None:
+    def opened(weights: ModelWeights) -> None:
         tests = [f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"]
         bench_whole.make_cases(tests, [batch], [depth], weights.config.max_context)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from microscale.cli.console import progress_bar
 from microscale.engine.load import LoadOptions, load_model
 from microscale.errors import BadSetting
-from microscale.models.gpt_oss import GptOss
-from microscale.models.gpt_oss_weights import GptOssWeights
+from microscale.models.families import AnyModel, ModelWeights
 from microscale.models.json_object import parse_json
 
 
@@ -27,11 +26,11 @@ def parse_overrides(text: str | None) -> dict[str, object]:
     return value
 
 
-def load_with_progress(options: LoadOptions, on_open: Callable[[GptOssWeights], None]) -> GptOss:
+def load_with_progress(options: LoadOptions, on_open: Callable[[ModelWeights], None]) -> AnyModel:
     """Load a model and show each layer as it comes. ``on_open`` hears the checked weights before anything is loaded."""
     with progress_bar(f"Loading {options.model}") as (start, advance):
 
-        def opened(weights: GptOssWeights) -> None:
+        def opened(weights: ModelWeights) -> None:
             on_open(weights)
             start(weights.config.num_layers)
 

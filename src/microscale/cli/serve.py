@@ -29,7 +29,7 @@ from microscale.engine.client import Launch
 from microscale.engine.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
 from microscale.models import hub
-from microscale.models.gpt_oss_weights import LoadFormat
+from microscale.models.families import LoadFormat
 from microscale.models.presets import PRESETS
 from microscale.server.demo_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
@@ -94,6 +94,13 @@ def serve(
     max_tools: Annotated[int, typer.Option(help="Most tools.")] = DEFAULTS.max_tools,
     max_schema_depth: Annotated[int, typer.Option(help="Deepest JSON schema.")] = DEFAULTS.max_schema_depth,
     max_schema_bytes: Annotated[int, typer.Option(help="Largest JSON schema.")] = DEFAULTS.max_schema_bytes,
+    max_stored_responses: Annotated[
+        int, typer.Option(help="Responses that are kept to be continued.")
+    ] = DEFAULTS.max_stored_responses,
+    max_stored_bytes: Annotated[int, typer.Option(help="Their bytes together.")] = DEFAULTS.max_stored_bytes,
+    compile_timeout_s: Annotated[
+        float, typer.Option(help="Seconds for schemas and grammars to compile.")
+    ] = DEFAULTS.compile_timeout_s,
     read_timeout_s: Annotated[float, typer.Option(help="Seconds for a request to arrive.")] = DEFAULTS.read_timeout_s,
     write_timeout_s: Annotated[
         float, typer.Option(help="Seconds that a client may leave its socket unread.")

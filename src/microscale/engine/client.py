@@ -79,7 +79,7 @@ class EngineClient:
         self._by_id: dict[str, OpenRequest] = {}
         self._stats: deque[asyncio.Future[Stats]] = deque()
         self._next_number = 0
-        self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._silence_s = 0.0
         self._heard = 0.0
         """When the engine last spoke, or was given work after it had none."""
@@ -107,7 +107,8 @@ class EngineClient:
             error = caught
         else:
             client._silence_s = launch.silence_s
-            client._reading = asyncio.create_task(client._read_all())
+            client._link.deliver_to(client._take)
+            client._watching = asyncio.create_task(client._watch())
             return client
         await client._stop(EngineDied("The engine did not start."))
         raise error
@@ -160,9 +161,9 @@ class EngineClient:
     async def _stop(self, end: EngineDied) -> None:
         """Fail what is open, then see the process end."""
         self._fail_all(end)
-        if self._reading is not None and self._reading is not asyncio.current_task():
-            self._reading.cancel()
-            await asyncio.wait((self._reading,))
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
         await self._link.close()
 
     def _fail_all(self, end: EngineDied) -> None:
@@ -250,18 +251,24 @@ class EngineClient:
 
     # ---- what comes back ---------------------------------------------------------------------------------------------
 
-    async def _read_all(self) -> None:
-        """Hand out what the engine says until it ends, and see to it that it has."""
+    def _take(self, payload: bytes) -> None:
+        """Hand out one message of the engine's. What this raises breaks the connection, which ``_watch`` hears."""
+        self._heard = self._loop.time()
+        self._handle(decode_for_owner(payload))
+
+    async def _watch(self) -> None:
+        """Wait until the engine ends, speaks nonsense or is silent for too long, and see to it that it has ended.
+
+        One timer for all messages, set anew when it rings, and not one for each of thousands a second.
+        """
         try:
             while True:
+                last = max(self._heard, self._loop.time() - self._silence_s) if self._busy else self._loop.time()
                 try:
-                    async with asyncio.timeout(self._silence_s):
-                        payload = await self._link.next_frame()
+                    async with asyncio.timeout_at(last + self._silence_s):
+                        await self._link.wait_broken()
                 except TimeoutError:
                     self._check_silence()
-                else:
-                    self._heard = self._loop.time()
-                    self._handle(decode_for_owner(payload))
         except BadMessage as error:
             self._link.kill()
             end = EngineDied(f"The engine process cannot be understood and was killed: {error}")
@@ -278,10 +285,11 @@ class EngineClient:
             raise EngineDied(f"The engine process has told of no step in {self._silence_s:g} s and was killed.")
 
     def _handle(self, message: FromEngine) -> None:
+        if isinstance(message, Tokens):  # before all others: thousands a second
+            for piece in message.pieces:
+                self._deliver(piece)
+            return
         match message:
-            case Tokens(pieces):
-                for piece in pieces:
-                    self._deliver(piece)
             case Accepted(number):
                 if (request := self._by_number.get(number)) and not request.answered.done():
                     request.answered.set_result(None)

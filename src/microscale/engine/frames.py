@@ -6,7 +6,7 @@ make this side hold more than ``MAX_FRAME``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from microscale.errors import BadMessage
 
@@ -27,8 +27,15 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterable[bytes]:
         """The messages that ``data`` completes. Read all of them before the next ``feed``."""
+        # What comes is one whole message as a rule: then nothing is put together.
+        if not self._buffer and len(data) > HEADER and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER:
+            _check(len(data) - HEADER)
+            return (data[HEADER:],)
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
         buffer = self._buffer
         buffer += data
         start = 0

@@ -28,11 +28,12 @@ from microscale.engine.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
 MAX_TEXT = 4096
+MAX_GRAMMAR = 2**20
 MAX_TOP = 64
 MAX_REASON = 1024
 MAX_OUTPUTS = 1024
@@ -94,6 +95,11 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     seed: Natural = 0
     drain_s: Seconds = 30.0
     """How long requests may go on after SIGTERM."""
+    vocabulary: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=2**20)] = ()
+    """What the tokens stand for, control tokens by name; grammars need it, and nothing else does."""
+    control_tokens: Annotated[tuple[Token, ...], Meta(max_length=2**16)] = ()
+    split_pattern: Text = ""
+    """What the tokenizer cuts text into before it merges bytes."""
 
 
 class Sampling(Message, frozen=True):
@@ -114,6 +120,7 @@ class Sampling(Message, frozen=True):
     min_tokens: Natural = 0
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR)] | None = None
 
 
 class Submit(Message, frozen=True):

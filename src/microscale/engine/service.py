@@ -1,11 +1,13 @@
 """An engine that speaks messages: what the engine process serves.
 
-``load`` makes the real one of an ``EngineConfig``. Requests are known by number outside and by id inside.
+``load`` makes the real one of an ``EngineConfig``. Requests are known by number outside and by id inside. One with a
+grammar is handed to the engine when a thread has compiled that, so that no step of the others waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 
 import msgspec
@@ -14,11 +16,18 @@ from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.engine.build import Queueing, build_engine
 from microscale.engine.engine import Engine, Output
+from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.load import LoadOptions
 from microscale.engine.memory import Workload
 from microscale.engine.messages import MAX_REASON, EngineConfig, Piece, Ready, StatsReply, Submit, failure, finite
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import SamplingParams
+from microscale.errors import MicroscaleError, QueueFull
+
+MAX_COMPILING = 32
+"""Requests whose grammars wait to be compiled; fewer than compiled grammars are kept."""
+WAIT_S = 0.01
+"""How long a step without other work waits for a grammar."""
 
 
 class Service:
@@ -29,16 +38,24 @@ class Service:
         self._engine = engine
         self._ids: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+        self._compiling: dict[int, tuple[Request, Future[Matcher]]] = {}
 
     @property
     def has_work(self) -> bool:
-        return self._engine.has_work
+        return self._engine.has_work or bool(self._compiling)
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or raise why not."""
         params = SamplingParams(**msgspec.structs.asdict(message.params))
         request = Request(message.request_id, message.prompt, params, message.priority, message.cache_salt)
-        self._engine.submit(request)
+        if params.grammar is not None and self._engine.grammars is not None:
+            if len(self._compiling) >= MAX_COMPILING:
+                raise QueueFull(f"{MAX_COMPILING} grammars wait to be compiled already; try again later.")
+            compiled = self._compiler.submit(self._engine.grammars.matcher, params.grammar)
+            self._compiling[message.number] = request, compiled
+        else:
+            self._engine.submit(request)
         self._ids[message.number] = message.request_id
         self._numbers[message.request_id] = message.number
 
@@ -46,10 +63,32 @@ class Service:
         request_id = self._ids.pop(number, None)
         if request_id is not None:
             del self._numbers[request_id]
-            self._engine.abort(request_id)
+            waiting = self._compiling.pop(number, None)
+            if waiting is not None:
+                waiting[1].cancel()
+            else:
+                self._engine.abort(request_id)
 
     def step(self) -> list[Piece]:
-        return [self._piece(output) for output in self._engine.step()]
+        refused = self._admit() if self._compiling else []
+        return refused + [self._piece(output) for output in self._engine.step()]
+
+    def _admit(self) -> list[Piece]:
+        """Hand on what is compiled; the last words to those that are refused."""
+        if not self._engine.has_work:
+            wait([compiled for _, compiled in self._compiling.values()], WAIT_S, FIRST_COMPLETED)
+        refused = []
+        for number, (request, compiled) in list(self._compiling.items()):
+            if not compiled.done():
+                continue
+            del self._compiling[number]
+            try:
+                compiled.result()
+                # It finds the grammar compiled, and makes a matcher of its own.
+                self._engine.submit(request)
+            except MicroscaleError as error:
+                refused.append(Output(request.request_id, None, finish=Finish.ERROR, error=error))
+        return [self._piece(output) for output in refused]
 
     def abort_all(self) -> list[Piece]:
         """End what is left, each with a last word."""
@@ -84,7 +123,12 @@ def _cut(told: tuple[str, str]) -> tuple[str, str]:
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:
     """The real engine."""
     queueing = Queueing(config.max_queue, config.prefix_caching)
-    built = build_engine(load_options(config), queueing, on_progress, enforce_eager=config.enforce_eager)
+    vocabulary = None
+    if config.vocabulary:
+        vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
+    built = build_engine(
+        load_options(config), queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary
+    )
     model = built.config
     return Service(built.engine, Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan))
 

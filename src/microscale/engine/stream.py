@@ -27,16 +27,21 @@ class OpenRequest:
     outputs: deque[Output] = field(default_factory=deque)
     ended: bool = False
     error: MicroscaleError | None = None
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    waiter: asyncio.Future[None] | None = None
+    """Of the one who reads, while there is nothing to read."""
 
     def put(self, output: Output) -> None:
         self.outputs.append(output)
         self.ended = output.finish is not None
-        self.arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def fail(self, error: MicroscaleError) -> None:
         self.ended, self.error = True, error
-        self.arrived.set()
+        self._wake()
         if not self.answered.done():
             self.answered.set_exception(error)
 
@@ -68,8 +73,8 @@ class Stream(AsyncIterator[Output]):
     async def _wait(self) -> None:
         request = self._request
         while not request.outputs and not request.ended:
-            request.arrived.clear()
-            await request.arrived.wait()
+            request.waiter = self._loop.create_future()
+            await request.waiter
         if not request.outputs and request.error is not None:
             raise request.error
 

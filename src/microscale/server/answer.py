@@ -100,15 +100,16 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._write(data, more=False)
 
-    async def event(self, data: bytes) -> None:
+    async def event(self, data: bytes, name: bytes | None = None) -> None:
         """One event of a stream; the first begins the answer."""
         if not self.status:
             self.status = 200
             await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        await self._write(b"data: " + data + b"\n\n", more=True)
+        head = b"" if name is None else b"event: " + name + b"\n"
+        await self._write(head + b"data: " + data + b"\n\n", more=True)
 
-    async def end_events(self) -> None:
-        await self._write(b"data: [DONE]\n\n", more=False)
+    async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
+        await self._write(last, more=False)
 
     async def error(self, error: MicroscaleError) -> None:
         """Tell the client, as well as that can still be done."""

@@ -17,17 +17,24 @@ from microscale.errors import EngineDied, MicroscaleError
 from microscale.server.answer import Answer, Exchange, read_body
 from microscale.server.chat import chat
 from microscale.server.completions import complete
-from microscale.server.faults import Unauthorized, error_headers, error_json, fault_of, reply_json
+from microscale.server.docs import add_docs
+from microscale.server.faults import BadField, Unauthorized, error_headers, error_json, fault_of, reply_json
 from microscale.server.host import Host
 from microscale.server.openapi import describe
-from microscale.server.replies import Health, Model, ModelList, PlanReply, VersionReply, encode
+from microscale.server.pages import PAGES, add_pages
+from microscale.server.plan import plan_reply
+from microscale.server.replies import Health, Model, ModelList, VersionReply, encode
+from microscale.server.responses import respond
+from microscale.server.responses_replies import Deleted
 from microscale.server.tokens import detokenize, tokenize
 from microscale.version import __version__
 
 Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
 STATS_TIMEOUT_S = 5.0
 OPEN = "/health"
-"""The one path that needs no key: a load balancer has none."""
+"""Needs no key: a load balancer has none."""
+KEYLESS = frozenset({OPEN, *PAGES})
+"""The web page has nothing to hide either, and asks for the key itself: a browser sends none for a page."""
 
 
 class Keys:
@@ -38,7 +45,7 @@ class Keys:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._keys and scope["type"] == "http" and scope["path"] != OPEN and not self._has_key(scope):
+        if self._keys and scope["type"] == "http" and scope["path"] not in KEYLESS and not self._has_key(scope):
             error = Unauthorized("The API key is missing or wrong: send the header Authorization: Bearer KEY.")
             await error_response(error)(scope, receive, send)
             return
@@ -69,7 +76,9 @@ def make_app(host: Host) -> FastAPI:
     _add_errors(app)
     _add_generation(app, host)
     _add_facts(app, host)
+    add_pages(app)
     describe(app)
+    add_docs(app)
     return app
 
 
@@ -94,6 +103,7 @@ def _add_generation(app: FastAPI, host: Host) -> None:
     for path, work in (
         ("/v1/completions", complete),
         ("/v1/chat/completions", chat),
+        ("/v1/responses", respond),
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ):
@@ -132,10 +142,20 @@ def _add_facts(app: FastAPI, host: Host) -> None:
         host.check_model(name)
         return _reply(Model(name, host.created, host.max_model_len))
 
+    @app.get("/v1/responses/{response_id}", response_model=None)
+    async def kept_response(response_id: str, request: Request) -> Response:
+        for name in request.query_params:
+            raise BadField(f"{name[:64]}: is not supported here.", name[:64])
+        return Response(host.stored.get(response_id).reply, media_type="application/json")
+
+    @app.delete("/v1/responses/{response_id}", response_model=None)
+    async def delete_response(response_id: str) -> Response:
+        host.stored.delete(response_id)
+        return _reply(Deleted(response_id))
+
     @app.get("/plan", response_model=None)
     async def plan() -> Response:
-        ready = host.engine.ready
-        return _reply(PlanReply(host.names[0], ready.vocab_size, ready.max_model_len, ready.plan))
+        return _reply(plan_reply(host))
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:

@@ -32,6 +32,7 @@ from microscale.server.replies import (
     ChatReply,
     encode,
 )
+from microscale.server.structured import turn_grammar, wish_of
 from microscale.text.harmony_header import Flaw
 from microscale.text.output import CallDelta, ChatOutput, Delta
 
@@ -76,21 +77,22 @@ class Chat:
     async def run(self, num_bytes: int) -> None:
         host, request = self._host, self._request
         n = num_choices(request, 1, host)
-        prompt = await host.off_loop(num_bytes, lambda: render(host, request))
+        wish = wish_of(request, host.limits)
+        prompt = await host.off_loop(num_bytes, lambda: render(host, request, None if wish is None else wish.told))
         self._prompt = prompt.tokens
+        grammar = await turn_grammar(host, request, wish, request)
         max_tokens = request.max_completion_tokens or request.max_tokens
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = sampling_params(request, len(prompt.tokens), host, max_tokens, logprobs)
         if not params.ignore_eos:
             # The checkpoint may not name them all; they are where a turn of Harmony ends.
             stops = {*params.stop_token_ids, *host.renderer.tokens.stops}
-            params = replace(params, stop_token_ids=tuple(sorted(stops)))
+            params = replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
         choices = [
             Choice(
                 index,
                 ChatOutput(host.renderer.tokens, tools=prompt.tools, stops=request.stops),
                 keep_outputs=logprobs is not None,
-                given=prompt.begun,
             )
             for index in range(n)
         ]
@@ -147,7 +149,7 @@ class Chat:
             chat_logprobs(self._host.tokenizer, whole.outputs) if self._request.logprobs else None,
             tuple(whole.token_ids) if self._request.return_token_ids else UNSET,
             choice.output.stopped or UNSET,
-            _flaws(choice, whole.finish) or UNSET,
+            flaws_of(choice, whole.finish) or UNSET,
         )
 
     def _reply(self, choices: list[ChatChoice]) -> ChatReply:
@@ -172,7 +174,7 @@ class Chat:
             chat_logprobs(self._host.tokenizer, step.outputs) if self._request.logprobs else None,
             step.delta.token_ids if self._request.return_token_ids else UNSET,
             (choice.output.stopped or UNSET) if ended else UNSET,
-            (_flaws(choice, finish) or UNSET) if ended else UNSET,
+            (flaws_of(choice, finish) or UNSET) if ended else UNSET,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], first: bool, *, final: bool = False) -> ChatChunk:
@@ -215,7 +217,7 @@ def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _flaws(choice: Choice, finish: str | None) -> list[str]:
+def flaws_of(choice: Choice, finish: str | None) -> list[str]:
     """What was malformed. That an output was cut is said by its finish reason."""
     output = choice.output
     if not isinstance(output, ChatOutput):

@@ -29,20 +29,15 @@ class Step:
 class Choice:
     """One output on its way to the client. Every token id is on exactly one step."""
 
-    def __init__(
-        self, index: int, output: ChatOutput | PlainOutput, *, keep_outputs: bool = False, given: Sequence[int] = ()
-    ) -> None:
-        """``given``: the end of the prompt, where it is the beginning of the answer."""
+    def __init__(self, index: int, output: ChatOutput | PlainOutput, *, keep_outputs: bool = False) -> None:
         self.index = index
         self.output = output
         self.num_tokens = 0
         self.done = False
         self._keep_outputs = keep_outputs
         self._outputs: list[Output] = []
-        self._given = output.feed(given) if given else None
-        """What the prompt's own ids show; it goes out with the first step, without them."""
-        self._skip = len(given) if self._given is None else 0
-        """Ids at the beginning of the next delta that are the prompt's, or were sent before their text was known."""
+        self._skip = 0
+        """Ids at the beginning of the next delta that were sent before their text was known."""
 
     def advance(self, outputs: Sequence[Output]) -> Step | None:
         ids = [output.token for output in outputs if output.token is not None]
@@ -66,8 +61,6 @@ class Choice:
             delta = Delta(tuple(ids))
         else:
             return None
-        if self._given is not None:
-            delta, self._given = _joined(replace(self._given, token_ids=()), delta), None
         kept = self._outputs[: len(delta.token_ids)]
         del self._outputs[: len(delta.token_ids)]
         return Step(delta, kept, first, finish)

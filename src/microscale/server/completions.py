@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from msgspec import UNSET, UnsetType
 
@@ -19,6 +20,7 @@ from microscale.server.logprobs import token_text
 from microscale.server.parsing import parse
 from microscale.server.protocol import CompletionRequest
 from microscale.server.replies import TextChoice, TextLogprobs, TextReply, encode
+from microscale.server.structured import completion_grammar
 from microscale.text.output import PlainOutput
 from microscale.text.tokenizer import Tokenizer
 
@@ -45,9 +47,12 @@ class Completions:
         prompts = await self._prompts()
         n = num_choices(request, len(prompts), host)
         max_tokens = request.max_tokens or DEFAULT_TOKENS
-        asks = [
-            Ask(prompt, sampling_params(request, len(prompt), host, max_tokens, request.logprobs)) for prompt in prompts
-        ]
+        all_params = [sampling_params(request, len(prompt), host, max_tokens, request.logprobs) for prompt in prompts]
+        grammar = await completion_grammar(host, request, request)
+        if grammar is not None:
+            ends = tuple(sorted({*host.renderer.tokens.stops, *(request.stop_token_ids or ())}))
+            all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
+        asks = [Ask(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
         choices = [
             Choice(
                 index,

@@ -22,6 +22,16 @@ class NoSuchModel(MicroscaleError):
     """The request names a model that is not served here."""
 
 
+class NoSuchResponse(MicroscaleError):
+    """The request names a response that is not kept here."""
+
+
+class NoSuchPrevious(MicroscaleError):
+    """The request continues a response that is not kept here."""
+
+    param = "previous_response_id"
+
+
 class Unauthorized(MicroscaleError):
     """The API key is missing or wrong."""
 
@@ -58,6 +68,8 @@ FAULTS: dict[type[MicroscaleError], Fault] = {
     errors.Unsupported: Fault(400, "invalid_request_error", "unsupported"),
     Unauthorized: Fault(401, "authentication_error", "invalid_api_key"),
     NoSuchModel: Fault(404, "invalid_request_error", "model_not_found"),
+    NoSuchResponse: Fault(404, "invalid_request_error", "response_not_found"),
+    NoSuchPrevious: Fault(404, "invalid_request_error", "previous_response_not_found"),
     BodyTooSlow: Fault(408, "invalid_request_error", "body_timeout"),
     BodyTooLarge: Fault(413, "invalid_request_error", "body_too_large"),
     NotJson: Fault(415, "invalid_request_error", "not_json"),

@@ -14,7 +14,9 @@ from microscale.errors import MicroscaleError
 from microscale.server.faults import NoSuchModel
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.server.responses_store import ResponseStore
+from microscale.server.structured_check import GrammarChecker
+from microscale.text.chat_format import Renderer
 from microscale.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -26,14 +28,16 @@ INLINE_BYTES = 4096
 class Host:
     engine: EngineClient
     tokenizer: Tokenizer
-    renderer: HarmonyRenderer
+    renderer: Renderer
     limits: Limits
     metrics: Metrics
     names: tuple[str, ...]
     """Under which the model is served; the first is the one that replies carry."""
+    grammars: GrammarChecker
     keys: tuple[bytes, ...] = ()
     """API keys; none leaves every door open."""
     created: int = field(default_factory=lambda: int(time.time()))
+    stored: ResponseStore = field(default_factory=ResponseStore)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
     closing: MicroscaleError | None = None
     """Why nothing new is taken any more."""

@@ -25,7 +25,12 @@ class Limits:
     max_tools: int = 128
     max_schema_depth: int = 32
     max_schema_bytes: int = 64 * 1024
-    """Of one tool's parameters, as JSON."""
+    """Of one tool's parameters or one answer's form, as JSON."""
+    compile_timeout_s: float = 2.0
+    """How long the forms of one request may take to compile."""
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 * MIB
+    """Of all responses that are kept for ``previous_response_id``, with their conversations."""
     read_timeout_s: float = 30.0
     """How long a request's head, and then its body, may take to arrive."""
     write_timeout_s: float = 30.0

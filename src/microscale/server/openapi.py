@@ -16,12 +16,31 @@ from microscale.server.protocol import (
     TokenizeChat,
     TokenizeText,
 )
+from microscale.server.responses_protocol import ResponsesRequest
 
 BODIES: dict[str, tuple[type[Body], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatRequest,),
+    "/v1/responses": (ResponsesRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
+}
+
+
+SAYS = {
+    ("post", "/v1/completions"): "Continue a raw prompt: text, or token ids.",
+    ("post", "/v1/chat/completions"): "Answer a conversation.",
+    ("post", "/v1/responses"): "Answer a conversation of items, and keep it.",
+    ("post", "/tokenize"): "The token ids of a text or of a conversation.",
+    ("post", "/detokenize"): "The text of token ids.",
+    ("get", "/health"): "Whether requests are taken. Needs no key.",
+    ("get", "/version"): "The version of the server.",
+    ("get", "/v1/models"): "The names under which the model is served.",
+    ("get", "/v1/models/{name}"): "One of these names.",
+    ("get", "/v1/responses/{response_id}"): "A response that was kept.",
+    ("delete", "/v1/responses/{response_id}"): "Forget a response.",
+    ("get", "/plan"): "What runs, and why.",
+    ("get", "/metrics"): "Counters and histograms for Prometheus.",
 }
 
 
@@ -43,11 +62,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
+    for schema in schemas["$defs"].values():
+        # What is passed over need not be sent, and what is not known is refused.
+        if schema.get("additionalProperties") is True:
+            schema["additionalProperties"] = False
     result.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    for (method, path), says in SAYS.items():
+        result["paths"][path][method]["summary"] = says
     for path, body in BODIES.items():
         refs = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in body]
         schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
         post = result["paths"][path]["post"]
+        post["operationId"] = path.strip("/").replace("/", "_")
         post["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         post["responses"] = {"200": {"description": "Done."}, "default": {"description": "An error in OpenAI's shape."}}
     return result

@@ -154,7 +154,62 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    type: Literal["json_object"]
+
+
+class SchemaFields(Body):
+    """A schema and what the model hears of it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: Annotated[str, Field(max_length=4096)] | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: SchemaFields
+
+
+def format_kind(value: object) -> str:
+    """By its type, under names that no path of an error shows."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return {"json_object": "Json", "json_schema": "Schema"}.get(kind if isinstance(kind, str) else "", "Text")
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("Text")] | Annotated[JsonFormat, Tag("Json")] | Annotated[SchemaFormat, Tag("Schema")],
+    Discriminator(format_kind),
+]
+
+
+class StructuredOutputs(Body):
+    """vLLM's."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Strings | None = None
+    grammar: str | None = None
+
+
+class StructuredFields(Body):
+    """Forms that the answer must have: OpenAI's field, and the names that vLLM's clients know."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Strings | None = None
+    guided_grammar: str | None = None
+
+
+class CompletionRequest(SamplingFields, StructuredFields):
     """``/v1/completions``. A text prompt may hold control tokens by name: its format is the caller's."""
 
     prompt: Prompt
@@ -219,12 +274,10 @@ ChatMessage = Annotated[Instruction | AssistantMessage | ToolMessage, Field(disc
 
 
 class Function(Body):
-    HARMLESS: ClassVar[Mapping[str, str]] = {}
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class ToolSpec(Body):
@@ -241,10 +294,6 @@ class NamedTool(Body):
     function: FunctionName
 
 
-class TextFormat(Body):
-    type: Literal["text"]
-
-
 class ChatFields(Body):
     """What becomes a prompt."""
 
@@ -254,13 +303,12 @@ class ChatFields(Body):
     reasoning_effort: Literal["low", "medium", "high"] | None = None
 
 
-class ChatRequest(SamplingFields, ChatFields):
+class ChatRequest(SamplingFields, StructuredFields, ChatFields):
     """``/v1/chat/completions``."""
 
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    response_format: TextFormat | None = None
 
 
 class TokenizeText(Body):

@@ -184,6 +184,12 @@ class PlanReply(Struct, frozen=True):
     max_model_len: int
     plan: str
     """Which kernel runs what, as a table."""
+    gpu: str | UnsetType = UNSET
+    precision: str | UnsetType = UNSET
+    decisions: msgspec.Raw | UnsetType = UNSET
+    """By op, layer kind and batch size: the kernel, and why each other one does not run."""
+    memory: msgspec.Raw | UnsetType = UNSET
+    """Bytes by what they hold."""
 
 
 class VersionReply(Struct, frozen=True):

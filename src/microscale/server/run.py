@@ -16,9 +16,11 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import uvicorn
 
 from microscale.engine.client import EngineClient, Launch
+from microscale.engine.grammar import Vocabulary
 from microscale.engine.messages import EngineConfig, Ready
 from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
@@ -27,7 +29,8 @@ from microscale.server.http import bounded_protocol
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.selftest import self_test
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.server.structured_check import GrammarChecker
+from microscale.text.chat_format import renderer_for
 from microscale.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -89,19 +92,31 @@ def address_of(bound: socket.socket) -> str:
 async def serve(options: ServeOptions) -> int:
     """Serve until a signal or the engine's end; the exit status."""
     with bind(options.host, options.port) as bound:
-        renderer = HarmonyRenderer(options.tokenizer)
+        renderer = renderer_for(options.tokenizer)
         metrics = Metrics(options.names[0], options.metrics_prefix)
-        async with await EngineClient.start(options.engine, options.launch) as engine:
+        tokenizer = options.tokenizer
+        vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
+        config = msgspec.structs.replace(
+            options.engine,
+            vocabulary=tuple(vocabulary.tokens),
+            control_tokens=tuple(vocabulary.control),
+            split_pattern=vocabulary.split,
+        )
+        async with await EngineClient.start(config, options.launch) as engine:
             ready = engine.ready
             eos = ready.eos_token_ids if options.strict_eos else ()
             self_test(options.tokenizer, renderer, ready.vocab_size, eos)
             # What is loaded stays: the collector need not walk through it again and again.
             gc.collect()
             gc.freeze()
-            host = Host(engine, options.tokenizer, renderer, options.limits, metrics, options.names, options.keys)
+            grammars = GrammarChecker(vocabulary, options.limits.compile_timeout_s)
+            host = Host(
+                engine, options.tokenizer, renderer, options.limits, metrics, options.names, grammars, options.keys
+            )
             try:
                 return await _serve(host, options, bound)
             finally:
+                await grammars.close()
                 host.threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -58,6 +58,16 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class ResponseFormat:
+    """The form of the final answer, as the model hears of it."""
+
+    name: str
+    description: str
+    schema: object
+    """A JSON schema."""
+
+
+@dataclass(frozen=True)
 class RenderOptions:
     """What of a prompt is not in its messages. ``None`` leaves a line of the system message out."""
 
@@ -65,5 +75,6 @@ class RenderOptions:
     date: str | None = None
     """Today, as ``2026-11-15``."""
     tools: tuple[Tool, ...] = ()
+    response_format: ResponseFormat | None = None
     identity: str | None = "You are ChatGPT, a large language model trained by OpenAI."
     knowledge_cutoff: str | None = "2024-06"

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import openai_harmony as library
 
 from microscale.errors import BadRequest
 from microscale.text import harmony_tokens as names
-from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
+from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 from microscale.text.harmony_tokens import HarmonyTokens
 from microscale.text.tokenizer import Tokenizer
 
@@ -36,8 +37,16 @@ EFFORTS = {
     Effort.HIGH: library.ReasoningEffort.HIGH,
 }
 
-# One message of Harmony, and the text that stands for its marker.
-Laid = tuple[library.Message, str | None]
+
+@dataclass(frozen=True)
+class Laid:
+    """One message of Harmony."""
+
+    message: library.Message
+    text: str | None
+    """What stands for its marker."""
+    after: str = ""
+    """What follows the library's text: a section that it does not know."""
 
 
 class HarmonyRenderer:
@@ -56,14 +65,14 @@ class HarmonyRenderer:
         laid = lay_out(conversation, options)
         try:
             skeleton = self._library.render_conversation_for_completion(
-                library.Conversation.from_messages([message for message, _ in laid]),
+                library.Conversation.from_messages([entry.message for entry in laid]),
                 library.Role.ASSISTANT,
                 # ``lay_out`` drops it: the library keeps what lies between two finals.
                 library.RenderConversationConfig(auto_drop_analysis=False),
             )
         except (ValueError, RecursionError, library.HarmonyError) as exc:
             raise BadRequest(f"The conversation or its tools cannot be rendered: {exc}.") from exc
-        return self._fill(skeleton, iter([text for _, text in laid]))
+        return self._fill(skeleton, iter(laid))
 
     def header(self, channel: str, function: str | None = None) -> list[int]:
         """What the model writes between the end of a prompt and its text, to force a final answer or a certain call."""
@@ -72,21 +81,23 @@ class HarmonyRenderer:
         to = self._encode(f"{channel} to={recipient(function)} ")
         return [self.tokens.channel, *to, self.tokens.constrain, *self._encode("json"), self.tokens.message]
 
-    def _fill(self, skeleton: Sequence[int], texts: Iterator[str | None]) -> list[int]:
+    def _fill(self, skeleton: Sequence[int], laid: Iterator[Laid]) -> list[int]:
         ids: list[int] = []
         run: list[int] = []
         text: str | None = None
+        after = ""
         for token in skeleton:
             mapped = self._mapped.get(token)
             if mapped is None:
                 run.append(token)
                 continue
-            if run:
-                ids += self._encode(self._run_text(run, text))
-                run, text = [], None
+            if run or after:
+                ids += self._encode(self._run_text(run, text) + after)
+                run, text, after = [], None, ""
             ids.append(mapped)
             if mapped == self.tokens.message:
-                text = next(texts)
+                entry = next(laid)
+                text, after = entry.text, entry.after
         return ids + self._encode(self._run_text(run, None))
 
     def _run_text(self, run: Sequence[int], text: str | None) -> str:
@@ -103,17 +114,17 @@ def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[Lai
         conversation_start_date=options.date,
         knowledge_cutoff=options.knowledge_cutoff,
     )
-    laid: list[Laid] = [(library.Message.from_role_and_content(library.Role.SYSTEM, system), None)]
+    laid = [Laid(library.Message.from_role_and_content(library.Role.SYSTEM, system), None)]
     num_leading = next((n for n, m in enumerate(conversation) if not _instructs(m)), len(conversation))
     instructions = "\n\n".join(message.content for message in conversation[:num_leading] if message.content)
-    if instructions or options.tools:
-        laid.append(_developer(instructions, options.tools))
+    if instructions or options.tools or options.response_format:
+        laid.append(_developer(instructions, options.tools, options.response_format))
     called: dict[str, str] = {}
     for message in conversation[num_leading:]:
         if _instructs(message):
             laid.append(_developer(message.content, ()))
         elif message.role is Role.USER:
-            laid.append((library.Message.from_role_and_content(library.Role.USER, MARKER), message.content))
+            laid.append(Laid(library.Message.from_role_and_content(library.Role.USER, MARKER), message.content))
         elif message.role is Role.ASSISTANT:
             laid += _assistant(message)
             called |= {call.call_id: call.name for call in message.tool_calls}
@@ -136,13 +147,22 @@ def _instructs(message: Message) -> bool:
     return message.role in (Role.SYSTEM, Role.DEVELOPER)
 
 
-def _developer(instructions: str, tools: Sequence[Tool]) -> Laid:
+def _developer(instructions: str, tools: Sequence[Tool], response: ResponseFormat | None = None) -> Laid:
     content = library.DeveloperContent()
     if instructions:
         content = content.with_instructions(MARKER)
     if tools:
         content = content.with_function_tools([_described(tool) for tool in tools])
-    return library.Message.from_role_and_content(library.Role.DEVELOPER, content), instructions or None
+    message = library.Message.from_role_and_content(library.Role.DEVELOPER, content)
+    after = "" if response is None else _section(response)
+    return Laid(message, instructions or None, f"\n\n{after}" if after and (instructions or tools) else after)
+
+
+def _section(response: ResponseFormat) -> str:
+    """How Harmony tells the model which form its answer shall have."""
+    lines = ["# Response Formats", "", f"## {response.name}", ""]
+    lines += [f"// {line}" for line in response.description.splitlines()]
+    return "\n".join([*lines, json.dumps(response.schema, ensure_ascii=False, separators=(",", ":"))])
 
 
 def _described(tool: Tool) -> library.ToolDescription:
@@ -160,10 +180,10 @@ def _described(tool: Tool) -> library.ToolDescription:
 def _assistant(message: Message) -> list[Laid]:
     said: list[Laid] = []
     if message.reasoning:
-        said.append((_said("analysis"), message.reasoning))
+        said.append(Laid(_said("analysis"), message.reasoning))
     if message.content or not (message.reasoning or message.tool_calls):
         # Text before a call is a preamble, and a preamble goes to the commentary channel.
-        said.append((_said("commentary" if message.tool_calls else "final"), message.content))
+        said.append(Laid(_said("commentary" if message.tool_calls else "final"), message.content))
     return said + [_called(call) for call in message.tool_calls]
 
 
@@ -173,7 +193,7 @@ def _said(channel: str) -> library.Message:
 
 def _called(call: ToolCall) -> Laid:
     message = _said("commentary").with_recipient(recipient(call.name)).with_content_type(names.CONSTRAIN + "json")
-    return message, call.arguments
+    return Laid(message, call.arguments)
 
 
 def _result(message: Message, called: dict[str, str]) -> Laid:
@@ -182,11 +202,11 @@ def _result(message: Message, called: dict[str, str]) -> Laid:
         raise BadRequest(f"A tool's result answers the call {message.call_id!r}, which no earlier message made.")
     author = library.Author.new(library.Role.TOOL, recipient(name))
     result = library.Message.from_author_and_content(author, MARKER).with_channel("commentary")
-    return result.with_recipient(library.Role.ASSISTANT.value), message.content
+    return Laid(result.with_recipient(library.Role.ASSISTANT.value), message.content)
 
 
 def _without_old_analysis(laid: list[Laid]) -> list[Laid]:
     """Thoughts go once their turn has its final answer; those of a turn that still calls tools stay."""
-    finals = [at for at, (message, _) in enumerate(laid) if message.channel == "final"]
+    finals = [at for at, entry in enumerate(laid) if entry.message.channel == "final"]
     last = finals[-1] if finals else 0
-    return [entry for at, entry in enumerate(laid) if at > last or entry[0].channel != "analysis"]
+    return [entry for at, entry in enumerate(laid) if at > last or entry.message.channel != "analysis"]

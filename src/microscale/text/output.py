@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from microscale.text.detokenize import Detokenizer
+from microscale.text.gemma_parser import GemmaParser
+from microscale.text.gemma_tokens import GemmaTokens
 from microscale.text.harmony_header import Flaw
 from microscale.text.harmony_parser import Begin, End, Event, HarmonyParser, Kind, Text
 from microscale.text.harmony_tokens import HarmonyTokens
@@ -51,15 +53,18 @@ class _Parts:
 
 
 class ChatOutput:
-    """Harmony's channels as deltas. Stop strings are looked for in the content, never in thoughts or arguments.
+    """Harmony's channels, or Gemma's, as deltas. Stop strings are looked for in the content, never in thoughts or
+    arguments.
 
     The texts of several messages of one kind are joined by a line break.
     """
 
     def __init__(
-        self, tokens: HarmonyTokens, *, tools: Collection[str] | None = None, stops: Sequence[str] = ()
+        self, tokens: HarmonyTokens | GemmaTokens, *, tools: Collection[str] | None = None, stops: Sequence[str] = ()
     ) -> None:
-        self._parser = HarmonyParser(tokens, tools)
+        self._parser: HarmonyParser | GemmaParser = (
+            GemmaParser(tokens, tools) if isinstance(tokens, GemmaTokens) else HarmonyParser(tokens, tools)
+        )
         self._stops = StopStrings(stops)
         self._pending: list[int] = []
         self._seen: set[Kind] = set()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import tokenizers
 
@@ -19,10 +20,13 @@ from microscale.errors import BadCheckpoint, BadRequest
 FILE_NAME = "tokenizer.json"
 # gpt-oss has 28 MB and Gemma 33 MB.
 MAX_FILE_BYTES = 256 << 20
+# What ``ByteLevel`` itself cuts text by.
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Tokenizer:
-    """A ``tokenizer.json`` whose tokens are bytes (``ByteLevel``), as those of gpt-oss are."""
+    """A ``tokenizer.json`` whose tokens are bytes (``ByteLevel``), as those of gpt-oss are, or pieces of text,
+    with bytes for what has no piece (``ByteFallback``), as Gemma's are."""
 
     def __init__(self, inner: tokenizers.Tokenizer, source: str) -> None:
         self._inner = inner
@@ -32,9 +36,13 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
-        _require_byte_level(inner, source)
+        self._is_pieces = _has_pieces(inner, source)
         added = inner.get_added_tokens_decoder()
-        self._literal = {token_id: token.content.encode() for token_id, token in added.items() if not token.special}
+        self._literal = {
+            token_id: _piece_bytes(token.content) if self._is_pieces else token.content.encode()
+            for token_id, token in added.items()
+            if not token.special
+        }
         self._set_control({token.content: token_id for token_id, token in added.items() if token.special})
 
     @classmethod
@@ -106,6 +114,32 @@ class Tokenizer:
         known = self._bytes.get(token)
         return self._spell(token) if known is None else known
 
+    def vocabulary(self) -> list[bytes]:
+        """What each id stands for, from 0 on: control tokens by name, nothing where the ids have a hole."""
+        added = self._inner.get_added_tokens_decoder()
+        count = max(self._inner.get_vocab_size(), *(token + 1 for token in added), 0)
+        names = {token: name.encode() for token, name in self._control_names.items()}
+        words = [names.get(token) or self.token_bytes(token) for token in range(count)]
+        if self._is_pieces:
+            # Of a byte that is also a piece, text has the piece: the other token is as good as a hole.
+            is_byte = [
+                _BYTE_PIECE.fullmatch(self._inner.id_to_token(token) or "") is not None for token in range(count)
+            ]
+            pieces = {word for word, byte in zip(words, is_byte, strict=True) if len(word) == 1 and not byte}
+            words = [b"" if byte and word in pieces else word for word, byte in zip(words, is_byte, strict=True)]
+        return words
+
+    @property
+    def split_pattern(self) -> str:
+        """The regular expression that cuts text into words before bytes are merged; any text, if there is none."""
+        state = {} if self._inner.pre_tokenizer is None else json.loads(self._inner.pre_tokenizer.__getstate__())
+        for part in state.get("pretokenizers", [state]):
+            if part.get("type") == "Split" and "Regex" in part.get("pattern", {}):
+                return str(part["pattern"]["Regex"])
+            if part.get("type") == "ByteLevel" and part.get("use_regex"):
+                return GPT2_SPLIT
+        return r"[\s\S]+"
+
     def decode(self, ids: Sequence[int], *, show_control: bool = False) -> str:
         """The text of ``ids``, with U+FFFD for what is not UTF-8; ``show_control`` writes control tokens by name."""
         parts = [
@@ -129,7 +163,7 @@ class Tokenizer:
         if text is None:
             return b""
         try:
-            spelt = bytes(BYTE_OF[char] for char in text)
+            spelt = _piece_bytes(text) if self._is_pieces else bytes(BYTE_OF[char] for char in text)
         except KeyError:
             # Not spelt in the byte alphabet: the library's decoder hands such a token on as it stands.
             spelt = text.encode()
@@ -148,7 +182,28 @@ BYTE_OF = _byte_alphabet()
 """The byte that a character of a token's spelling stands for."""
 
 
-def _require_byte_level(inner: tokenizers.Tokenizer, source: str) -> None:
-    kind = "no decoder" if inner.decoder is None else json.loads(inner.decoder.__getstate__())["type"]
-    if kind != "ByteLevel":
-        raise BadCheckpoint(f"{source} has the decoder {kind}; only ByteLevel is supported.")
+SPACE = "\u2581"
+"""A space, as vocabularies of pieces spell it."""
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _piece_bytes(text: str) -> bytes:
+    """The bytes of a piece: ``<0xE2>`` is one byte, all else is text."""
+    byte = _BYTE_PIECE.fullmatch(text)
+    return text.replace(SPACE, " ").encode() if byte is None else bytes([int(byte[1], 16)])
+
+
+def _has_pieces(inner: tokenizers.Tokenizer, source: str) -> bool:
+    """Whether tokens are pieces of text; decoders that are neither that nor bytes are refused."""
+    decoder = inner.decoder
+    state: dict[str, Any] = {"type": "no decoder"} if decoder is None else json.loads(decoder.__getstate__())
+    if state["type"] == "ByteLevel":
+        return False
+    parts = state.get("decoders", [])
+    spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    if [part["type"] for part in parts] != ["Replace", "ByteFallback", "Fuse"] or parts[0] != spaces:
+        kind = "+".join(part["type"] for part in parts) or state["type"]
+        raise BadCheckpoint(
+            f"{source} has the decoder {kind}; supported are ByteLevel, and Replace+ByteFallback+Fuse for pieces."
+        )
+    return True

@@ -1,0 +1,171 @@
+"""A server as the terminal chat sees it: one answer at a time over OpenAI's API, with the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from microscale.errors import BadSetting, MicroscaleError
+
+CONNECT_S = 10.0
+ANSWER_S = 600.0
+"""How long the server may say nothing: a first step may compile kernels."""
+_METRIC = re.compile(r"^\w*:(\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+class ServerError(MicroscaleError):
+    """The server refused, or went away."""
+
+
+@dataclass
+class Answer:
+    """What came, and when."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[dict[str, str]] = field(default_factory=list)
+    finish: str = ""
+    flaws: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    first_s: float | None = None
+    last_s: float = 0.0
+    num_later: int = 0
+    """Tokens after those of the first chunk."""
+    thought_s: float = 0.0
+    stopped: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second, prefill left out."""
+        if self.first_s is None or not self.num_later or self.last_s <= self.first_s:
+            return None
+        return self.num_later / (self.last_s - self.first_s)
+
+    def take(self, chunk: dict[str, Any]) -> tuple[str, str]:
+        """Enter a chunk; the reasoning and the content that it added."""
+        if usage := chunk.get("usage"):
+            self.num_tokens = usage["completion_tokens"]
+        if not chunk["choices"]:
+            return "", ""
+        choice = chunk["choices"][0]
+        self._tick(len(choice.get("token_ids") or ()))
+        delta = choice["delta"]
+        reasoning, content = delta.get("reasoning") or "", delta.get("content") or ""
+        self.reasoning += reasoning
+        self.content += content
+        if reasoning:
+            self.thought_s = self.last_s - (self.first_s or 0.0)
+        for piece in delta.get("tool_calls") or ():
+            if piece["index"] == len(self.calls):
+                self.calls.append({"name": piece["function"]["name"], "arguments": ""})
+            self.calls[piece["index"]]["arguments"] += piece["function"].get("arguments") or ""
+        self.finish = choice.get("finish_reason") or self.finish
+        self.flaws = choice.get("flaws") or self.flaws
+        return reasoning, content
+
+    def _tick(self, num_tokens: int) -> None:
+        self.last_s = time.perf_counter() - self.started
+        self.num_tokens += num_tokens
+        if self.first_s is None:
+            self.first_s = self.last_s
+        else:
+            self.num_later += num_tokens
+
+
+class Server:
+    """``url`` ends with ``/v1``, as OpenAI's clients have it."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise BadSetting(f"--url {url[:200]!r} is no address; give one such as http://127.0.0.1:8000/v1.")
+        self.url = url.rstrip("/")
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = (parts.hostname, port)
+        self._path = parts.path.rstrip("/")
+        self._root = self._path.removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def model(self) -> tuple[str, int | None]:
+        """The name of the model that is served, and how many tokens a conversation may have where that is said."""
+        model = json.loads(self._get(f"{self._path}/models"))["data"][0]
+        return model["id"], model.get("max_model_len")
+
+    def metrics(self) -> dict[str, float]:
+        """Values that are one number; nothing where the server has none to give."""
+        try:
+            text = self._get(f"{self._root}/metrics").decode()
+        except ServerError:
+            return {}
+        return {name: float(value) for name, value in _METRIC.findall(text)}
+
+    def chat(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The chunks of an answer. Closing the iterator hangs up, upon which the server stops."""
+        told = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        connection, response = self._send("POST", f"{self._path}/chat/completions", json.dumps(told).encode())
+        try:
+            while line := self._line(response):
+                if not line.startswith(b"data: "):
+                    continue
+                if line.strip() == b"data: [DONE]":
+                    return
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    raise ServerError(chunk["error"]["message"])
+                yield chunk
+            raise ServerError("The server hung up before the answer was complete.")
+        finally:
+            connection.close()
+
+    def _get(self, path: str) -> bytes:
+        connection, response = self._send("GET", path)
+        try:
+            return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self.url} went away: {error}.") from None
+        finally:
+            connection.close()
+
+    def _send(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = self._kind(*self._address, timeout=CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(ANSWER_S)
+            connection.request(method, path, body, self._headers | {"Content-Type": "application/json"})
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise ServerError(f"{self.url} does not answer ({error}); is the server running?") from None
+        if response.status == 200:
+            return connection, response
+        reason = _reason(response, self.url)
+        connection.close()
+        raise ServerError(reason)
+
+    def _line(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.readline()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self.url} went away: {error}.") from None
+
+
+def _reason(response: http.client.HTTPResponse, url: str) -> str:
+    if response.status == 401:
+        return f"{url} asks for a key; give it with --api-key-file."
+    try:
+        return str(json.loads(response.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
+        return f"{url} answered with status {response.status}."

@@ -1,0 +1,231 @@
+"""``/v1/responses``: a conversation as items, kept so that the next request can go on from it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from msgspec import UNSET
+
+from microscale.engine.request import Finish
+from microscale.errors import MicroscaleError
+from microscale.server.answer import Exchange
+from microscale.server.chat import flaws_of
+from microscale.server.choice import Choice, Step
+from microscale.server.faults import BadField, NoSuchPrevious, NoSuchResponse, SlowReader, fault_of
+from microscale.server.generation import Ask, generate, requests, sampling_params
+from microscale.server.host import Host
+from microscale.server.parsing import parse
+from microscale.server.prompts import render
+from microscale.server.protocol import AssistantMessage, Body, ChatMessage, TextFormat
+from microscale.server.replies import encode
+from microscale.server.responses_input import chat_fields, new_messages, said_messages, sampling_fields
+from microscale.server.responses_items import Items
+from microscale.server.responses_protocol import ResponsesRequest
+from microscale.server.responses_replies import (
+    Cached,
+    Event,
+    Failure,
+    Incomplete,
+    Response,
+    ResponseEvent,
+    ResponseUsage,
+    Thought,
+)
+from microscale.server.responses_store import Kept
+from microscale.server.structured import text_wish, turn_grammar
+from microscale.text.output import ChatOutput
+
+RENAMED = ((".function.parameters", ".parameters"), ("messages", "input"))
+
+
+class Responses:
+    """One request's."""
+
+    def __init__(self, host: Host, request: ResponsesRequest, exchange: Exchange) -> None:
+        self._host = host
+        self._request = request
+        self._exchange = exchange
+        self._record = exchange.record
+        self._record.request_id = f"resp_{secrets.token_hex(24)}"
+        self._items = Items()
+        self._num_reasoning = 0
+        self._num_events = 0
+        self._response = self._begun(host.check_model(request.model))
+
+    async def run(self, num_bytes: int) -> None:
+        self._messages = [*self._previous(), *new_messages(self._request)]
+        try:
+            steps = await self._start(num_bytes)
+        except BadField as error:
+            raise _renamed(error) from None
+        async with aclosing(steps):
+            if self._request.stream:
+                await self._stream(steps)
+                return
+            async for _, step in steps:
+                for _event in self._advance(step):
+                    pass
+        data = encode(self._response)
+        self._keep(data)
+        await self._exchange.json(data)
+
+    # ---- the beginning -----------------------------------------------------------------------------------------------
+
+    def _previous(self) -> tuple[ChatMessage, ...]:
+        before = self._request.previous_response_id
+        if before is None:
+            return ()
+        try:
+            return self._host.stored.get(before).messages
+        except NoSuchResponse as error:
+            raise NoSuchPrevious(f"previous_response_id: {error}") from None
+
+    async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[Choice, Step], None]:
+        host, request = self._host, self._request
+        most = host.limits.max_messages
+        if len(self._messages) > most:
+            raise BadField(f"The conversation has {len(self._messages)} messages; at most {most} are taken.", "input")
+        chat = chat_fields(request, self._messages)
+        wanted = None if request.text is None else request.text.format
+        wish = text_wish(None if isinstance(wanted, TextFormat) else wanted, "text.format", host.limits)
+        size = num_bytes + (0 if request.previous_response_id is None else host.limits.max_body_bytes)
+        prompt = await host.off_loop(size, lambda: render(host, chat, None if wish is None else wish.told))
+        fields = sampling_fields(request)
+        grammar = await turn_grammar(host, chat, wish, fields)
+        params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, None)
+        params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
+        asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
+        self._choice = Choice(0, ChatOutput(host.renderer.tokens, tools=prompt.tools))
+        return generate(host, self._record, asked, [self._choice])
+
+    def _begun(self, name: str) -> Response:
+        request = self._request
+        effort = None if request.reasoning is None else request.reasoning.effort
+        wanted = None if request.text is None else request.text.format
+        choice = request.tool_choice
+        return Response(
+            id=self._record.request_id,
+            created_at=int(time.time()),
+            model=name,
+            status="in_progress",
+            output=[],
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            previous_response_id=request.previous_response_id,
+            reasoning={"effort": effort or "medium", "summary": None},
+            store=request.store is not False,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            text={"format": {"type": "text"} if wanted is None else _sent(wanted)},
+            tool_choice=choice or "auto" if choice is None or isinstance(choice, str) else _sent(choice),
+            tools=[_sent(tool) for tool in request.tools or []],
+            top_p=1.0 if request.top_p is None else request.top_p,
+        )
+
+    # ---- on the way --------------------------------------------------------------------------------------------------
+
+    def _advance(self, step: Step) -> Iterator[Event]:
+        if step.delta.reasoning:
+            self._num_reasoning += len(step.delta.token_ids)
+        yield from self._items.add(step.delta)
+        if step.finish is not None:
+            cut = step.finish is Finish.LENGTH
+            yield from self._items.close("incomplete" if cut else "completed")
+            self._end(cut)
+
+    def _end(self, cut: bool) -> None:
+        record, response = self._record, self._response
+        finish = "length" if cut else "stop"
+        record.finishes.append(finish)
+        self._host.metrics.finished(finish)
+        response.status = "incomplete" if cut else "completed"
+        response.incomplete_details = Incomplete("max_output_tokens") if cut else None
+        response.output = self._items.items
+        response.usage = self._usage()
+        response.flaws = flaws_of(self._choice, finish) or UNSET
+
+    def _usage(self) -> ResponseUsage:
+        record = self._record
+        return ResponseUsage(
+            record.prompt_tokens,
+            Cached(record.cached_tokens),
+            record.completion_tokens,
+            Thought(self._num_reasoning),
+            record.prompt_tokens + record.completion_tokens,
+        )
+
+    async def _stream(self, steps: AsyncGenerator[tuple[Choice, Step], None]) -> None:
+        try:
+            async for _, step in steps:
+                if step.first:
+                    for name in ("response.created", "response.in_progress"):
+                        await self._send(ResponseEvent(type=name, response=self._response))
+                for event in self._advance(step):
+                    await self._send(event)
+        except SlowReader:
+            raise
+        except MicroscaleError as error:
+            if not self._num_events:
+                raise
+            self._fail(error)
+        else:
+            # Before its end is told: the client may go on from it at once.
+            self._keep(encode(self._response))
+        await self._send(ResponseEvent(type=f"response.{self._response.status}", response=self._response))
+        await self._exchange.end_events(b"")
+
+    def _fail(self, error: MicroscaleError) -> None:
+        fault = fault_of(error)
+        self._host.metrics.failed(fault.code)
+        self._response.status = "failed"
+        self._response.output = self._items.items
+        # The type knows few codes; what happened is in the sentence.
+        self._response.error = Failure("server_error" if fault.status >= 500 else "invalid_prompt", str(error))
+        self._response.usage = self._usage()
+
+    async def _send(self, event: Event) -> None:
+        event.sequence_number = self._num_events
+        self._num_events += 1
+        await self._exchange.event(encode(event), event.type.encode())
+
+    # ---- afterwards --------------------------------------------------------------------------------------------------
+
+    def _keep(self, data: bytes) -> None:
+        if self._request.store is False:
+            return
+        whole = (*self._messages, *said_messages(self._items.items))
+        size = len(data) + sum(_size(message) for message in whole)
+        self._host.stored.put(self._response.id, Kept(data, whole, size), self._host.limits)
+
+
+def _sent(part: Body) -> dict[str, Any]:
+    """A part of the request, as it came."""
+    return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _size(message: ChatMessage) -> int:
+    """Bytes that a message takes in memory, about: its text, and what objects cost."""
+    texts = [message.content if isinstance(message.content, str) else ""]
+    if isinstance(message, AssistantMessage):
+        texts.append(message.reasoning or "")
+        texts += [call.function.arguments for call in message.tool_calls or ()]
+    return 1024 + 4 * sum(map(len, texts))
+
+
+def _renamed(error: BadField) -> BadField:
+    """The chat's fields under the names that they have here."""
+    text, param = str(error), error.param or ""
+    for chat, here in RENAMED:
+        text, param = text.replace(chat, here), param.replace(chat, here)
+    return BadField(text, param or None)
+
+
+async def respond(host: Host, body: bytes, exchange: Exchange) -> None:
+    host.check_open()
+    request = await host.off_loop(len(body), lambda: parse(ResponsesRequest, body))
+    await Responses(host, request, exchange).run(len(body))

@@ -1,0 +1,84 @@
+// The server: requests with a key, errors as it tells them, streams of events.
+
+import { keep, recall } from "/web/dom.js";
+
+export class ApiError extends Error {
+  constructor(status, code, message, retryAfter = null) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.retryAfter = retryAfter;
+  }
+}
+
+export const getKey = () => recall("sessionStorage", "key") ?? "";
+export const setKey = (key) => keep("sessionStorage", "key", key.trim());
+
+async function call(path, options = {}) {
+  const headers = { ...options.headers };
+  if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "unreachable", "The server cannot be reached. Is it still running?");
+  }
+  if (!response.ok) throw await errorOf(response);
+  return response;
+}
+
+async function errorOf(response) {
+  let told = {};
+  try {
+    told = (await response.json()).error ?? {};
+  } catch {
+    // A proxy's page, perhaps; the status says enough.
+  }
+  const message = told.message ?? `The server answered with status ${response.status}.`;
+  return new ApiError(response.status, told.code ?? "", message, response.headers.get("retry-after"));
+}
+
+export const getJson = async (path) => (await call(path)).json();
+export const getText = async (path) => (await call(path)).text();
+
+/** The chunks of one answer. Leaving early, or aborting `signal`, ends it on the server too. */
+export async function* chat(body, signal) {
+  const response = await call("/v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, return_token_ids: true }),
+    signal,
+  });
+  let done = false;
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") {
+      done = true;
+      break;
+    }
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(500, chunk.error.code, chunk.error.message);
+    yield chunk;
+  }
+  if (!done) throw new ApiError(0, "cut", "The connection ended before the answer did.");
+}
+
+/** The data of each server-sent event. Ours have one line each. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "cut", "The connection ended before the answer did.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

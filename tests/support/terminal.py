@@ -1,0 +1,103 @@
+"""A program in a terminal of its own: keys in, screen out, Ctrl-C as a user presses it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+PATIENCE_S = 60.0
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
+# The terminal must be the program's own for Ctrl-C to reach it.
+_SHIM = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class Terminal:
+    def __init__(self, process: subprocess.Popen[bytes], end: int) -> None:
+        self.process = process
+        self._end = end
+        self._raw = b""
+        self._seen = 0
+        """Characters of the text that earlier waits have passed."""
+
+    @property
+    def text(self) -> str:
+        """All that was printed, without colours and cursor movements."""
+        return _ESCAPES.sub("", self._raw.decode(errors="replace"))
+
+    def type(self, line: str) -> None:
+        os.write(self._end, line.encode() + b"\r")
+
+    def press(self, letter: str) -> None:
+        """Ctrl and a letter."""
+        os.write(self._end, bytes([ord(letter.upper()) - 64]))
+
+    def press_until(self, letter: str, pattern: str) -> None:
+        """Press it again every few seconds, as a user does: a signal between readline's prompt and its wait for a key
+        is noticed with the next key only."""
+        for _ in range(10):
+            self.press(letter)
+            try:
+                self.expect(pattern, 3.0)
+                return
+            except AssertionError:
+                if self.process.poll() is not None:
+                    raise
+        raise AssertionError(f"{pattern!r} never came:\n{self.text[-3000:]}")
+
+    def expect(self, pattern: str, patience_s: float = PATIENCE_S) -> re.Match[str]:
+        """Wait for what was not there at the last ``expect``."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            if found := re.compile(pattern).search(self.text, self._seen):
+                self._seen = found.end()
+                return found
+            if time.monotonic() > deadline or not self._read():
+                raise AssertionError(f"{pattern!r} never came:\n{self.text[-3000:]}")
+
+    def wait(self) -> int:
+        deadline = time.monotonic() + PATIENCE_S
+        while self._read():
+            assert time.monotonic() < deadline, f"it does not end:\n{self.text[-3000:]}"
+        return self.process.wait(PATIENCE_S)
+
+    def _read(self) -> bool:
+        """Take what came, or wait a moment; whether the program still writes."""
+        if not select.select([self._end], [], [], 0.5)[0]:
+            return self.process.poll() is None
+        try:
+            data = os.read(self._end, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self._raw += data
+        return bool(data)
+
+
+@contextmanager
+def terminal(command: Sequence[str], width: int = 100) -> Iterator[Terminal]:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    env = os.environ | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SHIM, *command],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=env,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

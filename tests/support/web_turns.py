@@ -1,0 +1,66 @@
+"""What a scripted model says to the web page, and the plan of a card that is not here."""
+
+from __future__ import annotations
+
+from microscale import hardware
+from microscale.backends.ops import Activations
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import EXACT
+from microscale.engine.memory import Workload, reckon
+from microscale.engine.running import describe
+from microscale.models.config import LayerKind
+from microscale.models.outline import outline
+from microscale.models.presets import PRESETS
+from support.live_server import TURNS
+
+START, END = "<|start|>assistant", "<|end|>"
+THOUGHT = (
+    "The user asks about block scaling. I should explain that a block of **32 numbers** shares one scale, and show the "
+    "arithmetic in a few lines of code. A table of the formats will help."
+)
+ANSWER = """\
+A *block-scaled* format gives 32 neighbouring numbers **one shared scale**, a power of two. Each number then needs only
+4 or 8 bits of its own.
+
+### The arithmetic
+
+The scale is chosen so that the largest number of the block still fits:
+
+```python
+def scale_of(block: list[float]) -> float:
+    largest = max(abs(x) for x in block)  # of 32 numbers
+    return 2.0 ** (floor(log2(largest)) - 2)
+```
+
+| format | bits a number | with its scale | largest |
+| :-- | --: | --: | --: |
+| MXFP4 | 4 | 4.25 | 6 |
+| MXFP8 | 8 | 8.25 | 448 |
+
+Three things follow:
+
+1. An outlier spoils its own block, and no other.
+2. Scales are exact: they multiply by shifting.
+3. Weights take about a quarter of `bf16`:
+   - 20 billion of them fit into 12 GiB,
+   - and are read four times as fast.
+
+> Small blocks are why this works: 32 is few enough that one large value is rare.
+
+<script>alert("no")</script> stays text, [so does this](javascript:alert(1)), and [this is a link](https://example.org/mx)."""
+TURN = f"<|channel|>analysis<|message|>{THOUGHT}{END}{START}<|channel|>final<|message|>{ANSWER}<|return|>"
+ENDLESS = f"<|channel|>analysis<|message|>Count.{END}{START}<|channel|>final<|message|>" + "and on " * 400
+AFTER_CALL = "<|channel|>final<|message|>In Paris it is 21 degrees and sunny.<|return|>"
+EXTRA = {"markdown": TURN, "endless": ENDLESS, "after a call": AFTER_CALL}
+PAGES = {LayerKind.FULL: 23_000, LayerKind.SLIDING: 2_000}
+SEEDS = {name: len(TURNS) + number for number, name in enumerate(EXTRA)}
+
+
+def plan_document(model: str = "gpt-oss-20b", card: str = "rtx5090") -> str:
+    """What the engine would say of ``model`` on ``card``."""
+    config = PRESETS[model]
+    setup = Setup(hardware.known(card), Activations.BF16)
+    shape = outline(model, config, setup.activations, 16, config.max_context)
+    plan = make_plan(model, shape.uses, setup)
+    memory = reckon(shape, plan, setup, Workload(sequences=64))
+    return describe(plan, EXACT, memory, PAGES)

@@ -1,0 +1,145 @@
+"""``microscale chat`` in a real terminal, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from microscale.cli.chat_client import Answer
+from microscale.cli.chat_screen import AnswerView, clean, split_finished
+from support.live_server import KEY, Live, live
+from support.terminal import Terminal, terminal
+from support.web_turns import EXTRA, SEEDS
+
+CHAT = (sys.executable, "-m", "microscale", "chat")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with live(tmp_path_factory.mktemp("chat") / "log", turns=list(EXTRA.values())) as running:
+        yield running
+
+
+def chat(server: Live, seed: int, *more: str) -> tuple[str, ...]:
+    return (*CHAT, "--url", server.v1, "--api-key", KEY, "--seed", str(seed), *more)
+
+
+def ask(screen: Terminal, line: str, *expected: str) -> None:
+    screen.type(line)
+    for pattern in expected:
+        screen.expect(pattern)
+
+
+def leave(screen: Terminal) -> None:
+    """By Ctrl-D, which is lost while nobody reads."""
+    screen.expect("> ")
+    screen.press("d")
+    assert screen.wait() == 0
+
+
+def test_a_conversation(server: Live, tmp_path: Path) -> None:
+    with terminal(chat(server, SEEDS["markdown"], "--system", "Be brief.")) as screen:
+        screen.expect(r"scripted, 4096 tokens\. /help lists commands")
+        ask(screen, "How do formats work?", "The user asks about block scaling", "The arithmetic", "def scale_of")
+        screen.expect(r"974 tokens · [\d.]+ tok/s · first after \d+ ms")
+        ask(screen, "/fold", "thoughts are folded")
+        ask(screen, "/retry", r"thought for [\d.]+ s \(/thoughts shows it\)", "974 tokens")
+        ask(screen, "/thoughts", "The user asks about block scaling")
+        ask(screen, "/effort extreme", "error: The effort is medium; it can be low, medium, high")
+        ask(screen, "/effort high", "effort: high")
+        ask(screen, "/system", "system prompt cleared")
+        ask(screen, "/stats", r"answers\s+2", r"tokens\s+1948", r"tok/s\s+[\d.]+ last", r"KV cache 25\.0 % in use")
+        ask(screen, "/help", "/save FILE", "Ctrl-C stops an answer")
+        ask(screen, "/nonsense", "error: /nonsense is no command")
+        for name in ("talk.json", "talk.md"):
+            ask(screen, f"/save {tmp_path / name}", "saved to")
+        ask(screen, f"/save {tmp_path / 'talk.md'}", "is there already")
+        leave(screen)
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message["role"] for message in saved] == ["user", "assistant"]
+    assert "### The arithmetic" in saved[1]["content"]
+    assert (tmp_path / "talk.md").read_text().startswith("## user\n\nHow do formats work?\n\n## assistant\n\nA *block")
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(server: Live) -> None:
+    with terminal(chat(server, SEEDS["endless"])) as screen:
+        screen.expect("Ctrl-D leaves")
+        screen.expect("> ")
+        screen.press_until("c", "Ctrl-D or /quit leaves")
+        ask(screen, "Go on.", "and on and on")
+        screen.press("c")
+        screen.expect(r"stopped · \d+ tokens")
+        ask(screen, "/new", "a new conversation")
+        screen.type("one line \\")
+        ask(screen, "and another", "and on and on")
+        screen.press("c")
+        screen.expect(r"stopped · \d+ tokens")
+        screen.type("/quit")
+        assert screen.wait() == 0
+    assert server.log.read_text().count("status=499") >= 2
+
+
+def test_what_cannot_be_reached_is_said(server: Live) -> None:
+    for options, told in (
+        (("--url", "http://127.0.0.1:9/v1"), "does not answer"),
+        (("--url", server.v1), "asks for a key; give it with --api-key-file"),
+        (("--url", "nonsense"), "is no address"),
+        (("--url", server.v1, "gpt-oss-tiny"), "not both"),
+    ):
+        with terminal((*CHAT, *options)) as screen:
+            screen.expect(told)
+            assert screen.wait() == 1
+
+
+@pytest.mark.slow
+def test_a_server_of_its_own() -> None:
+    """Started for a MODEL, spoken to, and gone afterwards."""
+    options = ("gpt-oss-tiny", "--load-format", "dummy", "--device", "cpu", "--max-tokens", "20", "--seed", "1")
+    with terminal((*CHAT, *options)) as screen:
+        screen.expect("gpt-oss-tiny, 8192 tokens")
+        children = children_of(screen.process.pid)
+        assert children
+        ask(screen, "Hello", r"20 tokens ·\s+[\d.]+ tok/s")
+        leave(screen)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    with terminal((*CHAT, "no-such-model", "--load-format", "dummy")) as screen:
+        screen.expect("The server did not start")
+        screen.expect("no-such-model")
+        assert screen.wait() == 1
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    assert clean("a\x1b]0;title\x07b\x1b[2Jc\r\x9bd\n\te") == "a]0;titleb[2Jcd\n\te"
+
+
+@pytest.mark.parametrize(
+    ("text", "finished"),
+    [
+        ("one", ""),
+        ("one\n\ntwo", "one\n\n"),
+        ("one\n\n```\na\n\nb", "one\n\n"),
+        ("```\na\n\nb\n```\n\nc", "```\na\n\nb\n```\n\n"),
+        ("```\na\n\nb", ""),
+    ],
+)
+def test_only_whole_blocks_are_settled(text: str, finished: str) -> None:
+    assert text[: split_finished(text)] == finished
+
+
+def test_without_a_terminal_the_answer_is_plain() -> None:
+    with open(os.devnull, "w") as nowhere:
+        console = Console(file=nowhere, record=True, width=20)
+        with AnswerView(console, fold=False) as view:
+            for piece in ("a [b] ", "**c** " * 10):
+                view.add("thought", piece, Answer())
+        assert console.export_text() == "a [b] " + "**c** " * 10 + "\n"
