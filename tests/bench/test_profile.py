@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from microscale.backends.plan import Setup
-from microscale.bench.profile import GAP, run, table
+from microscale.bench.profile import run, table
+from microscale.bench.trace import HOST_GAP, LAUNCH_GAP, name_parts, read, times
 from microscale.engine.load import LoadOptions, load_model
 from microscale.models.outline import outline
 
@@ -22,11 +23,51 @@ def test_parts_of_a_step_add_up(tmp_path: Path) -> None:
     layers = len(model.layers)
     for profile in (decode, prompt):
         parts = {part.name: part for part in profile.parts}
-        assert {"embed", "qkv", "o", "experts", "norms", "lm_head", "sampling", "full_attention", GAP} <= parts.keys()
+        assert {
+            "embed",
+            "qkv",
+            "o",
+            "experts",
+            "norms",
+            "lm_head",
+            "sampling",
+            "full_attention",
+            HOST_GAP,
+        } <= parts.keys()
         assert (parts["qkv"].calls, parts["experts"].calls, parts["lm_head"].calls) == (layers, layers, 1)
         assert sum(part.us for part in profile.parts) == pytest.approx(profile.total_us, rel=0.01)
-        assert all(part.us > 0 for part in profile.parts if part.name != GAP)
+        assert all(part.us > 0 for part in profile.parts if part.name != HOST_GAP)
         assert parts["qkv"].floor_us is not None
     assert len(table([decode, prompt]).splitlines()) == 2 * 2 + len(decode.parts) + len(prompt.parts)
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert "microscale: experts" in names
+
+
+def launch(name: str, cpu: float, start: float, end: float, number: int) -> list[dict[str, object]]:
+    """A kernel and the call that launched it, as torch's trace has them."""
+    args = {"correlation": number}
+    return [
+        {"cat": "cuda_driver", "name": "cuLaunchKernelEx", "ts": cpu, "dur": 1.0, "args": args},
+        {"cat": "kernel", "name": name, "ts": start, "dur": end - start, "args": args},
+    ]
+
+
+def span(name: str, start: float, end: float) -> dict[str, object]:
+    return {"cat": "user_annotation", "name": f"mine: {name}", "ts": start, "dur": end - start}
+
+
+def test_graphs_get_their_parts_from_single_launches(tmp_path: Path) -> None:
+    single, graph = tmp_path / "single.json", tmp_path / "graph.json"
+    events = [span("step", 0, 50), span("qkv", 5, 10), span("o", 20, 25), *launch("before", 2, 3, 4, 9)]
+    events += [*launch("small", 6, 11, 16, 1), *launch("small", 21, 26, 29, 2)]
+    single.write_text(json.dumps({"traceEvents": [{"ph": "M"}, *events]}))
+    # Two steps: the last kernel begins 1 before the one before it ends, the second step 4 after the first's end.
+    events = []
+    for step in (0, 10):
+        events.append(span("step", step, step + 2))
+        events += launch("before", step + 1, step + 2, step + 3, step)
+        events += launch("small", step + 1, step + 3.5, step + 6, step)
+        events += launch("small", step + 1, step + 5, step + 8, step)
+    graph.write_text(json.dumps({"traceEvents": [*events, *launch("elsewhere", 500, 501, 502, 77)]}))
+    found = times(name_parts(read(graph, "mine: "), read(single, "mine: ")))
+    assert found == {"other": 2.0, "qkv": 5.0, "o": 4.0, LAUNCH_GAP: 1.0, HOST_GAP: 4.0}

@@ -33,7 +33,7 @@ GROWTH = 16 << 20
 class Flat:
     """All tokens are alike."""
 
-    def forward(self, plan: Sequence[Work]) -> Logits:
+    def forward(self, plan: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         return summarise(torch.zeros(sum(work.wants_logits for work in plan), VOCAB))
 
 

@@ -11,14 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from microscale.engine.engine import Engine, Output
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import Sampler, SamplingParams
-from microscale.engine.scheduler import Limits, Scheduler
+from microscale.engine.scheduler import Limits, Scheduler, Work
 from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
 from microscale.kernels.dense.reference import summarise
+from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
 from support.mock_runner import MockRunner, next_token
 from support.sampling import sampling_on_cpu
@@ -30,13 +32,15 @@ CPU = torch.device("cpu")
 class System:
     """An engine over the mock model, checked after every step."""
 
-    def __init__(self, limits: Limits, full: int, sliding: int, eos: Sequence[int] = ()) -> None:
+    def __init__(
+        self, limits: Limits, full: int, sliding: int, eos: Sequence[int] = (), *, run_ahead: bool = True
+    ) -> None:
         pools = {LayerKind.FULL: PagePool(full), LayerKind.SLIDING: PagePool(sliding)}
         self.limits = limits
         self.scheduler = Scheduler(pools, limits)
         self.runner = MockRunner(pools, limits, VOCAB)
         sampler = Sampler(sampling_on_cpu(VOCAB), VOCAB, CPU, eos)
-        self.engine = Engine(self.runner, self.scheduler, sampler, VOCAB, eos)
+        self.engine = Engine(self.runner, self.scheduler, sampler, VOCAB, eos, run_ahead=run_ahead)
         self.outputs: dict[str, list[Output]] = {}
 
     def submit(self, name: str, prompt: Sequence[int], max_tokens: int, **options: object) -> Request:
@@ -98,6 +102,40 @@ def test_an_end_token_ends_a_request() -> None:
     system.run()
     assert system.tokens("r") == alone([1, 2, 3], 30, SMALL.window, [stop])
     assert system.outputs["r"][-1].finish is Finish.STOP
+
+
+@pytest.mark.parametrize("run_ahead", [True, False])
+def test_steps_run_ahead_of_their_tokens(run_ahead: bool) -> None:
+    """While the same requests decode. An end token is noticed one step late, and that step's token is dropped."""
+    ahead = 0
+
+    class Counting(MockRunner):
+        def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+            nonlocal ahead
+            ahead += tokens is not None
+            return super().forward(plan, tokens)
+
+    stop = alone([1, 2, 3], 30, SMALL.window)[9]
+    system = System(SMALL, 64, 32, eos=[stop], run_ahead=run_ahead)
+    system.runner.__class__ = Counting
+    system.submit("long", [4, 5], 25)
+    system.submit("short", [1, 2, 3], 30)
+    system.run()
+    for name, prompt, most in (("long", [4, 5], 25), ("short", [1, 2, 3], 30)):
+        assert system.tokens(name) == alone(prompt, most, SMALL.window, [stop])
+    assert (ahead > 15) if run_ahead else (ahead == 0)
+
+
+def test_a_request_that_comes_back_under_its_old_name_gets_no_token_of_the_old_one() -> None:
+    system = System(SMALL, 64, 32)
+    for turn, prompt in enumerate(([1, 2, 3], [9, 8, 7, 6, 5], [2])):
+        system.submit("r", prompt, 20)
+        for _ in range(turn + 4):
+            system.step()
+        if turn < 2:
+            assert system.engine.abort("r")
+    system.run()
+    assert system.tokens("r") == alone([2], 20, SMALL.window)
 
 
 def test_a_full_pool_preempts_and_nobody_notices() -> None:
@@ -197,8 +235,8 @@ def test_a_request_with_broken_logits_ends_alone() -> None:
     system = System(SMALL, 64, 32)
     forward = system.runner.forward
 
-    def broken(plan):  # type: ignore[no-untyped-def]
-        logits = forward(plan)
+    def broken(plan, tokens=None):  # type: ignore[no-untyped-def]
+        logits = forward(plan, tokens)
         rows = [work.request.request_id for work in plan for _ in range(work.num_logits)]
         if "bad" in rows:
             logits.values[rows.index("bad")] = float("nan")

@@ -107,16 +107,6 @@ def test_bias_and_min_tokens() -> None:
     assert draw(1, min_tokens=2, ignore_eos=True, stop_token_ids=(2,)) == [1]
 
 
-def test_a_grammars_mask_is_obeyed() -> None:
-    sampler = new_sampler()
-    request = sampler.add(SamplingParams())
-    first = sampler.sample(LOGITS[None], [request], allowed=torch.tensor([[0b1001]], dtype=torch.int32))[0]
-    assert first.token == 0
-    none = sampler.sample(LOGITS[None], [request], allowed=torch.tensor([[0]], dtype=torch.int32))[0]
-    with pytest.raises(BadRequest, match="no token"):
-        none.check()
-
-
 def test_logprobs_of_the_likeliest_and_of_a_prompt() -> None:
     exact = torch.log_softmax(LOGITS.double(), -1).tolist()
     choice = choose(temperature=2.0, seed=0, top_k=1, logprobs=3)

@@ -14,6 +14,7 @@ from kernels.cases_dense import (  # noqa: F401
     check_bf16,
     check_logits,
     make_problem,
+    roundings_of,
     test_gemm,
     test_gemm_logits,
     test_many_tokens_go_through_an_unpacked_copy,
@@ -70,8 +71,9 @@ def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("tokens", [17, 100, 300])
 def test_more_tokens(implementation: DenseOp, tokens: int) -> None:
-    problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 720, 2880)
-    check_bf16(run(implementation, problem), problem.expected)
+    fmt = implementation.name.removeprefix("triton_")
+    problem = make_problem(fmt, tokens, 720, 2880)
+    check_bf16(run(implementation, problem), problem.expected, roundings_of(fmt, tokens))
 
 
 @pytest.mark.parametrize("name", ["dequantized", *(i.name for i in IMPLEMENTATIONS)])

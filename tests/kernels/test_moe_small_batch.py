@@ -19,7 +19,7 @@ from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
-from microscale.kernels.moe.small_batch import Shape, Tiles, direct_tiles, list_tiles
+from microscale.kernels.moe.small_batch import Shape, Tiles, direct_gate_up_tiles, direct_tiles, list_tiles
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from support.interpreter import run_cases
@@ -159,6 +159,17 @@ def test_few_warps_on_a_large_card_split_k() -> None:
     assert direct_tiles(GPT_OSS, 1, 4, known("h200")) == Tiles(1, 1, 2, 4)
     # 30 warps on each of GB10's 48 SMs need no help.
     assert direct_tiles(GPT_OSS, 1, 4, known("gb10")).slices == 1
+
+
+def test_gate_and_up_of_few_tokens_run_in_one_wave() -> None:
+    h200 = known("h200")
+    for tokens, expected in ((1, Tiles(1, 1, 1, 6, 168)), (2, Tiles(1, 1, 1, 2, 80))):
+        tiles = direct_gate_up_tiles(GPT_OSS, tokens, 4, h200)
+        assert tiles == expected
+        assert tiles.registers is not None
+        room = h200.num_sms * (h200.registers_per_sm // (32 * tiles.registers))
+        assert tokens * 4 * GPT_OSS.row_tiles < room
+    assert direct_gate_up_tiles(GPT_OSS, 1, 4, known("gb10")) == direct_tiles(GPT_OSS, 1, 4, known("gb10"))
 
 
 def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:

@@ -152,19 +152,36 @@ class Ops:
         return torch.uint8 if self.precision.kv_format == "fp8" else self.dtype
 
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
-        experts, rows, hidden = weights.gate_up.shape
-        own, has_bias = weights.gate_up.format.name, weights.gate_up_bias is not None
+        return self._moe(
+            "experts", weights.gate_up, weights.down, (weights.gate_up_bias, weights.down_bias), top_k, gate
+        )
+
+    def experts(self, layer: str, gate_up: Weight, down: Weight, top_k: int, gate: Gate) -> Moe:
+        """Experts without biases, under a plan's name for them; bf16 ones where the precision has another format."""
+        return self._moe(layer, gate_up, down, (None, None), top_k, gate)
+
+    def _moe(
+        self,
+        layer: str,
+        gate_up: Weight,
+        down: Weight,
+        biases: tuple[Tensor | None, Tensor | None],
+        top_k: int,
+        gate: Gate,
+    ) -> Moe:
+        experts, rows, hidden = gate_up.shape
+        own, has_bias = format_name(gate_up), biases[0] is not None
         spec = MoeSpec(experts, top_k, hidden, rows // 2, own, self.activations, gate, has_bias, tokens=1)
-        choice = self._choose("moe", "experts", spec)
-        gate_up, down = (convert(w, choice.specs[0].weight_format) for w in (weights.gate_up, weights.down))
+        choice = self._choose("moe", layer, spec)
+        gate_up, down = (convert(w, choice.specs[0].weight_format) for w in (gate_up, down))
         assert isinstance(gate_up, BlockScaled)  # no implementation of moe reads anything else
         assert isinstance(down, BlockScaled)
-        held = MoeWeights(gate_up, down, weights.gate_up_bias, weights.down_bias)
-        return Moe(choice, self.gpu, held)
+        return Moe(choice, self.gpu, MoeWeights(gate_up, down, *biases))
 
-    def dense(self, layer: str, weights: DenseWeights) -> Dense:
+    def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Dense:
         rows, columns = weights.weight.shape
-        spec = DenseSpec(rows, columns, weights.format, self.activations, weights.bias is not None, tokens=1)
+        has_bias = weights.bias is not None
+        spec = DenseSpec(rows, columns, weights.format, self.activations, has_bias, tokens=1, softcap=softcap)
         choice = self._choose("dense", layer, spec)
         held = DenseWeights(convert(weights.weight, choice.specs[0].weight_format), weights.bias)
         return Dense(choice, self.gpu, held)
@@ -176,9 +193,9 @@ class Ops:
     def attention(self, layer: str, spec: AttentionSpec, sinks: Tensor | None) -> Attention:
         return Attention(self._choose("attention", layer, spec), self.gpu, sinks)
 
-    def small(self, spec: SmallSpec) -> SmallOps:
+    def small(self, spec: SmallSpec, layer: str = "small") -> SmallOps:
         """Norms, rope, KV write and routing: one implementation for all of them."""
-        implementation = self._choose("small", "small", spec).implementations[0]
+        implementation = self._choose("small", layer, spec).implementations[0]
         assert isinstance(implementation, SmallOps)  # the registry files it under this op
         return implementation.on(self.gpu)
 

@@ -94,7 +94,8 @@ def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
         asked = f"--moe-backend {setup.wish.moe_backend}"
         tries.append((asked, f"{asked} --moe-activations mxfp8", other))
     own = getattr(use.spec, "weight_format", None)
-    if own is not None and precision.format_of(use.layer, own) != own:
+    # A BF16 checkpoint's experts run in no format of their own.
+    if own is not None and (precision.format_of(use.layer, own) != own or (use.op, own) == ("moe", "bf16")):
         layer, held = use.layer.partition(".")[0], precision.format_of(use.layer, own)
         for fmt in sorted(BITS, key=lambda fmt: abs(BITS[fmt] - BITS[held])):
             chosen = {**dict(precision.chosen), layer: fmt}

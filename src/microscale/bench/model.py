@@ -25,7 +25,7 @@ from microscale.engine.scheduler import Limits
 from microscale.errors import BadSetting
 from microscale.explain.predict import predict
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss import GptOss
+from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
 
 TESTS = ("pp512", "pp2048", "pp8192", "tg32", "tg128")
@@ -85,7 +85,7 @@ def make_cases(tests: Sequence[str], batches: Sequence[int], depths: Sequence[in
 
 
 def run(
-    model: GptOss, shape: Outline, setup: Setup, cases: Sequence[Case], step_tokens: int = 8192, repeats: int = 3
+    model: AnyModel, shape: Outline, setup: Setup, cases: Sequence[Case], step_tokens: int = 8192, repeats: int = 3
 ) -> Iterator[Row]:
     """Rows as they are measured: the median of ``repeats`` runs after one that is not counted."""
     for case in cases:
@@ -101,7 +101,7 @@ def run(
         yield Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted)
 
 
-def _measure(model: GptOss, engine: Engine, case: Case, turn: int) -> float:
+def _measure(model: AnyModel, engine: Engine, case: Case, turn: int) -> float:
     """Tokens per second of one run. The engine stays from run to run: what the first one captured serves the rest."""
     chooser = random.Random(turn)
     prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
@@ -121,7 +121,7 @@ def _measure(model: GptOss, engine: Engine, case: Case, turn: int) -> float:
     return (case.batch * new - early) / _seconds(engine, model.device)
 
 
-def make_engine(model: GptOss, case: Case, step_tokens: int, *, enforce_eager: bool = False) -> Engine:
+def make_engine(model: AnyModel, case: Case, step_tokens: int, *, enforce_eager: bool = False) -> Engine:
     """An engine with pages for just this case."""
     size = model.page_size
     limits = Limits(

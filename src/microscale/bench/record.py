@@ -36,6 +36,7 @@ def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None) -> Path
         for row in rows
     )
     file = (directory or speeds.MEASURED_DIR) / f"{gpu.family.name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     old = speeds.read(file, gpu.family) if file.exists() else None
     versions = (str(torch.__version__), str(triton.__version__), datetime.now(UTC).date().isoformat())
     file.write_text(speeds.merge(old, SpeedFile(gpu.family.name, card, *versions, measured)).to_json())

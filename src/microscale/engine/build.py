@@ -12,15 +12,18 @@ from microscale import hardware
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.fit import check_fits
+from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.load import LoadOptions, choose_activations, choose_device, load_model
 from microscale.engine.memory import Memory
 from microscale.engine.pages import PagePool
 from microscale.engine.runner import Model, ModelRunner
+from microscale.engine.running import describe
 from microscale.engine.sampler import Sampler
 from microscale.engine.scheduler import Limits, Scheduler
-from microscale.models.config import GptOssConfig, LayerKind
-from microscale.models.gpt_oss_weights import GptOssWeights
+from microscale.models.config import LayerKind
+from microscale.models.families import ModelWeights
 from microscale.models.outline import outline
+from microscale.models.presets import ModelConfig
 
 KEPT_WINDOWS = 8
 """One byte in so many of what is left after the least that sequences need goes to sliding layers, for windows at which
@@ -40,9 +43,10 @@ class Built:
     """An engine and what its owner must know of the model."""
 
     engine: Engine
-    config: GptOssConfig
+    config: ModelConfig
     max_model_len: int
     plan: str
+    """What runs and why, and where memory goes: see ``running``."""
 
 
 def build_engine(
@@ -51,9 +55,10 @@ def build_engine(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     enforce_eager: bool = False,
+    vocabulary: Vocabulary | None = None,
 ) -> Built:
     """Load a model and make an engine of it. ``on_progress`` hears how many layers of all are ready."""
-    opened: list[GptOssWeights] = []
+    opened: list[ModelWeights] = []
     done = 0
 
     def layer_done() -> None:
@@ -64,7 +69,7 @@ def build_engine(
     # Before the load: afterwards the weights would be counted twice, as needed and as no longer free.
     memory: list[Memory] = []
 
-    def on_open(weights: GptOssWeights) -> None:
+    def on_open(weights: ModelWeights) -> None:
         opened.append(weights)
         memory.append(_reckon(options, weights.config))
         on_progress(0, weights.config.num_layers)
@@ -83,20 +88,28 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
-    engine = assemble(model, limits, pages, enforce_eager=enforce_eager)
-    return Built(engine, config, max_model_len, model.ops.plan.table())
+    engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary)
+    return Built(engine, config, max_model_len, describe(model.ops.plan, options.precision, memory[0], pages))
 
 
-def assemble(model: Model, limits: Limits, pages: Mapping[LayerKind, int], *, enforce_eager: bool = False) -> Engine:
+def assemble(
+    model: Model,
+    limits: Limits,
+    pages: Mapping[LayerKind, int],
+    *,
+    enforce_eager: bool = False,
+    vocabulary: Vocabulary | None = None,
+) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
-    sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids)
+    grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
+    sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
     runner = ModelRunner(model, pools, limits, enforce_eager=enforce_eager)
     return Engine(runner, Scheduler(pools, limits), sampler, config.vocab_size, config.eos_token_ids)
 
 
-def _reckon(options: LoadOptions, config: GptOssConfig) -> Memory:
+def _reckon(options: LoadOptions, config: ModelConfig) -> Memory:
     """The sums by which ``load_model`` lets the model pass."""
     device = choose_device(options.device)
     gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)

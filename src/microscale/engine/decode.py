@@ -3,6 +3,9 @@
 Row r of the tensors is the r-th sequence of the plan. A step changes only what is new: token, position, length and slot
 of each row (two small copies to the device), and those entries of the page tables that were not there before. Rows that
 fill a batch up to the size of a graph look at one token in a page that belongs to nobody.
+
+Copies come from pinned memory, and nobody waits for them. A step is filled while the one before it may still stand in
+the queue with its copies unread, so they take turns between two buffers: the one before that is over.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits
 from microscale.engine.pages import NOWHERE, PagePool
@@ -61,12 +65,26 @@ class DecodeInputs:
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._logit_rows = torch.arange(rows, dtype=torch.int64, device=device)
         # On the host, from where they are copied.
-        self._host_wide = torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin)
-        self._host_lengths = torch.ones(rows, dtype=torch.int32, pin_memory=pin)
+        self._host = [
+            (
+                torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin),
+                torch.ones(rows, dtype=torch.int32, pin_memory=pin),
+            )
+            for _ in range(2)
+        ]
+        self._host_tables = {
+            kind: torch.zeros(t.shape, dtype=t.dtype, pin_memory=pin) for kind, t in self._tables.items()
+        }
         self._rows = {kind: [_Row() for _ in range(rows)] for kind in kinds}
+        self._batches: dict[int, ForwardBatch] = {}
 
     def batch(self, size: int) -> ForwardBatch:
         """The first ``size`` rows, as a step of the model takes them. The tensors are the same at every call."""
+        if size not in self._batches:
+            self._batches[size] = self._make_batch(size)
+        return self._batches[size]
+
+    def _make_batch(self, size: int) -> ForwardBatch:
         kinds = list(LayerKind)
         tokens, positions, *slots = (row[:size] for row in self._wide)
         attention = {
@@ -75,11 +93,12 @@ class DecodeInputs:
         }
         return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), self._logit_rows[:size])
 
-    def fill(self, plan: Sequence[Work], size: int) -> None:
-        """Row by row what the plan says, and rows of no one up to ``size``."""
+    def fill(self, plan: Sequence[Work], size: int, tokens: Tensor | None = None) -> None:
+        """Row by row what the plan says, and rows of no one up to ``size``; ``tokens`` that only the device knows."""
         spare = size - len(plan)
         firsts = [work.first for work in plan]
-        wide = [[work.request.tokens[work.first] for work in plan] + [0] * spare, firsts + [0] * spare]
+        known = [work.request.tokens[work.first] for work in plan] if tokens is None else [0] * len(plan)
+        wide = [known + [0] * spare, firsts + [0] * spare]
         for kind, pool in self._pools.items():
             slots = []
             for row, work in enumerate(plan):
@@ -90,10 +109,14 @@ class DecodeInputs:
             wide.append(slots + [pool.num_pages * self._page_size] * spare)
             for row in range(len(plan), size):
                 self._show(kind, row, None, [pool.num_pages])
-        self._host_wide[:, :size] = torch.tensor(wide)
-        self._host_lengths[:size] = torch.tensor([first + 1 for first in firsts] + [1] * spare)
-        self._wide[:, :size].copy_(self._host_wide[:, :size], non_blocking=True)
-        self._lengths[:size].copy_(self._host_lengths[:size], non_blocking=True)
+        self._host.reverse()
+        host_wide, host_lengths = self._host[0]
+        host_wide[:, :size] = torch.tensor(wide)
+        host_lengths[:size] = torch.tensor([first + 1 for first in firsts] + [1] * spare)
+        self._wide[:, :size].copy_(host_wide[:, :size], non_blocking=True)
+        self._lengths[:size].copy_(host_lengths[:size], non_blocking=True)
+        if tokens is not None:
+            self._wide[0, : len(plan)].copy_(tokens)
 
     def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
         """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""
@@ -101,7 +124,10 @@ class DecodeInputs:
         known = held.num_pages if held.owner == owner else 0
         if known < len(pages):
             fresh = [0 if page == NOWHERE else page for page in pages[known:]]
-            self._tables[kind][row, known : len(pages)] = torch.tensor(fresh, dtype=torch.int32)
+            # Of this there is one: a row changes hands only after everything that was launched has been read.
+            host = self._host_tables[kind][row, known : len(pages)]
+            host.copy_(torch.tensor(fresh, dtype=torch.int32))
+            self._tables[kind][row, known : len(pages)].copy_(host, non_blocking=True)
             self._rows[kind][row] = _Row(owner, len(pages))
 
 

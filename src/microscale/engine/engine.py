@@ -1,6 +1,10 @@
 """Token ids in, token ids out: the step loop.
 
 ``submit`` requests, call ``step`` as long as there is work, hand its outputs on. One thread; no text, no sockets.
+
+While the same requests decode, a step is launched before the tokens of the one before are read: they go into it on the
+device, and the GPU never waits for the host. A request that turns out to have ended has run one step too many, whose
+token is dropped.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from torch import Tensor
 
 from microscale.backends.ops import Logits
 from microscale.engine.decode import take_rows
+from microscale.engine.grammar import Grammars
 from microscale.engine.request import Finish, Request
-from microscale.engine.sampler import Choice, Sampler
+from microscale.engine.sampler import Choice, Drawn, Sampler
 from microscale.engine.scheduler import Scheduler, Work
 from microscale.errors import BadRequest, MicroscaleError
 
@@ -22,7 +27,7 @@ from microscale.errors import BadRequest, MicroscaleError
 class Runner(Protocol):
     """What the engine needs of a model: see ``runner.ModelRunner``."""
 
-    def forward(self, plan: Sequence[Work]) -> Logits: ...
+    def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits: ...
 
 
 Scored = tuple[int, float, tuple[tuple[int, float], ...]]
@@ -61,23 +66,54 @@ class Stats:
     """Pages in use and in all, by kind of layer."""
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was launched and whose tokens nobody has read."""
+
+    plan: list[Work]
+    outputs: list[Output]
+    """What is known already."""
+    ready: list[tuple[Request, int]]
+    """The requests whose next token it chooses, with their numbers in the sampler."""
+    drawn: Drawn | None
+
+    @property
+    def decodes(self) -> bool:
+        return all(work.decodes for work in self.plan)
+
+
 class Engine:
     """A scheduler, a runner and a sampler, one step at a time."""
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, sampler: Sampler, vocab: int, eos_token_ids: Sequence[int] = ()
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        vocab: int,
+        eos_token_ids: Sequence[int] = (),
+        *,
+        run_ahead: bool = True,
     ) -> None:
+        """``run_ahead``: launch a decoding step before the last one's tokens are read."""
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
         self._vocab = vocab
         self._eos = tuple(eos_token_ids)
+        self._run_ahead = run_ahead
         self._rows: dict[str, int] = {}
-        """Request → its number in the sampler."""
+        """Request → its number in the sampler, never given twice."""
+        self._flight: _Flight | None = None
 
     @property
     def has_work(self) -> bool:
         return bool(self._rows)
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """Where the grammars of its requests are compiled, if it knows its vocabulary."""
+        return self._sampler.grammars
 
     def submit(self, request: Request) -> None:
         """Queue a request, or raise why it can never be served, or not now."""
@@ -103,19 +139,64 @@ class Engine:
         return True
 
     def step(self) -> list[Output]:
-        """Plan, run, sample. An output for each request whose next token was due, or whose prompt is scored."""
+        """Plan, run, sample. An output for each request whose next token was due, or whose prompt is scored; those of a
+        step after which the next can run ahead come with the next call."""
+        outputs: list[Output] = []
+        flight, self._flight = self._flight, None
+        if flight is not None and any(map(self._alive, flight.ready)):
+            later = self._launch_after(flight)
+            outputs = self._land(flight)
+            if later is not None:
+                self._scheduler.computed(later.plan)
+                return outputs + self._keep_or_land(later)
         plan = self._scheduler.plan()
         if not plan:
-            return []
-        logits = self._runner.forward(plan)
+            return outputs
+        flight = self._launch(plan)
         self._scheduler.computed(plan)
+        return outputs + self._keep_or_land(flight)
+
+    def _keep_or_land(self, flight: _Flight) -> list[Output]:
+        """Leave a step in the air while another can follow it unread, else wait for its tokens."""
+        if self._run_ahead and self._can_follow(flight):
+            self._flight = flight
+            return []
+        return self._land(flight)
+
+    def _alive(self, ready: tuple[Request, int]) -> bool:
+        """The request has not ended since its step was launched."""
+        request, number = ready
+        return self._rows.get(request.request_id) == number
+
+    def _launch(self, plan: list[Work], tokens: Tensor | None = None) -> _Flight:
+        logits = self._runner.forward(plan, tokens)
         outputs, logits = self._scores(plan, logits)
-        ready = [work.request for work in plan if work.wants_logits]
-        if ready:
-            rows = [self._rows[request.request_id] for request in ready]
-            choices = self._sampler.sample(logits.values, rows, logits)
-            outputs += [self._advance(request, choice) for request, choice in zip(ready, choices, strict=True)]
-        return outputs
+        ready = [(work.request, self._rows[work.request.request_id]) for work in plan if work.wants_logits]
+        drawn = self._sampler.draw(logits.values, [number for _, number in ready], logits) if ready else None
+        return _Flight(plan, outputs, ready, drawn)
+
+    def _launch_after(self, flight: _Flight) -> _Flight | None:
+        """The step after ``flight``, if it can do without knowing its tokens."""
+        plan = self._scheduler.plan_ahead(flight.plan) if self._can_follow(flight) else None
+        if plan is None or flight.drawn is None:
+            return None
+        return self._launch(plan, flight.drawn.tokens)
+
+    def _can_follow(self, flight: _Flight) -> bool:
+        """All requests of a decoding step are still there, and none of them ends with it or must know its token."""
+        return flight.decodes and all(
+            self._alive(ready)
+            and ready[0].num_generated + 1 < ready[0].params.max_tokens
+            and not self._sampler.must_read(ready[1])
+            for ready in flight.ready
+        )
+
+    def _land(self, flight: _Flight) -> list[Output]:
+        """Read the tokens of a step and hand them to the requests that are still there."""
+        if flight.drawn is None:
+            return flight.outputs
+        choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
+        return flight.outputs + [self._advance(ready[0], choice) for ready, choice in choices if self._alive(ready)]
 
     def _scores(self, plan: list[Work], logits: Logits) -> tuple[list[Output], Logits]:
         """Log-probabilities of prompts, where they are wanted, and the logits of the next tokens alone."""

@@ -12,7 +12,8 @@ from microscale.engine.runner import Model
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Limits
 from microscale.errors import BadRequest
-from microscale.models.config import GptOssConfig, LayerKind
+from microscale.models.config import LayerKind
+from microscale.models.presets import ModelConfig
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Completion:
             self.finish_reason = output.finish.value
 
 
-def check_prompt(prompt: Sequence[int], max_tokens: int, config: GptOssConfig) -> None:
+def check_prompt(prompt: Sequence[int], max_tokens: int, config: ModelConfig) -> None:
     """Refuse what the model cannot be asked."""
     if not prompt:
         raise BadRequest("The prompt is empty; give at least one token id.")

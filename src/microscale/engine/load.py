@@ -14,12 +14,10 @@ from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.fit import check_fits
 from microscale.engine.memory import Memory, Workload
-from microscale.errors import BadSetting, Unsupported
+from microscale.errors import BadSetting
 from microscale.hardware import GIB
-from microscale.models.gpt_oss import GptOss
-from microscale.models.gpt_oss_weights import GptOssWeights, LoadFormat, open_weights
+from microscale.models.families import AnyModel, LoadFormat, ModelWeights, build_model, open_weights
 from microscale.models.outline import outline
-from microscale.models.presets import OUTLINED
 
 MAX_PAGE_SIZE = 1024
 log = logging.getLogger(__name__)
@@ -73,14 +71,12 @@ def choose_activations(dtype: str, device: torch.device) -> Activations:
 
 def load_model(
     options: LoadOptions,
-    on_open: Callable[[GptOssWeights], None] = lambda weights: None,
+    on_open: Callable[[ModelWeights], None] = lambda weights: None,
     on_layer: Callable[[], None] = lambda: None,
-) -> GptOss:
+) -> AnyModel:
     """Open, check and load. ``on_open`` hears the checked weights, then ``on_layer`` each layer as it is ready."""
     if not 1 <= options.page_size <= MAX_PAGE_SIZE:
         raise BadSetting(f"--block-size is {options.page_size}; a page holds 1 to {MAX_PAGE_SIZE} positions.")
-    if options.model in OUTLINED:
-        raise Unsupported(f"{options.model} can be explained (microscale explain {options.model}) but not yet loaded.")
     device = choose_device(options.device)
     gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
     activations = choose_activations(options.dtype, device)
@@ -100,7 +96,7 @@ def load_model(
     memory = check_fits(shape, setup, workload, hardware.available_memory(gpu, device.index or 0))
     log.info("%s\n%s", _headline(options, memory), plan.table())
     ops = Ops(gpu, activations, options.wish, options.precision, plan)
-    return GptOss(weights, ops, device, options.page_size, on_layer)
+    return build_model(weights, ops, device, options.page_size, on_layer)
 
 
 def _headline(options: LoadOptions, memory: Memory) -> str:

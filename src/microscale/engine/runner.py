@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from microscale.backends.ops import Logits, Sampling
 from microscale.engine.decode import DecodeGraphs, DecodeInputs, graph_size, take_rows
@@ -18,16 +19,19 @@ from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
 from microscale.engine.scheduler import Limits, Work
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import GptOssConfig, LayerKind
+from microscale.models.config import LayerKind
+from microscale.models.presets import ModelConfig
 
 
 class Model(Protocol):
     """What an engine needs of a model."""
 
-    config: GptOssConfig
     device: torch.device
     page_size: int
     sampling: Sampling
+
+    @property
+    def config(self) -> ModelConfig: ...
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
 
@@ -51,11 +55,15 @@ class ModelRunner:
         self._forward = partial(model.forward, kv=self._kv)
         self._graphs = DecodeGraphs(self._forward, model.device, enabled=not enforce_eager)
 
-    def forward(self, plan: Sequence[Work]) -> Logits:
-        """Logits, as many rows as each part of the plan wants, in its order. They last until the next step."""
-        if all(work.count == work.num_logits == 1 for work in plan):
+    def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+        """Logits, as many rows as each part of the plan wants, in its order. They last until the next step.
+
+        ``tokens`` (int32 on the device, one a part) are those of a plan that runs ahead. Nothing here waits for the
+        device while such plans follow one another.
+        """
+        if all(work.decodes for work in plan):
             size = graph_size(len(plan))
-            self._inputs.fill(plan, size)
+            self._inputs.fill(plan, size, tokens)
             return take_rows(self._graphs.run(self._inputs.batch(size), size), slice(len(plan)))
         chunks = [self._chunk(work) for work in plan]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))

@@ -1,7 +1,8 @@
 """From logits to the next tokens and their log-probabilities, for all requests of a step at once.
 
 Owns what a request asks of sampling (``SamplingParams``) and what must be remembered of it between steps: its seed, how
-many tokens it has drawn, and, with penalties, which tokens it has seen. The arithmetic is the op ``sampling``.
+many tokens it has drawn, with penalties which tokens it has seen, and with a grammar where it stands in that. The
+arithmetic is the op ``sampling``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ from microscale.backends.ops import (
     SamplingBatch,
     Status,
 )
-from microscale.errors import BadLogits, BadRequest
+from microscale.engine.grammar import Grammars, Matcher
+from microscale.errors import BadLogits, BadRequest, Unsupported
 
 MAX_BIAS = 1024
 """Tokens of one request that may have a bias; the stop tokens that ``min_tokens`` holds back count too."""
@@ -62,6 +64,8 @@ class SamplingParams:
     """How many of the likeliest tokens to report beside the chosen one."""
     prompt_logprobs: int | None = None
     """The same for the prompt's own tokens."""
+    grammar: str | None = None
+    """What the output must follow from its first token to the one that ends it, as ``grammar.Grammars`` reads it."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -124,9 +128,13 @@ class Choice:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     status: Status = Status.OK
+    fault: str | None = None
+    """Why its grammar could not be followed."""
 
     def check(self) -> None:
         """Raise what the request must be told."""
+        if self.fault is not None:
+            raise BadRequest(self.fault)
         if self.status is Status.NON_FINITE:
             raise BadLogits("The model's logits are not finite; the weights or the activations are broken.")
         if self.status is Status.NOTHING_ALLOWED:
@@ -140,6 +148,7 @@ class _Request:
     stops: frozenset[int]
     slot: int
     """Row of the token counts; 0 belongs to all requests without penalties."""
+    matcher: Matcher | None
     drawn: int = 0
 
     def bias(self) -> dict[int, float]:
@@ -149,10 +158,62 @@ class _Request:
         return pairs
 
 
+class _Reading:
+    """What was sampled, on its way to the host."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
+        device = sampled.tokens.device
+        self._there: torch.cuda.Event | None = None
+        self._tensors = [_to_host(t) for t in (sampled.tokens, sampled.logprobs, sampled.status, *top)]
+        if device.type == "cuda":
+            self._there = torch.cuda.Event()
+            self._there.record(torch.cuda.current_stream(device))
+
+    def choices(self, wanted: Sequence[int]) -> list[Choice]:
+        """The one place where sampling waits for the device. ``wanted``: likeliest tokens of each row."""
+        if self._there is not None:
+            self._there.synchronize()
+        tokens, logprobs, status, *top = (tensor.tolist() for tensor in self._tensors)
+        tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+        if top:
+            rows = zip(*top, wanted, strict=True)
+            tops = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
+        return [Choice(*row[:3], Status(row[3])) for row in zip(tokens, logprobs, tops, status, strict=True)]
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens that were drawn and not read yet."""
+
+    tokens: Tensor
+    """int32 on the device, in the order of the requests."""
+    reading: _Reading
+    requests: Sequence[_Request]
+    faults: Mapping[int, str]
+    """Rows whose grammar has failed."""
+
+
 class Sampler:
     """The requests of an engine. ``add`` one, ``sample`` those of a step, ``remove`` it when it is done."""
 
-    def __init__(self, sampling: Sampling, vocab: int, device: torch.device, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        vocab: int,
+        device: torch.device,
+        eos_token_ids: Sequence[int] = (),
+        grammars: Grammars | None = None,
+    ) -> None:
+        self.grammars = grammars
+        """Without them no request may have a grammar."""
         self._sampling = sampling
         self._vocab = vocab
         self._device = device
@@ -162,13 +223,16 @@ class Sampler:
         # int32 [slots, vocab], 0.8 MB a slot for gpt-oss: made when the first request with penalties comes.
         self._counts: Tensor | None = None
         self._free_slots: list[int] = []
+        # int32 [rows, words], on the host and pinned: made when the first request with a grammar comes.
+        self._masks: Tensor | None = None
 
     def add(self, params: SamplingParams, prompt: Sequence[int] = ()) -> int:
         """A new request; gives the number by which it is known here."""
         params.check_vocab(self._vocab)
+        matcher = self._matcher(params.grammar)
         slot = self._take_slot(prompt) if params.penalised else 0
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        self._requests[self._next_id] = _Request(params, seed, params.stop_tokens(self._eos), slot)
+        self._requests[self._next_id] = _Request(params, seed, params.stop_tokens(self._eos), slot, matcher)
         self._next_id += 1
         return self._next_id - 1
 
@@ -177,23 +241,64 @@ class Sampler:
         if slot:
             self._free_slots.append(slot)
 
-    def sample(
-        self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None, allowed: Tensor | None = None
-    ) -> list[Choice]:
-        """The next token of each request from its row of ``logits`` (float32 [rows, vocab]).
+    def sample(self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None) -> list[Choice]:
+        """The next token of each request from its row of ``logits`` (float32 [rows, vocab])."""
+        return self.read(self.draw(logits, request_ids, blocks))
 
-        ``allowed`` (int32 [rows, ceil(vocab / 32)]) is the hook for grammars: bit t % 32 of word t // 32 admits t.
+    def draw(self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None) -> Drawn:
+        """Queue the sampling of these rows. The tokens are on the device when its turn comes; ``read`` waits for them.
+
+        Requests may be drawn again before they are read, but for those that ``must_read``.
         """
         requests = [self._requests[request_id] for request_id in request_ids]
+        # On the host, while the device still computes the logits.
+        allowed, faults = self._allowed(requests)
         sampled = self._sampling(logits, self._batch(requests, allowed), blocks)
         for request in requests:
             request.drawn += 1
-        return _choices(sampled, [request.params.logprobs or 0 for request in requests])
+        return Drawn(sampled.tokens, _Reading(sampled), requests, faults)
+
+    def read(self, drawn: Drawn) -> list[Choice]:
+        """Wait for what was drawn."""
+        choices = drawn.reading.choices([request.params.logprobs or 0 for request in drawn.requests])
+        for row, (request, choice) in enumerate(zip(drawn.requests, choices, strict=True)):
+            if row in drawn.faults:
+                choices[row] = replace(choice, fault=drawn.faults[row])
+            elif request.matcher is not None and choice.status is Status.OK:
+                request.matcher.accept(choice.token)
+        return choices
+
+    def must_read(self, request_id: int) -> bool:
+        """What the request may draw next depends on what it drew."""
+        return self._requests[request_id].matcher is not None
 
     def prompt_logprobs(self, logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[Choice]:
         """How likely given tokens were: row i of ``logits`` belongs to the place that ``tokens[i]`` took."""
         ids = torch.tensor(tokens, dtype=torch.int32).to(self._device)
-        return _choices(self._sampling.score(logits, ids, top), [top] * len(tokens))
+        return _Reading(self._sampling.score(logits, ids, top)).choices([top] * len(tokens))
+
+    def _matcher(self, grammar: str | None) -> Matcher | None:
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise Unsupported("This engine knows no vocabulary, so it can follow no grammar.")
+        return self.grammars.matcher(grammar)
+
+    def _allowed(self, requests: Sequence[_Request]) -> tuple[Tensor | None, Mapping[int, str]]:
+        """int32 [rows, ceil(vocab / 32)]: bit t % 32 of word t // 32 admits t; and rows whose grammar has failed."""
+        bound = [(row, request.matcher) for row, request in enumerate(requests) if request.matcher is not None]
+        if not bound or self.grammars is None:
+            return None, {}
+        if self._masks is None or len(self._masks) < len(requests):
+            shape = (max(64, len(requests)), -(-self._vocab // 32))
+            self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        masks = self._masks[: len(requests)]
+        free = [row for row, request in enumerate(requests) if request.matcher is None]
+        if free:
+            masks[free] = -1
+        faults = self.grammars.fill(bound, masks.data_ptr(), len(requests))
+        # One copy for all rows. The buffer is free again when the tokens have come back.
+        return masks.to(self._device, non_blocking=True), faults
 
     def _batch(self, requests: Sequence[_Request], allowed: Tensor | None) -> SamplingBatch:
         all_params = [request.params for request in requests]
@@ -202,9 +307,9 @@ class Sampler:
             for p in all_params
         ]
         # Two copies to the device, whatever the number of requests.
-        numbers = torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous().to(self._device)
+        numbers = self._copy(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
         whole = torch.tensor([(r.seed, r.drawn, r.params.top_k, r.slot) for r in requests], dtype=torch.int64)
-        wide = whole.view(-1, 4).T.contiguous().to(self._device)
+        wide = self._copy(whole.view(-1, 4).T.contiguous())
         temperature, top_p, min_p, repetition, presence, frequency = numbers
         history = None
         if self._counts is not None and any(p.penalised for p in all_params):
@@ -229,7 +334,13 @@ class Sampler:
         for row, items in enumerate(pairs):
             tokens[row, : len(items)] = torch.tensor(list(items), dtype=torch.int32)
             values[row, : len(items)] = torch.tensor(list(items.values()))
-        return Bias(tokens.to(self._device), values.to(self._device))
+        return Bias(self._copy(tokens), self._copy(values))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """To the device, without waiting: torch keeps the pinned memory until it was read."""
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _take_slot(self, prompt: Sequence[int]) -> int:
         if not self._free_slots:
@@ -244,13 +355,3 @@ class Sampler:
         row = self._counts[slot].zero_()
         row[torch.tensor(list(prompt), dtype=torch.int64, device=self._device)] = PROMPT_BIT
         return slot
-
-
-def _choices(sampled: Sampled, wanted: Sequence[int]) -> list[Choice]:
-    """To the host: the one place where sampling waits for the device."""
-    tokens, logprobs, status = sampled.tokens.tolist(), sampled.logprobs.tolist(), sampled.status.tolist()
-    tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
-    if sampled.top is not None:
-        rows = zip(sampled.top.tokens.tolist(), sampled.top.logprobs.tolist(), wanted, strict=True)
-        tops = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
-    return [Choice(*row[:3], Status(row[3])) for row in zip(tokens, logprobs, tops, status, strict=True)]

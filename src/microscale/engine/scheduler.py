@@ -60,11 +60,18 @@ class Work:
     request: Request
     first: int
     count: int
+    ahead: bool = False
+    """Its one token is still on the device: the step before has chosen it, and nobody has read it yet."""
 
     @property
     def wants_logits(self) -> bool:
         """The request's next token is due."""
-        return self.first + self.count == len(self.request.tokens)
+        return self.ahead or self.first + self.count == len(self.request.tokens)
+
+    @property
+    def decodes(self) -> bool:
+        """One token in, one token out."""
+        return self.count == self.num_logits == 1
 
     @property
     def num_logits(self) -> int:
@@ -155,6 +162,26 @@ class Scheduler:
             return self.plan()
         return plan
 
+    def plan_ahead(self, plan: list[Work]) -> list[Work] | None:
+        """The step after ``plan``, whose tokens nobody has read yet: all its requests decode once more.
+
+        ``None`` where another step may be better, or where someone has left or must be preempted: then the tokens come
+        first.
+        """
+        if len(plan) != len(self._running) or (self._waiting and len(plan) < self.limits.max_num_seqs):
+            return None
+        if not all(self._running.get(work.request.request_id) is work.request for work in plan):
+            return None
+        # Whoever begins a page takes one of each kind; what a window has left comes back to the pool, or not at all.
+        fresh = sum(work.request.num_computed % self.limits.page_size == 0 for work in plan)
+        if fresh > min(pool.num_free for pool in self.pools.values()):
+            return None
+        for request in self._waiting.values():
+            request.waited += 1
+        for work in plan:
+            self._take(work.request, 1)
+        return [Work(work.request, work.request.num_computed, 1, ahead=True) for work in plan]
+
     def _decode(self, requests: list[Request]) -> list[Work]:
         plan = []
         for request in requests:
@@ -207,8 +234,8 @@ class Scheduler:
         size = self.limits.page_size
         for work in plan:
             request = work.request
-            if request.request_id not in self._running:
-                continue  # aborted while it ran
+            if self._running.get(request.request_id) is not request:
+                continue  # it ended while the step ran
             request.num_computed = work.first + work.count
             if self.limits.prefix_caching:
                 keys = request.keys.of(request.tokens, request.num_computed // size)

@@ -18,11 +18,9 @@ from microscale.engine.memory import Memory, Workload, reckon
 from microscale.errors import BadSetting
 from microscale.explain.predict import Prediction, predict
 from microscale.models import hub
-from microscale.models.config import GptOssConfig
-from microscale.models.config_file import read_config
-from microscale.models.config_gemma4 import Gemma4Config
+from microscale.models.families import read_model_config
 from microscale.models.outline import Outline, outline
-from microscale.models.presets import OUTLINED, PRESETS, preset
+from microscale.models.presets import PRESETS, ModelConfig, preset
 
 CONTEXT = 4096
 STEP_TOKENS = 8192
@@ -97,13 +95,8 @@ def explain(question: Question) -> Report:
     return Report(question, setup, shape, plan, memory, prediction, why)
 
 
-def read_model(
-    model: str, offline: bool = False, overrides: Mapping[str, object] | None = None
-) -> GptOssConfig | Gemma4Config:
+def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:
     """The config of a preset, of a folder or of a hub id, of which only the JSON files are fetched."""
-    if not Path(model).is_dir():
-        if model in OUTLINED:
-            return OUTLINED[model]
-        if model in PRESETS:
-            return preset(model, overrides or {})
-    return read_config(hub.resolve(model, offline=offline, config_only=True), overrides).config
+    if model in PRESETS and not Path(model).is_dir():
+        return preset(model, overrides or {})
+    return read_model_config(hub.resolve(model, offline=offline, config_only=True), overrides)

@@ -234,24 +234,26 @@ def attend_short(
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     block_q = BLOCK_M // group
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    # Lengths and tables come with the step: they are older than the kernel before, which only makes queries and keys.
     if SPLIT:
         seq, size, first_program, pieces = _find_piece(
             query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
         )
-        if seq < 0:
-            return
+        found = seq >= 0
+        seq = tl.maximum(seq, 0)
         piece = program - first_program
     else:
+        found = True
         seq = program
         piece = 0
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
-    if (query_len == 0) | (query_len > block_q):
-        return
     last = tl.load(context_lens_ptr + seq)
+    if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
+        gdc_wait()
+        gdc_launch_dependents()
+    if (not found) | (query_len == 0) | (query_len > block_q):
+        return
 
     rows = tl.arange(0, BLOCK_M)
     token = rows // group

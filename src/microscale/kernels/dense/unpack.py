@@ -25,13 +25,13 @@ WARPS = 4
 
 
 def unpack(packed: PackedDense) -> Tensor:
-    """bf16 ``[rows, k]``, without the scales of FP8's channels."""
+    """bf16 ``[rows, k]``: exact, but for FP8's channels, whose scales are no powers of two."""
     out = torch.empty((packed.rows, packed.k), dtype=torch.bfloat16, device=packed.weight.device)
     k_tiles = -(-packed.k // TILE_K)
     grid = (packed.rows // TILE_ROWS, triton.cdiv(k_tiles, TILES))
     unpack_jit.unpack[grid](
-        packed.weight, packed.weight if packed.groups is None else packed.groups, out, packed.k, k_tiles,
-        BITS=packed.bits, SCALED=packed.groups is not None, TILES=TILES, PLAIN=triton.knobs.runtime.interpret,
+        packed.weight, packed.channels if packed.groups is None else packed.groups, out, packed.k, k_tiles,
+        BITS=packed.bits, GROUPS=packed.groups is not None, TILES=TILES, PLAIN=triton.knobs.runtime.interpret,
         num_warps=WARPS,
     )  # fmt: skip
     return out
@@ -39,12 +39,7 @@ def unpack(packed: PackedDense) -> Tensor:
 
 def run(packed: PackedDense, x: Tensor, residual: Tensor | None) -> Tensor:
     """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``."""
-    weight = unpack(packed)
-    if packed.channels is None:
-        y = F.linear(x, weight, packed.bias)
-    else:
-        scaled = F.linear(x, weight).float() * packed.channels
-        y = (scaled if packed.bias is None else scaled + packed.bias.float()).to(x.dtype)
+    y = F.linear(x, unpack(packed), packed.bias)
     return y if residual is None else y + residual
 
 
@@ -55,8 +50,14 @@ def variants(implementation: str, weight_format: str) -> Iterator[Variant]:
         implementation=implementation,
         name=f"unpack {weight_format}",
         fn=unpack_jit.unpack,
-        signature={"words_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*bf16", "k": "i32", "k_tiles": "i32"},
-        constants={"BITS": bits, "SCALED": weight_format != "fp8", "TILES": TILES, "PLAIN": False},
+        signature={
+            "words_ptr": "*i32",
+            "scales_ptr": "*fp32" if weight_format == "fp8" else "*i32",
+            "out_ptr": "*bf16",
+            "k": "i32",
+            "k_tiles": "i32",
+        },
+        constants={"BITS": bits, "GROUPS": weight_format != "fp8", "TILES": TILES, "PLAIN": False},
         options={"num_warps": WARPS},
         divisible=("words_ptr", "scales_ptr", "out_ptr", "k"),
     )

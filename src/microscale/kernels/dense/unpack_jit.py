@@ -23,16 +23,19 @@ def _pair(words, FACTOR: tl.constexpr):
 @triton.jit
 def unpack(
     words_ptr,  # uint32 [rows / 16, k_tiles, 32 * BITS]
-    scales_ptr,  # uint32 [rows / 16, k_tiles, 8], SCALED only
+    scales_ptr,  # GROUPS: uint32 [rows / 16, k_tiles, 8]; else float32 [rows]
     out_ptr,  # bf16 [rows, k]
     k,
     k_tiles,
     BITS: tl.constexpr,
-    SCALED: tl.constexpr,
+    GROUPS: tl.constexpr,
     TILES: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """Grid: (row tiles, blocks of TILES K tiles). ``kernels/layouts.py`` has the map of the words."""
+    """Grid: (row tiles, blocks of TILES K tiles). ``kernels/layouts.py`` has the map of the words.
+
+    Scales of groups are powers of two, and the copy is exact; with a float32 scale a row it is rounded to bf16 once.
+    """
     row_tile = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, 16)[:, None]
     for i in tl.static_range(TILES):
@@ -49,11 +52,14 @@ def unpack(
         else:
             f0, f1 = e4m3_to_bf16(q.reshape(2, 8, 4, 2, 2))  # G g t j h
             w = tl.join(_pair(f0, _E4M3), _pair(f1, _E4M3)).permute(4, 1, 0, 2, 3, 6, 5)  # … p c → h g G t j c p
-        if SCALED:
+        if GROUPS:
             s = tl.load(scales_ptr + at * 8 + tl.arange(0, 8), mask=inside, other=0).to(tl.uint32, bitcast=True)
             b = (s.reshape(8, 1) >> (8 * tl.arange(0, 4)[None, :])) & 0xFF  # g (G h)
             factor = (b << 23).to(tl.float32, bitcast=True).reshape(8, 2, 2).permute(2, 0, 1)  # h g G
             w = w * factor.reshape(2, 8, 2, 1, 1, 1, 1)
+        w = w.reshape(16, 64)
+        if not GROUPS:
+            w = w * tl.load(scales_ptr + row_tile * 16 + row)
         column = tile * 64 + tl.arange(0, 64)[None, :]
         ok = inside & (column < k) & (row >= 0)
-        tl.store(out_ptr + (row_tile * 16 + row) * k + column, to_bf16(w.reshape(16, 64), PLAIN), mask=ok)
+        tl.store(out_ptr + (row_tile * 16 + row) * k + column, to_bf16(w, PLAIN), mask=ok)

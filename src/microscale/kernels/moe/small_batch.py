@@ -35,6 +35,12 @@ MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 # With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200: 14.6 against
 # 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
 FEW_WARPS = 24
+# Registers of a thread and tiles of MXFP4 in a batch, from most to least. A second wave of programs costs a ramp of its
+# own: gpt-oss-120b on an H200, one token (1440 warps) 20.1 us with the first, 21.9 with 128 and 5, 22.4 with 2 warps a
+# row tile in 1.4 waves; two tokens 35.9 with the second, 43 with 128 and 4 in 1.4 waves.
+ONE_WAVE = ((168, 6), (80, 2))
+# Of the machine's room: programs of the kernel before still hold some (88 registers, 99 % full: 24.8 us and not 20.8).
+WAVE_SHARE = 0.93
 # To hide a microsecond of latency an SM needs as many KB in flight as it gets GB/s. Under 15 (all cards with GDDR or
 # LPDDR; H200: 36) 16 warps with batches of 3 tiles of 544 bytes, 26 to 52 KB, are plenty, and take fewer registers.
 SLOW_GBS_PER_SM = 15
@@ -53,6 +59,8 @@ class Tiles:
     """Warps along K; their sums are added through shared memory."""
     ahead: int
     """Tiles of K in a batch; a warp keeps one to two batches in flight."""
+    registers: int | None = None
+    """At most, of a thread; without it, what ``_gemm_options`` says."""
 
     def constants(self) -> dict[str, int]:
         return {"B": self.row_tiles, "WARPS_N": self.warps_n, "SLICES": self.slices, "AHEAD": self.ahead}
@@ -73,6 +81,17 @@ class Shape:
     @property
     def k_tiles(self) -> int:
         return -(-self.k // TILE_K)
+
+
+def direct_gate_up_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
+    """A warp for each row tile of each of the tokens' experts: all of them at once, with what registers that leaves."""
+    if not gpu.has(Feature.WGMMA):  # measured on an H200; elsewhere some of these registers are too few
+        return direct_tiles(shape, tokens, top_k, gpu)
+    for registers, ahead in ONE_WAVE:
+        room = gpu.registers_per_sm // (32 * registers) * gpu.num_sms
+        if tokens * top_k * shape.row_tiles <= WAVE_SHARE * room:
+            return Tiles(1, 1, 1, _ahead(shape, gpu, ahead, 1), registers)
+    return Tiles(1, 1, 1, _ahead(shape, gpu, 4, 1))
 
 
 def direct_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
@@ -108,12 +127,14 @@ def launch_options(gpu: Gpu) -> dict[str, Any]:
     return {"PDL": True, "launch_pdl": True} if gpu.has(Feature.PDL) else {"PDL": False}
 
 
-def _gemm_options(gpu: Gpu, warps: int) -> dict[str, Any]:
+def _gemm_options(gpu: Gpu, warps: int, registers: int | None = None) -> dict[str, Any]:
     """Launch options of a GEMM. Left alone ptxas aims at 16 warps an SM, 128 registers, and rather spills a word or two
     than take 129. That many warps pay where memory is fast; elsewhere whole programs of up to 12 warps do, with all the
     registers that leaves them (168 for programs of 4 warps, 255 for one of 8), and nothing spills."""
     options = launch_options(gpu) | {"num_warps": warps}
-    if _slow_memory(gpu):
+    if registers is not None:
+        options["maxnreg"] = registers
+    elif _slow_memory(gpu):
         programs = max(1, SLOW_WARPS // warps)
         options["maxnreg"] = min(255, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
     return options
@@ -138,7 +159,7 @@ def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
     gate_up = Shape(packed.gate_up.rows, packed.gate_up.k, packed.gate_up.format.bits)
     down = Shape(packed.down.rows, packed.down.k, packed.down.format.bits)
     if tokens <= DIRECT_TOKENS:
-        _gate_up(packed, gate, x, h, routing.expert_ids, None, gpu, direct_tiles(gate_up, tokens, top_k, gpu))
+        _gate_up(packed, gate, x, h, routing.expert_ids, None, gpu, direct_gate_up_tiles(gate_up, tokens, top_k, gpu))
         _down_direct(packed, h, routing, y, gpu, direct_tiles(down, tokens, top_k, gpu))
         return y
     work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
@@ -179,7 +200,7 @@ def _gate_up(
         ids if work is None else work.tiles, ids if work is None else work.order, x.stride(0),
         K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=ids.shape[1], BITS=weights.format.bits,
         DIRECT=work is None, HAS_BIAS=packed.gate_up_bias is not None, **gate_constants(gate), **tiles.constants(),
-        **_gemm_options(gpu, tiles.warps_n * tiles.slices),
+        **_gemm_options(gpu, tiles.warps_n * tiles.slices, tiles.registers),
     )  # fmt: skip
 
 
@@ -295,11 +316,13 @@ def _model_variants(gpu: Gpu, implementation: str, bits: int, model: Model) -> I
 
     def variant(fn: Any, shape: Shape, tiles: Tiles, warps: int, extra: dict[str, Any], y: str = "*bf16") -> Variant:
         shared = {"K": shape.k, "ROW_TILES": shape.row_tiles, "BITS": bits, "HAS_BIAS": model.bias}
-        constants = shared | tiles.constants() | _gemm_options(gpu, warps) | extra
-        label = f"{fn.__name__}{' direct' if extra.get('DIRECT') else ''} {model.label} {tuple(vars(tiles).values())}"
+        constants = shared | tiles.constants() | _gemm_options(gpu, warps, tiles.registers) | extra
+        label = (
+            f"{fn.__name__}{' direct' if extra.get('DIRECT') else ''} {model.label} {tuple(vars(tiles).values())[:4]}"
+        )
         return make_variant(implementation, label, fn, warps, constants, {"y_ptr": y}, MMA)
 
-    choices = {tokens: direct_tiles(first, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
+    choices = {tokens: direct_gate_up_tiles(first, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
     for tiles in dict.fromkeys(choices.values()):
         extra = {"TOP_K": model.top_k, "DIRECT": True, **model.gate()}
         yield variant(jit.gate_up_small, first, tiles, tiles.slices, extra)
