@@ -79,9 +79,10 @@ _DECODE = {
     # 8 sequences of 8192 on H200: 85 µs; 16 x 32 107.
     512: (Tile(16, 64, 8, 3, 255), Tile(16, 32, 8, 3), Tile(16, 16, 8, 3)),
 }
+# With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
+_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),), 512: _DECODE[512][1:]}
 # 8 sequences of 8192 on H200: 50 µs; 16 x 64 48, but 61 with fewer pieces.
-_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 168),), 512: _DECODE[512][1:]}
-_DECODE_FP8_TCGEN05 = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 255),)}  # with 168 they spill 36 bytes
+_DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 168),)}
 
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:
@@ -107,7 +108,7 @@ def pdl_options(gpu: Gpu) -> dict[str, Any]:
 def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card."""
     if decode:
-        tiles = (_DECODE_FP8_TCGEN05 if gpu.has(Feature.TCGEN05) else _DECODE_FP8) if fp8 else _DECODE
+        tiles = (_DECODE_FP8_WGMMA if gpu.has(Feature.WGMMA) else _DECODE_FP8) if fp8 else _DECODE
     elif _operands_in_shared_memory(gpu):
         tiles = _PREFILL_FP8 if fp8 else _PREFILL
     else:
