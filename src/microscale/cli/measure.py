@@ -17,6 +17,7 @@ from microscale.backends.precision import make_precision
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
 from microscale.bench import moe as bench_moe
+from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
@@ -72,6 +73,7 @@ def bench_model(
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
     """Measure a model's prefill and decode speed beside the ceiling, from inside the engine.
@@ -109,10 +111,13 @@ def bench_model(
         for row in bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats):
             rows.append(row)
             advance(1)
+    title = f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
+    if plot is not None:
+        plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
     if as_json:
         print_json(bench_whole.as_json(rows))
     else:
-        print(f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
+        print(title)
         print(bench_whole.table(rows))
 
 
