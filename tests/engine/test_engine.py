@@ -126,6 +126,25 @@ def test_steps_run_ahead_of_their_tokens(run_ahead: bool) -> None:
     assert (ahead > 15) if run_ahead else (ahead == 0)
 
 
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_a_prompt_that_is_scored_token_by_token_is_no_decoding(others: int) -> None:
+    limits = Limits(
+        page_size=4, window=6, max_num_seqs=others + 1, max_num_batched_tokens=others + 1, max_model_len=256
+    )
+    system = System(limits, 64, 32)
+    for index in range(others):
+        system.submit(f"d{index}", [index], 30)
+    prompt = tuple(range(9))
+    system.engine.submit(Request("scored", prompt, SamplingParams(max_tokens=3, prompt_logprobs=0)))
+    system.outputs["scored"] = []
+    system.run()
+    told = [token for output in system.outputs["scored"] for token, _, _ in output.prompt_logprobs]
+    assert told == list(prompt[1:])
+    assert system.tokens("scored") == alone(prompt, 3, limits.window)
+    for index in range(others):
+        assert system.tokens(f"d{index}") == alone([index], 30, limits.window)
+
+
 def test_a_request_that_comes_back_under_its_old_name_gets_no_token_of_the_old_one() -> None:
     system = System(SMALL, 64, 32)
     for turn, prompt in enumerate(([1, 2, 3], [9, 8, 7, 6, 5], [2])):

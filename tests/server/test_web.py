@@ -281,10 +281,10 @@ DRAW = """async (text) => {
   drawn.update(text);
   return box.innerHTML;
 }"""
-HARD = """async ([piece, count]) => {
+HARD = """async ([head, piece, tail]) => {
   const { Markdown } = await import("/web/markdown.js");
   const started = performance.now();
-  new Markdown(document.createElement("div")).update(piece.repeat(count));
+  new Markdown(document.createElement("div")).update(head + piece.repeat(20_000) + tail);
   return performance.now() - started;
 }"""
 
@@ -301,7 +301,15 @@ def test_markdown(open_page: Open) -> None:
         )
         # No text takes more than its length: each of these would, in a careless parser.
         for piece in ("*", "*a_b ", "[", "[a](", "`", "``a`", "> ", "- ", "\\(", "<http://", "|a", "a\n|", "**a* "):
-            assert page.evaluate(HARD, [piece, 20_000]) < 5_000, piece
+            assert page.evaluate(HARD, ["", piece, ""]) < 5_000, piece
+        for around in (
+            ("- a\n", "\n", "  b"),
+            ("# a", " ", "b"),
+            ("a|b\n---", " ", "x"),
+            ("```", " ", "`"),
+            ("***", " ", "x"),
+        ):
+            assert page.evaluate(HARD, list(around)) < 500, around
 
 
 def test_everything_has_a_name(open_page: Open) -> None:

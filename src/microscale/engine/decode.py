@@ -47,6 +47,12 @@ class _Row:
     num_pages: int = 0
 
 
+def _lines(flat: Tensor, size: int) -> Tensor:
+    """``[lines, size]`` at the beginning of a buffer, in one piece: a copy of it needs no other."""
+    lines = 2 + len(LayerKind)
+    return flat[: lines * size].view(lines, size)
+
+
 class DecodeInputs:
     """The tensors of up to ``max_rows`` sequences that decode together."""
 
@@ -59,7 +65,7 @@ class DecodeInputs:
         pin = device.type == "cuda"
         kinds = list(LayerKind)
         # On the device: tokens, positions and slots of each kind; lengths; page tables.
-        self._wide = torch.zeros((2 + len(kinds), rows), dtype=torch.int64, device=device)
+        self._wide = torch.zeros((2 + len(kinds)) * rows, dtype=torch.int64, device=device)
         self._lengths = torch.ones(rows, dtype=torch.int32, device=device)
         self._tables = {kind: torch.zeros((rows, max_pages), dtype=torch.int32, device=device) for kind in kinds}
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
@@ -86,7 +92,7 @@ class DecodeInputs:
 
     def _make_batch(self, size: int) -> ForwardBatch:
         kinds = list(LayerKind)
-        tokens, positions, *slots = (row[:size] for row in self._wide)
+        tokens, positions, *slots = _lines(self._wide, size)
         attention = {
             kind: AttentionBatch(self._starts[: size + 1], self._lengths[:size], self._tables[kind][:size], 1)
             for kind in kinds
@@ -111,12 +117,12 @@ class DecodeInputs:
                 self._show(kind, row, None, [pool.num_pages])
         self._host.reverse()
         host_wide, host_lengths = self._host[0]
-        host_wide[:, :size] = torch.tensor(wide)
+        _lines(host_wide, size).copy_(torch.tensor(wide))
         host_lengths[:size] = torch.tensor([first + 1 for first in firsts] + [1] * spare)
-        self._wide[:, :size].copy_(host_wide[:, :size], non_blocking=True)
+        _lines(self._wide, size).copy_(_lines(host_wide, size), non_blocking=True)
         self._lengths[:size].copy_(host_lengths[:size], non_blocking=True)
         if tokens is not None:
-            self._wide[0, : len(plan)].copy_(tokens)
+            _lines(self._wide, size)[0, : len(plan)].copy_(tokens)
 
     def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
         """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from microscale.backends.ops import Logits
 from microscale.engine.decode import take_rows
-from microscale.engine.grammar import Grammars
+from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampler import Choice, Drawn, Sampler
 from microscale.engine.scheduler import Scheduler, Work
@@ -115,8 +115,9 @@ class Engine:
         """Where the grammars of its requests are compiled, if it knows its vocabulary."""
         return self._sampler.grammars
 
-    def submit(self, request: Request) -> None:
-        """Queue a request, or raise why it can never be served, or not now."""
+    def submit(self, request: Request, matcher: Matcher | None = None) -> None:
+        """Queue a request, or raise why it can never be served, or not now. ``matcher``: of a grammar that was compiled
+        elsewhere; here it may take a second, and the others would wait."""
         if not request.prompt:
             raise BadRequest("The prompt is empty; give at least one token id.")
         for token in request.prompt:
@@ -126,7 +127,7 @@ class Engine:
         request.stops = request.params.stop_tokens(self._eos)
         self._scheduler.add(request)
         try:
-            self._rows[request.request_id] = self._sampler.add(request.params, request.prompt)
+            self._rows[request.request_id] = self._sampler.add(request.params, request.prompt, matcher)
         except BaseException:
             self._scheduler.remove(request.request_id)
             raise

@@ -129,7 +129,9 @@ class Grammars:
         # Some grammars that nothing satisfies are only found out by their first mask.
         made.compute_bitmask()
         if made.is_error():
-            raise BadRequest("No text satisfies it.")
+            told = reason(made.get_error())
+            # llguidance's word for a grammar that allows no token; any other is a bound that was met.
+            raise BadRequest("No text satisfies it." if "NoExtension" in told else told)
         made.reset()
         return made
 

@@ -226,10 +226,10 @@ class Sampler:
         # int32 [rows, words], on the host and pinned: made when the first request with a grammar comes.
         self._masks: Tensor | None = None
 
-    def add(self, params: SamplingParams, prompt: Sequence[int] = ()) -> int:
-        """A new request; gives the number by which it is known here."""
+    def add(self, params: SamplingParams, prompt: Sequence[int] = (), matcher: Matcher | None = None) -> int:
+        """A new request; gives the number by which it is known here. ``matcher``: of its grammar, if it is made."""
         params.check_vocab(self._vocab)
-        matcher = self._matcher(params.grammar)
+        matcher = matcher or self._matcher(params.grammar)
         slot = self._take_slot(prompt) if params.penalised else 0
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self._requests[self._next_id] = _Request(params, seed, params.stop_tokens(self._eos), slot, matcher)

@@ -70,8 +70,8 @@ class Work:
 
     @property
     def decodes(self) -> bool:
-        """One token in, one token out."""
-        return self.count == self.num_logits == 1
+        """One token in, one token out. (A prompt that is scored may have one logit in the midst of it.)"""
+        return self.count == 1 and self.wants_logits and not self.request.scoring
 
     @property
     def num_logits(self) -> int:

@@ -83,9 +83,7 @@ class Service:
                 continue
             del self._compiling[number]
             try:
-                compiled.result()
-                # It finds the grammar compiled, and makes a matcher of its own.
-                self._engine.submit(request)
+                self._engine.submit(request, compiled.result())
             except MicroscaleError as error:
                 refused.append(Output(request.request_id, None, finish=Finish.ERROR, error=error))
         return [self._piece(output) for output in refused]

@@ -9,12 +9,13 @@ const LOOKBACK = 16; // delimiters that a closing one looks back through
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$/;
+// No pattern has two parts side by side that take the same characters: that would be time by the square of a line.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
 const RULE = /^ {0,3}(?:(?:\*\s*){3,}|(?:-\s*){3,}|(?:_\s*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:( +)(.*)|)$/;
-const DIVIDER = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const DIVIDER = /^ {0,3}[|:-][\s|:-]*$/;
 const MATH = /^\s*(\\\[|\$\$)/;
 
 const blank = (line) => line.trim() === "";
@@ -68,8 +69,14 @@ function math(lines, at) {
 
 function heading(lines, at) {
   const found = HEADING.exec(lines[at]);
+  if (!found) return null;
+  let text = lines[at].slice(found[0].length).trim();
+  let end = text.length;
+  while (end && text[end - 1] === "#") end--;
+  // Closing marks stand apart from the text, or are all there is.
+  if (!end || /\s/.test(text[end - 1])) text = text.slice(0, end).trimEnd();
   // The page has an h1 of its own, and answers stand below it.
-  return found && { end: at + 1, draw: () => h(`h${Math.min(found[1].length + 2, 6)}`, {}, inline(found[2] ?? "")) };
+  return { end: at + 1, draw: () => h(`h${Math.min(found[1].length + 2, 6)}`, {}, inline(text)) };
 }
 
 function rule(lines, at) {
@@ -110,7 +117,8 @@ function list(lines, at, depth) {
           end = next;
           break;
         }
-        body.push("");
+        for (; end < next; end++) body.push("");
+        continue;
       } else if (indentOf(line) >= width) body.push(line.slice(width));
       // Models indent by two where three are due.
       else if (indentOf(line) >= 2 && ITEM.test(line.trimStart())) body.push(line.trimStart());
@@ -135,6 +143,7 @@ const cells = (line) =>
 
 function table(lines, at) {
   if (at + 1 >= lines.length || !lines[at].includes("|") || !DIVIDER.test(lines[at + 1])) return null;
+  if (!cells(lines[at + 1]).every((cell) => /^:?-+:?$/.test(cell))) return null;
   const head = cells(lines[at]);
   const aligned = cells(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "end") : null));
   if (head.length !== aligned.length) return null;
