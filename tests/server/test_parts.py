@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from microscale import errors
 from microscale.cli.serve import read_keys, serve
@@ -21,7 +22,7 @@ from microscale.server import faults
 from microscale.server.choice import Choice
 from microscale.server.demo_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
-from microscale.server.metrics import Metrics
+from microscale.server.metrics import BETWEEN_TOKENS, Metrics
 from microscale.server.parsing import parse
 from microscale.server.protocol import MARKS, ONLY, Body, ChatRequest, CompletionRequest
 from microscale.server.run import bind
@@ -130,3 +131,19 @@ def test_bad_settings_are_one_sentence() -> None:
             bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(BadSetting, match="no address"):
         bind("no such host.invalid", 80)
+
+
+@given(st.lists(st.floats(0, 20) | st.sampled_from(BETWEEN_TOKENS), max_size=20))
+def test_gaps_between_tokens_are_counted_as_prometheus_does(gaps: list[float]) -> None:
+    registry, metrics = CollectorRegistry(), Metrics("m", "x")
+    truth = Histogram("x:inter_token_latency_seconds", "", ["model_name"], buckets=BETWEEN_TOKENS, registry=registry)
+    metrics.between_tokens.observe_all(gaps)
+    for gap in gaps:
+        truth.labels("m").observe(gap)
+    truth.labels("m")
+    name = b"x:inter_token_latency_seconds_"
+    ours, theirs = (
+        [line for line in text.splitlines() if line.startswith(name) and b"_created" not in line]
+        for text in (metrics.text(None), generate_latest(registry))
+    )
+    assert ours == theirs

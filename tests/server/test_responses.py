@@ -239,13 +239,13 @@ def test_items_fold_into_messages() -> None:
 def test_the_store_is_bounded_by_number_and_bytes() -> None:
     store, limits = ResponseStore(), Limits(max_stored_responses=3, max_stored_bytes=100)
     for n in range(5):
-        store.put(f"r{n}", Kept(b"", (), 10), limits)
+        store.put(f"r{n}", Kept(b"", (), "", 10), limits)
     assert len(store) == 3
-    store.get("r2")
-    store.put("big", Kept(b"", (), 85), limits)
+    store.get("r2", "")
+    store.put("big", Kept(b"", (), "", 85), limits)
     assert len(store) == 2
-    assert store.get("r2").size == 10
+    assert store.get("r2", "").size == 10
     with pytest.raises(NoSuchResponse):
-        store.get("r4")
-    store.put("too big", Kept(b"", (), 101), limits)
+        store.get("r4", "")
+    store.put("too big", Kept(b"", (), "", 101), limits)
     assert len(store) == 0

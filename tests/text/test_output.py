@@ -5,8 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from microscale.text.gemma_tokens import GemmaTokens
+from microscale.text.harmony_parser import Kind
 from microscale.text.harmony_tokens import HarmonyTokens
 from microscale.text.output import ChatOutput, Delta, PlainOutput
+from support.tiny_gemma_text import tiny_gemma
 from support.tiny_tokenizers import tiny
 
 A = "<|channel|>analysis<|message|>"
@@ -51,6 +54,66 @@ def test_every_token_id_is_on_one_delta(ids: list[int], stops: list[str]) -> Non
         deltas = run(output, [[token] for token in ids])
         assert [token for delta in deltas for token in delta.token_ids] == ids
         assert all(delta.shows and delta.token_ids for delta in deltas[:-1])
+
+
+def run_plain(output: ChatOutput | PlainOutput, ids: list[int]) -> tuple[list[Delta], int]:
+    """Each token the short way, where it can go; how many could."""
+    deltas: list[Delta] = []
+    num_plain = 0
+    for token in ids:
+        plain = output.feed_plain(token)
+        if plain is None:
+            deltas += [delta] if (delta := output.feed([token])) else []
+        else:
+            num_plain += 1
+            kind, text = plain
+            deltas.append(Delta((token,), **{"reasoning" if kind is Kind.REASONING else "content": text}))
+    return [*deltas, output.finish()], num_plain
+
+
+@settings(max_examples=300)
+@given(outputs, stop_lists)
+def test_the_short_way_changes_no_delta(ids: list[int], stops: list[str]) -> None:
+    for usual, short in (
+        (chat(stops), chat(stops)),
+        (PlainOutput(tiny(), stops=stops), PlainOutput(tiny(), stops=stops)),
+    ):
+        assert run(usual, [[token] for token in ids]) == run_plain(short, ids)[0]
+        assert usual.stopped == short.stopped
+        if isinstance(usual, ChatOutput) and isinstance(short, ChatOutput):
+            assert usual.flaws == short.flaws
+
+
+GEMMA = [
+    "<|channel>",
+    "thought\n",
+    "<channel|>",
+    "<|tool_call>",
+    "call:f{}",
+    "<tool_call|>",
+    "<turn|>",
+    "\n",
+    "a",
+    "é日",
+]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(GEMMA), max_size=20).map("".join))
+def test_the_short_way_changes_no_delta_of_gemmas(text: str) -> None:
+    ids = tiny_gemma().encode_with_control(text)
+    usual, short = (ChatOutput(GemmaTokens.of(tiny_gemma())) for _ in range(2))
+    assert run(usual, [[token] for token in ids]) == run_plain(short, ids)[0]
+    assert usual.flaws == short.flaws
+
+
+def test_text_goes_the_short_way() -> None:
+    ids = tiny().encode_with_control(f"{A}one two é<|end|>{S}{F}three<|return|>")
+    deltas, num_plain = run_plain(chat([]), ids)
+    # Not the first tokens of the messages, which bring their headers along, and not the parts of a character.
+    assert 0 < len(deltas) - num_plain <= 4
+    assert num_plain >= 6
+    assert run_plain(chat(["x"]), ids)[1] == 0
 
 
 def test_header_tokens_travel_with_the_text_after_them() -> None:

@@ -52,6 +52,10 @@ def serve(
         list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. Others can see it in `ps`.")
     ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one a line.")] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name beside localhost by which a proxy on this machine calls; * is any. Repeatable."),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="The folder of tokenizer.json; the model's own without.")
     ] = None,
@@ -162,6 +166,7 @@ def serve(
             host=host,
             port=port,
             keys=keys,
+            allowed_hosts=tuple(allowed_host or ()),
             limits=limits,
             metrics_prefix=metrics_prefix,
             drain_s=drain_timeout,

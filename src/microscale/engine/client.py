@@ -286,8 +286,10 @@ class EngineClient:
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Tokens):  # before all others: thousands a second
+            # Who is behind does better to gather the tokens that wait: readers then take many together.
+            offer = self._link.keeps_up
             for piece in message.pieces:
-                self._deliver(piece)
+                self._deliver(piece, offer=offer)
             return
         match message:
             case Accepted(number):
@@ -311,10 +313,12 @@ class EngineClient:
             case Ready() | Loading():
                 raise BadMessage(f"It said {type(message).__name__} a second time.")
 
-    def _deliver(self, piece: Piece) -> None:
+    def _deliver(self, piece: Piece, *, offer: bool) -> None:
         request = self._by_number.get(piece.number)
         if request is None:
             return  # aborted while this was on its way
+        if offer and piece.finish is None and piece.token is not None and request.offer(piece.token):
+            return
         finish = None if piece.finish is None else Finish(piece.finish)
         if finish is not None:
             self._drop(request)

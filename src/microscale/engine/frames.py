@@ -26,13 +26,17 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self.keeps_up = True
+        """Whether the last ``feed`` was one whole message: what came is read as it came."""
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The messages that ``data`` completes. Read all of them before the next ``feed``."""
         # What comes is one whole message as a rule: then nothing is put together.
         if not self._buffer and len(data) > HEADER and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER:
             _check(len(data) - HEADER)
+            self.keeps_up = True
             return (data[HEADER:],)
+        self.keeps_up = False
         return self._cut(data)
 
     def _cut(self, data: bytes) -> Iterator[bytes]:

@@ -34,7 +34,7 @@ class _Frames(asyncio.Protocol):
         self.arrived = asyncio.Event()
         self.writable = asyncio.Event()
         self.writable.set()
-        self._reader = FrameReader()
+        self.reader = FrameReader()
 
     def _keep(self, payload: bytes) -> None:
         self.unread.append(payload)
@@ -44,7 +44,7 @@ class _Frames(asyncio.Protocol):
         if self.broken.done():
             return
         try:
-            for payload in self._reader.feed(data):
+            for payload in self.reader.feed(data):
                 self.deliver(payload)
         except Exception as error:
             self.fail(error)
@@ -103,6 +103,11 @@ class Link:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether messages are handled as fast as they come, to judge by the last."""
+        return self._frames.reader.keeps_up
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)

@@ -29,6 +29,19 @@ class OpenRequest:
     error: MicroscaleError | None = None
     waiter: asyncio.Future[None] | None = None
     """Of the one who reads, while there is nothing to read."""
+    tap: Callable[[int], bool] | None = None
+    """See ``Stream.tap``."""
+
+    def offer(self, token: int) -> bool:
+        """Whether the reader's tap has taken a token. Only while the reader waits: then all before it is read."""
+        if self.tap is None or self.waiter is None or self.waiter.done():
+            return False
+        try:
+            return self.tap(token)
+        except Exception as error:  # a mistake of the reader's, for it to hear of and not for the connection
+            self.tap = None
+            self.waiter.set_exception(error)
+            return True
 
     def put(self, output: Output) -> None:
         self.outputs.append(output)
@@ -69,6 +82,14 @@ class Stream(AsyncIterator[Output]):
         outputs = list(self._request.outputs)
         self._request.outputs.clear()
         return outputs
+
+    def tap(self, take: Callable[[int], bool]) -> None:
+        """Offer tokens to ``take`` first, as they arrive, while the reader waits for one.
+
+        A token that it takes (it says so) is spared the way through the reader's task, and the reader never sees it.
+        An output that says more than a token is never offered; neither are log-probabilities, to who taps.
+        """
+        self._request.tap = take
 
     async def _wait(self) -> None:
         request = self._request

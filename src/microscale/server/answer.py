@@ -29,7 +29,7 @@ from microscale.server.faults import (
     fault_of,
 )
 from microscale.server.host import Host
-from microscale.server.http import ABORT
+from microscale.server.http import WIRE, Wire, owner_of
 from microscale.server.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ STREAM_HEADERS = [
     # Proxies would otherwise gather tokens.
     (b"x-accel-buffering", b"no"),
 ]
+CHUNKED = [(b"transfer-encoding", b"chunked")]
+"""As ``Wire`` writes; without it the server below chooses."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Record:
 
     route: str
     request_id: str = "-"
+    owner: str = ""
+    """Whose key it came with; see ``app.Keys``."""
     started: float = field(default_factory=time.perf_counter)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -75,7 +79,8 @@ class Exchange:
         self.record = record
         self.status = 0
         """Of the answer; 0 until it has begun."""
-        self._drop: Callable[[], None] | None = scope.get("state", {}).get(ABORT)
+        self.wire: Wire | None = scope.get("state", {}).get(WIRE)
+        """The short way, where the server has one."""
         self._send = send
         self._patience_s = limits.write_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -104,9 +109,12 @@ class Exchange:
         """One event of a stream; the first begins the answer."""
         if not self.status:
             self.status = 200
-            await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        head = b"" if name is None else b"event: " + name + b"\n"
-        await self._write(head + b"data: " + data + b"\n\n", more=True)
+            headers = STREAM_HEADERS if self.wire is None else STREAM_HEADERS + CHUNKED
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if self.wire is not None and self.wire.writable:
+            self.wire.write_chunk(event_bytes(data, name))
+        else:
+            await self._write(event_bytes(data, name), more=True)
 
     async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
         await self._write(last, more=False)
@@ -123,13 +131,19 @@ class Exchange:
 
     def abort(self) -> None:
         """Drop the connection and what it has not read. The server then tells ``Answer`` that the client is gone."""
-        if self._drop is not None:
-            self._drop()
+        if self.wire is not None:
+            self.wire.abort()
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self._waits_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._waits_since = None
+
+
+def event_bytes(data: bytes, name: bytes | None = None) -> bytes:
+    """An event of a stream, as ``text/event-stream`` has it."""
+    head = b"" if name is None else b"event: " + name + b"\n"
+    return head + b"data: " + data + b"\n\n"
 
 
 class Answer(Response):
@@ -142,6 +156,7 @@ class Answer(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._record.owner = owner_of(scope)
         exchange = Exchange(scope, send, self._host.limits, self._record)
         work = asyncio.create_task(self._run(exchange))
         gone = asyncio.create_task(_wait_gone(receive))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -11,17 +10,18 @@ from fastapi import FastAPI, Request
 from msgspec import UNSET, Struct
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import EngineDied, MicroscaleError
 from microscale.server.answer import Answer, Exchange, read_body
 from microscale.server.chat import chat
 from microscale.server.completions import complete
 from microscale.server.docs import add_docs
-from microscale.server.faults import BadField, Unauthorized, error_headers, error_json, fault_of, reply_json
+from microscale.server.doors import OPEN, Keys, Names, error_response
+from microscale.server.faults import BadField, reply_json
 from microscale.server.host import Host
+from microscale.server.http import owner_of
 from microscale.server.openapi import describe
-from microscale.server.pages import PAGES, add_pages
+from microscale.server.pages import add_pages
 from microscale.server.plan import plan_reply
 from microscale.server.replies import Health, Model, ModelList, VersionReply, encode
 from microscale.server.responses import respond
@@ -31,37 +31,6 @@ from microscale.version import __version__
 
 Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
 STATS_TIMEOUT_S = 5.0
-OPEN = "/health"
-"""Needs no key: a load balancer has none."""
-KEYLESS = frozenset({OPEN, *PAGES})
-"""The web page has nothing to hide either, and asks for the key itself: a browser sends none for a page."""
-
-
-class Keys:
-    """Lets through who has a key. Every key is compared in full, so that time tells nothing about any."""
-
-    def __init__(self, app: ASGIApp, keys: tuple[bytes, ...]) -> None:
-        self._app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._keys and scope["type"] == "http" and scope["path"] not in KEYLESS and not self._has_key(scope):
-            error = Unauthorized("The API key is missing or wrong: send the header Authorization: Bearer KEY.")
-            await error_response(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, key = given.partition(b" ")
-        found = False
-        for known in self._keys:
-            found |= hmac.compare_digest(known, key.strip())
-        return found and kind.lower() == b"bearer"
-
-
-def error_response(error: MicroscaleError) -> Response:
-    return Response(error_json(error), fault_of(error).status, error_headers(error), "application/json")
 
 
 def _reply(value: Struct, status: int = 200) -> Response:
@@ -73,6 +42,8 @@ def make_app(host: Host) -> FastAPI:
     # No page of the framework's: it would load scripts from elsewhere.
     app = FastAPI(title="Microscale", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Keys, keys=host.keys)
+    if not host.keys:
+        app.add_middleware(Names, allowed=host.allowed_hosts)
     _add_errors(app)
     _add_generation(app, host)
     _add_facts(app, host)
@@ -146,11 +117,11 @@ def _add_facts(app: FastAPI, host: Host) -> None:
     async def kept_response(response_id: str, request: Request) -> Response:
         for name in request.query_params:
             raise BadField(f"{name[:64]}: is not supported here.", name[:64])
-        return Response(host.stored.get(response_id).reply, media_type="application/json")
+        return Response(host.stored.get(response_id, owner_of(request.scope)).reply, media_type="application/json")
 
     @app.delete("/v1/responses/{response_id}", response_model=None)
-    async def delete_response(response_id: str) -> Response:
-        host.stored.delete(response_id)
+    async def delete_response(response_id: str, request: Request) -> Response:
+        host.stored.delete(response_id, owner_of(request.scope))
         return _reply(Deleted(response_id))
 
     @app.get("/plan", response_model=None)

@@ -12,10 +12,10 @@ from msgspec import UNSET
 
 from microscale.engine.engine import Output
 from microscale.engine.request import Finish
-from microscale.server.answer import Exchange
+from microscale.server.answer import Exchange, event_bytes
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField
-from microscale.server.generation import Ask, generate, num_choices, requests, sampling_params, usage
+from microscale.server.generation import Ask, ShortWay, generate, num_choices, requests, sampling_params, usage
 from microscale.server.host import Host
 from microscale.server.logprobs import chat_logprobs
 from microscale.server.parsing import parse
@@ -30,10 +30,12 @@ from microscale.server.replies import (
     ChatDelta,
     ChatMessage,
     ChatReply,
+    TextSlot,
     encode,
 )
 from microscale.server.structured import turn_grammar, wish_of
 from microscale.text.harmony_header import Flaw
+from microscale.text.harmony_parser import Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta
 
 
@@ -97,7 +99,7 @@ class Chat:
             for index in range(n)
         ]
         asked = requests(self._record, request, [Ask(prompt.tokens, params)], n)
-        steps = generate(host, self._record, asked, choices)
+        steps = generate(host, self._record, asked, choices, self._short_way(choices[0]))
         async with aclosing(steps):
             if not request.stream:
                 gathered = [Gathered() for _ in choices]
@@ -163,6 +165,25 @@ class Chat:
         )
 
     # ---- as it comes -------------------------------------------------------------------------------------------------
+
+    def _short_way(self, choice: Choice) -> ShortWay | None:
+        """Chunks of a plain token, made once: later ones differ by the text alone."""
+        request, wire = self._request, self._exchange.wire
+        if not request.stream or request.logprobs or request.return_token_ids or wire is None:
+            return None
+        reasoning = TextSlot(lambda mark: self._event(choice, Step(Delta((), reasoning=mark), (), False, None)))
+        content = TextSlot(lambda mark: self._event(choice, Step(Delta((), content=mark), (), False, None)))
+
+        def event(kind: Kind, text: str) -> bytes:
+            if kind is Kind.REASONING:
+                self._num_reasoning += 1
+                return reasoning.filled(text)
+            return content.filled(text)
+
+        return ShortWay(wire, event)
+
+    def _event(self, choice: Choice, step: Step) -> bytes:
+        return event_bytes(encode(self._chunk([self._piece(choice, step)], step.first)))
 
     def _piece(self, choice: Choice, step: Step) -> ChatChunkChoice:
         finish = None if step.finish is None else self._finish(choice, step.finish)

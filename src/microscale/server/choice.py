@@ -12,6 +12,7 @@ from itertools import groupby
 from microscale.engine.engine import Output
 from microscale.engine.request import Finish
 from microscale.errors import BadLogits, Draining
+from microscale.text.harmony_parser import Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
@@ -64,6 +65,15 @@ class Choice:
         kept = self._outputs[: len(delta.token_ids)]
         del self._outputs[: len(delta.token_ids)]
         return Step(delta, kept, first, finish)
+
+    def advance_plain(self, token: int) -> tuple[Kind, str] | None:
+        """As ``advance``, for a token that is its own text and nothing else. For any other: ``None``, and no change."""
+        if not self.num_tokens or self._keep_outputs:
+            return None
+        plain = self.output.feed_plain(token)
+        if plain is not None:
+            self.num_tokens += 1
+        return plain
 
 
 def _ending(last: Output) -> Finish | None:

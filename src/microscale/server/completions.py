@@ -11,17 +11,17 @@ from dataclasses import replace
 from msgspec import UNSET, UnsetType
 
 from microscale.engine.engine import Output
-from microscale.server.answer import Exchange
+from microscale.server.answer import Exchange, event_bytes
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField
-from microscale.server.generation import Ask, generate, num_choices, requests, sampling_params, usage
+from microscale.server.generation import Ask, ShortWay, generate, num_choices, requests, sampling_params, usage
 from microscale.server.host import Host
 from microscale.server.logprobs import token_text
 from microscale.server.parsing import parse
 from microscale.server.protocol import CompletionRequest
-from microscale.server.replies import TextChoice, TextLogprobs, TextReply, encode
+from microscale.server.replies import TextChoice, TextLogprobs, TextReply, TextSlot, encode
 from microscale.server.structured import completion_grammar
-from microscale.text.output import PlainOutput
+from microscale.text.output import Delta, PlainOutput
 from microscale.text.tokenizer import Tokenizer
 
 DEFAULT_TOKENS = 16
@@ -62,7 +62,8 @@ class Completions:
             for index in range(n * len(asks))
         ]
         self._prompt_of = [asks[index // n].prompt for index in range(len(choices))]
-        steps = generate(host, self._record, requests(self._record, request, asks, n), choices)
+        asked = requests(self._record, request, asks, n)
+        steps = generate(host, self._record, asked, choices, self._short_way(choices[0]))
         async with aclosing(steps):
             if request.stream:
                 async for choice, step in steps:
@@ -77,6 +78,18 @@ class Completions:
         if request.include_usage:
             await self._exchange.event(encode(self._reply([], final=True)))
         await self._exchange.end_events()
+
+    def _short_way(self, choice: Choice) -> ShortWay | None:
+        """A reply of a plain token, made once: later ones differ by the text alone."""
+        request, wire = self._request, self._exchange.wire
+        if not request.stream or request.logprobs is not None or request.return_token_ids or wire is None:
+            return None
+        slot = TextSlot(
+            lambda mark: event_bytes(
+                encode(self._reply([self._choice(choice, Step(Delta((), content=mark), (), False, None))]))
+            )
+        )
+        return ShortWay(wire, lambda kind, text: slot.filled(text))
 
     async def _prompts(self) -> list[list[int]]:
         prompt, host = self._request.prompt, self._host

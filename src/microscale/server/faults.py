@@ -36,6 +36,10 @@ class Unauthorized(MicroscaleError):
     """The API key is missing or wrong."""
 
 
+class ForeignName(MicroscaleError):
+    """The request calls this machine by a name that is not known to be its own."""
+
+
 class BodyTooLarge(MicroscaleError):
     """The body has more bytes than are taken."""
 
@@ -67,6 +71,7 @@ FAULTS: dict[type[MicroscaleError], Fault] = {
     BadRequest: Fault(400, "invalid_request_error", "invalid_value"),
     errors.Unsupported: Fault(400, "invalid_request_error", "unsupported"),
     Unauthorized: Fault(401, "authentication_error", "invalid_api_key"),
+    ForeignName: Fault(403, "permission_error", "host_not_allowed"),
     NoSuchModel: Fault(404, "invalid_request_error", "model_not_found"),
     NoSuchResponse: Fault(404, "invalid_request_error", "response_not_found"),
     NoSuchPrevious: Fault(404, "invalid_request_error", "previous_response_not_found"),

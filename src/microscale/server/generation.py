@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from microscale.engine.client import EngineClient
 from microscale.engine.engine import Output
@@ -21,8 +22,10 @@ from microscale.server.answer import Record
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField, SlowReader
 from microscale.server.host import Host
+from microscale.server.http import Wire
 from microscale.server.protocol import SamplingFields
 from microscale.server.replies import CachedTokens, ReasoningTokens, Usage
+from microscale.text.harmony_parser import Kind
 
 MAX_QUEUED = 4
 """Batches of outputs that wait, for each choice, until the client has taken those before."""
@@ -92,7 +95,8 @@ def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
 
 def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int) -> list[Request]:
     """One for each choice: all choices of the first prompt, then of the second. Seeds count up over a prompt's own."""
-    salt = fields.cache_salt or ""
+    # Who shares no key shares no cache: whether a prompt was there before is told, and would tell on others.
+    salt = record.owner + (fields.cache_salt or "")
     if fields.cache_prompt is False:
         salt = secrets.token_hex(16)
     made: list[Request] = []
@@ -105,13 +109,31 @@ def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int
     return made
 
 
+@dataclass(frozen=True)
+class ShortWay:
+    """Of a token that is its own text and nothing else: from the engine's message to the client's in one call."""
+
+    wire: Wire
+    event: Callable[[Kind, str], bytes]
+    """What the client gets for it. Who asks sends it: tokens are counted by this."""
+
+
 async def generate(
-    host: Host, record: Record, asked: Sequence[Request], choices: Sequence[Choice]
+    host: Host,
+    record: Record,
+    asked: Sequence[Request],
+    choices: Sequence[Choice],
+    short: ShortWay | None = None,
 ) -> AsyncGenerator[tuple[Choice, Step], None]:
-    """Steps of all choices as they come. Leaving it early aborts what still runs."""
+    """Steps of all choices as they come. Leaving it early aborts what still runs.
+
+    Plain tokens of an only choice go the ``short`` way, if there is one, and are in no step.
+    """
     host.check_open()
     streams = await _submit_all(host.engine, asked)
     clock = _Clock(host, record, len(choices))
+    if short is not None and len(streams) == 1:
+        streams[0].tap(partial(_take_plain, short, choices[0], clock))
     try:
         record.prompt_tokens = sum(len(prompt) for prompt in {id(r.prompt): r.prompt for r in asked}.values())
         host.metrics.prompt_tokens.inc(record.prompt_tokens)
@@ -168,11 +190,22 @@ class _Clock:
         self._record.completion_tokens += num_tokens
 
     def tell(self) -> None:
-        for gap in self._gaps:
-            self._metrics.between_tokens.observe(gap)
+        self._metrics.between_tokens.observe_all(self._gaps)
         self._gaps.clear()
         self._metrics.generated_tokens.inc(self._record.completion_tokens - self._num_told)
         self._num_told = self._record.completion_tokens
+
+
+def _take_plain(short: ShortWay, choice: Choice, clock: _Clock, token: int) -> bool:
+    """Whether a token could go the short way, and has gone."""
+    if not short.wire.writable:
+        return False
+    plain = choice.advance_plain(token)
+    if plain is None:
+        return False
+    clock.tick(0, 1)
+    short.wire.write_chunk(short.event(*plain))
+    return True
 
 
 async def _submit_all(engine: EngineClient, asked: Sequence[Request]) -> list[Stream]:

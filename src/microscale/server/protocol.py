@@ -224,15 +224,19 @@ class TextPart(Body):
 Parts = Annotated[list[TextPart], Field(max_length=MANY, fail_fast=True)]
 
 
+Name = Annotated[str, Field(max_length=256)]
+"""Of a call or a function, as others have given it."""
+
+
 class FunctionCall(Body):
-    name: str
+    name: Name
     arguments: str
 
 
 class PastCall(Body):
     HARMLESS: ClassVar[Mapping[str, str]] = {"index": "calls stand in order"}
 
-    id: str
+    id: Name
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -266,8 +270,8 @@ class AssistantMessage(Body):
 class ToolMessage(Body):
     role: Literal["tool"]
     content: str | Parts
-    tool_call_id: str | None = None
-    name: str | None = None
+    tool_call_id: Name | None = None
+    name: Name | None = None
 
 
 ChatMessage = Annotated[Instruction | AssistantMessage | ToolMessage, Field(discriminator="role")]

@@ -5,12 +5,26 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 encode = msgspec.json.Encoder().encode
+
+
+class TextSlot:
+    """JSON that was encoded but for one text, wherever it stands."""
+
+    def __init__(self, encoded: Callable[[str], bytes]) -> None:
+        """``encoded``: the JSON with a text, which is asked for once, with one that stands nowhere else."""
+        mark = secrets.token_hex(16)
+        self._around = encoded(mark).split(encode(mark))
+
+    def filled(self, text: str) -> bytes:
+        return encode(text).join(self._around)
 
 
 class CachedTokens(Struct, frozen=True):

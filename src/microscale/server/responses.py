@@ -21,7 +21,7 @@ from microscale.server.generation import Ask, generate, requests, sampling_param
 from microscale.server.host import Host
 from microscale.server.parsing import parse
 from microscale.server.prompts import render
-from microscale.server.protocol import AssistantMessage, Body, ChatMessage, TextFormat
+from microscale.server.protocol import AssistantMessage, Body, ChatMessage, TextFormat, ToolMessage
 from microscale.server.replies import encode
 from microscale.server.responses_input import chat_fields, new_messages, said_messages, sampling_fields
 from microscale.server.responses_items import Items
@@ -81,7 +81,7 @@ class Responses:
         if before is None:
             return ()
         try:
-            return self._host.stored.get(before).messages
+            return self._host.stored.get(before, self._record.owner).messages
         except NoSuchResponse as error:
             raise NoSuchPrevious(f"previous_response_id: {error}") from None
 
@@ -200,7 +200,7 @@ class Responses:
             return
         whole = (*self._messages, *said_messages(self._items.items))
         size = len(data) + sum(_size(message) for message in whole)
-        self._host.stored.put(self._response.id, Kept(data, whole, size), self._host.limits)
+        self._host.stored.put(self._response.id, Kept(data, whole, self._record.owner, size), self._host.limits)
 
 
 def _sent(part: Body) -> dict[str, Any]:
@@ -213,7 +213,10 @@ def _size(message: ChatMessage) -> int:
     texts = [message.content if isinstance(message.content, str) else ""]
     if isinstance(message, AssistantMessage):
         texts.append(message.reasoning or "")
-        texts += [call.function.arguments for call in message.tool_calls or ()]
+        for call in message.tool_calls or ():
+            texts += [call.id, call.function.name, call.function.arguments]
+    elif isinstance(message, ToolMessage):
+        texts += [message.tool_call_id or "", message.name or ""]
     return 1024 + 4 * sum(map(len, texts))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from microscale.server.protocol import MANY, MARKS, Body, JsonFormat, SchemaFields, TextFormat, format_kind
+from microscale.server.protocol import MANY, MARKS, Body, JsonFormat, Name, SchemaFields, TextFormat, format_kind
 
 SENT_BACK: Mapping[str, str] = {
     "id": "is the server's name for what it has said",
@@ -40,8 +40,8 @@ class CallItem(Body):
     HARMLESS = SENT_BACK
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Name
+    name: Name
     arguments: str
 
 
@@ -49,7 +49,7 @@ class CallOutputItem(Body):
     HARMLESS = SENT_BACK
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Name
     output: str | InputParts
 
 

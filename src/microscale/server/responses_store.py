@@ -16,6 +16,8 @@ class Kept:
     """The response, as JSON."""
     messages: tuple[ChatMessage, ...]
     """The conversation up to its end, without the instructions: they are each request's own."""
+    owner: str
+    """Whose key it was made with: to all others it does not exist."""
     size: int
     """Bytes of both. What a conversation shares with an earlier one is counted in each."""
 
@@ -34,14 +36,14 @@ class ResponseStore:
         while len(self._kept) > limits.max_stored_responses or self._size > limits.max_stored_bytes:
             self._size -= self._kept.popitem(last=False)[1].size
 
-    def get(self, response_id: str) -> Kept:
-        """Raise ``NoSuchResponse`` for one that was never kept, or not any more."""
+    def get(self, response_id: str, owner: str) -> Kept:
+        """Raise ``NoSuchResponse`` for one that was never kept, or not any more, or for another."""
         kept = self._kept.get(response_id)
-        if kept is None:
+        if kept is None or kept.owner != owner:
             raise NoSuchResponse(f"There is no response {response_id[:64]!r} here, or not any more.")
         self._kept.move_to_end(response_id)
         return kept
 
-    def delete(self, response_id: str) -> None:
-        self._size -= self.get(response_id).size
+    def delete(self, response_id: str, owner: str) -> None:
+        self._size -= self.get(response_id, owner).size
         del self._kept[response_id]

@@ -50,6 +50,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     keys: tuple[bytes, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     metrics_prefix: str = "microscale"
     drain_s: float = 30.0
@@ -111,7 +112,15 @@ async def serve(options: ServeOptions) -> int:
             gc.freeze()
             grammars = GrammarChecker(vocabulary, options.limits.compile_timeout_s)
             host = Host(
-                engine, options.tokenizer, renderer, options.limits, metrics, options.names, grammars, options.keys
+                engine,
+                options.tokenizer,
+                renderer,
+                options.limits,
+                metrics,
+                options.names,
+                grammars,
+                options.keys,
+                options.allowed_hosts,
             )
             try:
                 return await _serve(host, options, bound)

@@ -25,6 +25,15 @@ class Detokenizer:
         """The characters that this token completes; a control token has none."""
         return self._utf8.decode(self._token_bytes(token))
 
+    def whole(self, token: int) -> str:
+        """The text of a token of whole characters, where none is incomplete; else empty. Nothing changes by it."""
+        if self._utf8.getstate()[0]:
+            return ""
+        try:
+            return self._token_bytes(token).decode()
+        except UnicodeDecodeError:
+            return ""
+
     def flush(self) -> str:
         """What is certain now that no token follows: U+FFFD for a character that stayed incomplete."""
         text = self._utf8.decode(b"", True)

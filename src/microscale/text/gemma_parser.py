@@ -68,6 +68,18 @@ class GemmaParser:
                 self._flag(Flaw.STRAY_TOKEN)
         return self._events
 
+    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+        """As ``feed``, for a token that only adds to the open message. For any other: ``None``, and no change."""
+        text = self._detokenizer.whole(token)
+        if not text:
+            return None
+        if self._state is State.TEXT and self._open is Kind.CONTENT:
+            self._has_content = self._has_content or not text.isspace()
+            return Kind.CONTENT, text
+        if self._state is State.THOUGHTS and self._open is Kind.REASONING and not self._pending and text[-1] != "\n":
+            return Kind.REASONING, text
+        return None
+
     def finish(self) -> list[Event]:
         """No token follows."""
         self._events = []

@@ -138,7 +138,8 @@ def _arguments(message: Message) -> Iterator[Any]:
 def _result(message: Message, called: Mapping[str, str]) -> dict[str, Any]:
     name = called.get(message.call_id or "") or message.name
     if name is None:
-        raise BadRequest(f"A tool's result answers the call {message.call_id!r}, which no earlier message made.")
+        call = (message.call_id or "")[:64]
+        raise BadRequest(f"A tool's result answers the call {call!r}, which no earlier message made.")
     return {"role": "tool", "name": _checked(name), "tool_call_id": message.call_id, "content": message.content}
 
 

@@ -126,6 +126,17 @@ class HarmonyParser:
                 self._flag(Flaw.STRAY_TOKEN)
         return self._events
 
+    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+        """As ``feed``, for a token that only adds text that is not a call's. For any other: ``None``, and no change."""
+        if self._state is not State.BODY or self._kind is Kind.CALL:
+            return None
+        text = self._detokenizer.whole(token)
+        if not text:
+            return None
+        if not self._has_content and self._kind is Kind.CONTENT and not text.isspace():
+            self._has_content = True
+        return self._kind, text
+
     def finish(self) -> list[Event]:
         """No token follows."""
         self._events = []

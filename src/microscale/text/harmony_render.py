@@ -199,7 +199,8 @@ def _called(call: ToolCall) -> Laid:
 def _result(message: Message, called: dict[str, str]) -> Laid:
     name = called.get(message.call_id or "") or message.name
     if name is None:
-        raise BadRequest(f"A tool's result answers the call {message.call_id!r}, which no earlier message made.")
+        call = (message.call_id or "")[:64]
+        raise BadRequest(f"A tool's result answers the call {call!r}, which no earlier message made.")
     author = library.Author.new(library.Role.TOOL, recipient(name))
     result = library.Message.from_author_and_content(author, MARKER).with_channel("commentary")
     return Laid(result.with_recipient(library.Role.ASSISTANT.value), message.content)

@@ -96,6 +96,18 @@ class ChatOutput:
                 break
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
 
+    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+        """As ``feed``, for a token that shows its own text and nothing else. For any other: ``None``, and no change.
+
+        Nearly all tokens are such, and the delta of one is not worth its making: there is one for every token.
+        """
+        if self._pending or self._breaks or self._stops.watches:
+            return None
+        plain = self._parser.feed_plain(token)
+        if plain is not None:
+            self._seen.add(plain[0])
+        return plain
+
     def finish(self) -> Delta:
         """The rest: what was held back, and the ids that no delta has had."""
         parts = _Parts()
@@ -159,6 +171,13 @@ class PlainOutput:
         delta = Delta(tuple(self._pending), content=content)
         self._pending = []
         return delta
+
+    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+        """See ``ChatOutput.feed_plain``."""
+        if self._pending or self._stops.watches:
+            return None
+        text = self._detokenizer.whole(token)
+        return (Kind.CONTENT, text) if text else None
 
     def finish(self) -> Delta:
         content = self._stops.feed(self._detokenizer.flush()) + self._stops.flush()

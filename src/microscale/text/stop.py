@@ -50,6 +50,11 @@ class StopStrings:
         self.found: str | None = None
         """The stop that ended the stream."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._root.next)
+
     def feed(self, text: str) -> str:
         """The text that is now known to stand before any stop. After a stop it is empty."""
         if self.found is not None:

@@ -1,0 +1,76 @@
+"""Who is let in: keys and whose they are, and names without keys."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from microscale.errors import MicroscaleError
+from microscale.server.doors import Keys, Names
+from microscale.server.faults import NoSuchResponse
+from microscale.server.http import owner_of
+from microscale.server.limits import Limits
+from microscale.server.responses_store import Kept, ResponseStore
+
+
+def call(door: type[Keys] | type[Names], given: Any, headers: dict[str, str], server: str = "127.0.0.1") -> Any:
+    """The status of a refusal, or the owner that the application behind the door sees."""
+    seen: list[str] = []
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(owner_of(scope))
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": "/v1/models", "headers": pairs, "server": (server, 8000)}
+    asyncio.run(door(app, given)(scope, receive, send))
+    return seen[0] if seen else sent[0]["status"]
+
+
+def test_keys_have_owners_that_do_not_show_them() -> None:
+    keys = (b"sk-a", b"sk-b")
+    owners = [call(Keys, keys, {"Authorization": f"Bearer {key.decode()}"}) for key in keys]
+    assert len(set(owners)) == 2
+    assert not any("sk-" in owner for owner in owners)
+    for header in ("Bearer sk-c", "Bearer", "Basic sk-a", "", "Bearer sk-a sk-b"):
+        assert call(Keys, keys, {"Authorization": header}) == 401
+    assert call(Keys, (), {}) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "::1", "a.localhost", ""]
+)
+def test_this_machine_by_its_own_names(name: str) -> None:
+    assert call(Names, (), {"Host": name}) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil", "[::2]"]
+)
+def test_a_foreign_name_is_refused_on_the_loopback_address_alone(name: str) -> None:
+    assert call(Names, (), {"Host": name}) == 403
+    assert call(Names, (), {"Host": name}, server="::1") == 403
+    assert call(Names, ("*",), {"Host": name}) == ""
+    assert call(Names, (), {"Host": name}, server="192.168.0.7") == ""
+    assert call(Names, ("box.lan",), {"Host": "Box.lan:80"}) == ""
+
+
+def test_what_one_keeps_is_nothing_to_another() -> None:
+    store = ResponseStore()
+    store.put("r", Kept(b"{}", (), "a", 10), Limits())
+    assert store.get("r", "a").reply == b"{}"
+    for other in ("b", ""):
+        with pytest.raises(NoSuchResponse):
+            store.get("r", other)
+        with pytest.raises(MicroscaleError):
+            store.delete("r", other)
+    store.delete("r", "a")
+    assert len(store) == 0
