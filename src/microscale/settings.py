@@ -27,6 +27,8 @@ class Settings:
     """``MICROSCALE_OFFLINE`` (or ``HF_HUB_OFFLINE``): never ask the hub, use only what is cached."""
     debug: bool
     """``MICROSCALE_DEBUG``: show tracebacks for errors that are otherwise one sentence."""
+    vllm: bool
+    """``MICROSCALE_VLLM``: whether the plug-in takes over vLLM's experts; on unless it says off."""
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -59,4 +61,5 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         cache_dir=Path(env.get("MICROSCALE_CACHE_DIR") or _cache_base(env) / "microscale"),
         offline=_flag(env, "MICROSCALE_OFFLINE") or _flag(env, "HF_HUB_OFFLINE"),
         debug=_flag(env, "MICROSCALE_DEBUG"),
+        vllm=not env.get("MICROSCALE_VLLM", "").strip() or _flag(env, "MICROSCALE_VLLM"),
     )
