@@ -227,4 +227,4 @@ def announce(ready: Ready, address: str, name: str, *, is_dummy: bool) -> None:
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 64}}'
     curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{address}[/]")
-    err.print(f"Try it:\n  {escape(curl)}", soft_wrap=True)
+    err.print(f"Try it in a browser there, with `microscale chat`, or:\n  {escape(curl)}", soft_wrap=True)
