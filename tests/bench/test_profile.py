@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from microscale.backends.plan import Setup
-from microscale.bench.profile import run, table
+from microscale.bench.profile import fit_gaps, run, table
 from microscale.bench.trace import HOST_GAP, LAUNCH_GAP, name_parts, read, times
 from microscale.engine.load import LoadOptions, load_model
 from microscale.models.outline import outline
@@ -41,6 +41,12 @@ def test_parts_of_a_step_add_up(tmp_path: Path) -> None:
     assert len(table([decode, prompt]).splitlines()) == 2 * 2 + len(decode.parts) + len(prompt.parts)
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert "microscale: experts" in names
+
+
+def test_the_profilers_own_gaps_are_not_the_steps() -> None:
+    assert fit_gaps({"experts": 70.0, LAUNCH_GAP: 5.0, HOST_GAP: 2.0}, 100.0)[LAUNCH_GAP] == 5.0
+    assert fit_gaps({"experts": 70.0, LAUNCH_GAP: 90.0, HOST_GAP: 2.0}, 100.0)[LAUNCH_GAP] == 28.0
+    assert fit_gaps({"experts": 120.0, LAUNCH_GAP: 90.0}, 100.0)[LAUNCH_GAP] == 0.0
 
 
 def launch(name: str, cpu: float, start: float, end: float, number: int) -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,15 +66,26 @@ def _random_scales(
     return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)
 
 
-class DummyWeights:
-    """A ``GptOssWeights`` made of random numbers: weights near N(0, 0.02), biases and sinks off zero, norms near 1."""
+class _Sizes(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
 
-    def __init__(self, config: GptOssConfig, seed: int = 0) -> None:
+    @property
+    def hidden(self) -> int: ...
+
+
+ConfigT = TypeVar("ConfigT", bound=_Sizes)
+
+
+class DummyEnds(Generic[ConfigT]):
+    """What stands before and after the layers of any model, in random numbers."""
+
+    def __init__(self, config: ConfigT, seed: int = 0) -> None:
         self._config = config
         self._random = RandomTensors(seed)
 
     @property
-    def config(self) -> GptOssConfig:
+    def config(self) -> ConfigT:
         return self._config
 
     def embed(self, device: torch.device | str) -> Tensor:
@@ -84,6 +96,10 @@ class DummyWeights:
 
     def lm_head(self, device: torch.device | str) -> Tensor:
         return self._random.normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
+
+
+class DummyWeights(DummyEnds[GptOssConfig]):
+    """A ``GptOssWeights`` made of random numbers: weights near N(0, 0.02), biases and sinks off zero, norms near 1."""
 
     def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
         c = self.config

@@ -6,32 +6,15 @@ import torch
 from torch import Tensor
 
 from microscale.models.config_gemma4 import Gemma4Config
-from microscale.models.dummy_weights import RandomTensors
+from microscale.models.dummy_weights import DummyEnds
 from microscale.models.gemma4_tensors import Gemma4Layer, Weight
 
 
-class DummyGemma4:
+class DummyGemma4(DummyEnds[Gemma4Config]):
     """A ``Gemma4Weights`` made of random numbers: BF16 near N(0, 0.02), norms and scales near 1.
 
     Norms stand around every sum, so the residual stream's RMS grows with the root of the layers: 9 at the end of 30.
     """
-
-    def __init__(self, config: Gemma4Config, seed: int = 0) -> None:
-        self._config = config
-        self._random = RandomTensors(seed)
-
-    @property
-    def config(self) -> Gemma4Config:
-        return self._config
-
-    def embed(self, device: torch.device | str) -> Tensor:
-        return self._random.normal("embed", (self.config.vocab_size, self.config.hidden), device)
-
-    def norm(self, device: torch.device | str) -> Tensor:
-        return self._random.normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
-
-    def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._random.normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
 
     def layer(self, layer_idx: int, device: torch.device | str) -> Gemma4Layer:
         c, random = self.config, self._random
