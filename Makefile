@@ -11,7 +11,7 @@ VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 VLLM_VERSION ?= 0.32.0
 
-.PHONY: help install browser serve test check test-vllm prove gpu-test soak cost demo-data demo-train demo-check clean
+.PHONY: help install browser serve test check test-vllm prove gpu-test soak cost demo-data demo-train demo-check quality clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -39,9 +39,9 @@ $(VLLM_INSTALLED): pyproject.toml
 
 install: $(INSTALLED) ## Make the virtual environment in .venv
 
-# Until the demo model exists: random weights and a tokenizer of bytes. Any other: make serve ARGS='openai/gpt-oss-20b'
-ARGS ?= gpt-oss-tiny --load-format dummy
-serve: $(INSTALLED) ## Serve a tiny model with random weights at http://127.0.0.1:8000 (ARGS=… for another)
+# Without ARGS the embedded model, which needs no download. Any other: make serve ARGS=openai/gpt-oss-20b
+ARGS ?=
+serve: $(INSTALLED) ## Serve the embedded model at http://127.0.0.1:8000 (ARGS=… for another)
 	$(BIN)/microscale serve $(ARGS)
 
 # The web page is tested in the system's Chromium. Where it cannot be installed, those tests are skipped and say so.
@@ -79,13 +79,16 @@ demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks an
 	PYTHONPATH=. $(BIN)/python -m demo.tokenizer $(DEMO)
 	PYTHONPATH=. $(BIN)/python -m demo.tasks $(DEMO)/tasks.jsonl.gz
 
-# 20 minutes on an H200; see demo/README.md. A trial on a CPU: DEMO_ARGS='--shape tiny --length 256 --rows 8 --evaluate 0'
+# 12 minutes of steps on an H200; see demo/README.md. A trial on a CPU: DEMO_ARGS='--shape tiny --length 256 --rows 8 --evaluate 0'
 demo-train: $(INSTALLED) ## Train the demo model into build/demo; goes on where it stopped
 	PYTHONPATH=. $(BIN)/python -m demo.train --run build/demo --tokenizer $(DEMO) --log build/demo/log.jsonl \
-		--minutes 60 --total-minutes 20 --export build/demo/model $(DEMO_ARGS)
+		--minutes 60 --total-minutes 12 --export build/demo/model $(DEMO_ARGS)
 
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
+
+quality: $(INSTALLED) ## What each precision costs the embedded model: rewrites the tables of docs/quality.md
+	$(BIN)/microscale quality --markdown docs/quality.md
 
 cost: $(INSTALLED) ## What the server itself costs a token, with a scripted engine; on a quiet machine
 	PYTHONPATH=tests $(BIN)/python -m support.server_cost

@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import GptOssForCausalLM, Mxfp4Config
 
 from demo.constrained import constrained
 from demo.tasks import all_tasks
+from microscale.cli.console import progress_bar
 from microscale.engine.generate import Generation
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
@@ -34,13 +36,18 @@ SEED = 2
 """Of the held-out prompts: training looks at those of 1, the shipped tasks are those of 0."""
 
 
-def accuracy(model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], show: int) -> dict[str, Any]:
+OnAnswers = Callable[[int], None]
+
+
+def accuracy(
+    model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], show: int, on_answers: OnAnswers
+) -> dict[str, Any]:
     """Right answers by task, for JSON also those with every value right; and some wrong ones, to read."""
     right: Counter[str] = Counter()
     exact: Counter[str] = Counter()
     asked: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
-    answers = complete(model, encoded, SamplingParams(max_tokens=MAX_TOKENS))
+    answers = complete(model, encoded, SamplingParams(max_tokens=MAX_TOKENS), on_answers)
     for item, ids in zip(encoded, answers, strict=True):
         answer = parse(ids, renderer.tokens, item.task.tools)
         name = item.task.task
@@ -57,10 +64,13 @@ def accuracy(model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], s
     }
 
 
-def well_formed(model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], samples: int) -> dict[str, Any]:
+def well_formed(
+    model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], samples: int, on_answers: OnAnswers
+) -> dict[str, Any]:
     """The share of answers at temperature 1 without any flaw."""
     chosen = (encoded * (samples // len(encoded) + 1))[:samples]
-    answers = complete(model, chosen, SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=SEED))
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=SEED)
+    answers = complete(model, chosen, params, on_answers)
     flaws: Counter[str] = Counter()
     good = 0
     for item, ids in zip(chosen, answers, strict=True):
@@ -70,7 +80,7 @@ def well_formed(model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded]
     return {"well_formed": good / max(1, samples), "flaws": dict(flaws)}
 
 
-def same_as_transformers(folder: Path, model: GptOss, encoded: list[Encoded]) -> float:
+def same_as_transformers(folder: Path, model: GptOss, encoded: list[Encoded], on_answers: OnAnswers) -> float:
     """The share of greedy answers that are transformers' own, token for token: over prompt and answer, its largest
     logit is our next token at every position."""
     theirs = GptOssForCausalLM.from_pretrained(
@@ -78,7 +88,7 @@ def same_as_transformers(folder: Path, model: GptOss, encoded: list[Encoded]) ->
     )
     theirs = theirs.float().eval()
     same = 0
-    answers = complete(model, encoded, SamplingParams(max_tokens=MAX_TOKENS))
+    answers = complete(model, encoded, SamplingParams(max_tokens=MAX_TOKENS), on_answers)
     for item, answer in zip(encoded, answers, strict=True):
         with torch.inference_mode():
             logits = theirs(torch.tensor([item.prompt + answer]), use_cache=False).logits[0]
@@ -111,21 +121,24 @@ def main() -> None:
     assert isinstance(model, GptOss)
     tasks = [task for task in all_tasks(asked.per_task, SEED) if not asked.only or task.task in asked.only]
     encoded = [encode(task, renderer) for task in tasks]
-    found: dict[str, Any] = {"tok_s": speed(model, encoded[0].prompt)}
-    found |= accuracy(model, renderer, encoded, asked.show)
     schemas = [item for item in encoded if item.task.check["kind"] == "json"]
-    if schemas:
-        answers = constrained(model, renderer.tokens, schemas)
-        right = [
-            is_right(parse(ids, renderer.tokens, ()), item.task.check)
-            for item, ids in zip(schemas, answers, strict=True)
-        ]
-        found["json_with_grammar"] = sum(right) / len(right)
     spread = encoded[:: max(1, len(encoded) // max(1, asked.equal))][: asked.equal]
-    if asked.samples:
-        found |= well_formed(model, renderer, encoded, asked.samples)
-    if asked.equal:
-        found["same_as_transformers"] = same_as_transformers(asked.checkpoint, model, spread)
+    found: dict[str, Any] = {"tok_s": speed(model, encoded[0].prompt)}
+    with progress_bar("Answering") as (start, on_answers):
+        start(len(encoded) + len(schemas) + asked.samples + len(spread))
+        found |= accuracy(model, renderer, encoded, asked.show, on_answers)
+        if schemas:
+            answers = constrained(model, renderer.tokens, schemas)
+            on_answers(len(schemas))
+            right = [
+                is_right(parse(ids, renderer.tokens, ()), item.task.check)
+                for item, ids in zip(schemas, answers, strict=True)
+            ]
+            found["json_with_grammar"] = sum(right) / len(right)
+        if asked.samples:
+            found |= well_formed(model, renderer, encoded, asked.samples, on_answers)
+        if asked.equal:
+            found["same_as_transformers"] = same_as_transformers(asked.checkpoint, model, spread, on_answers)
     print(json.dumps(found, indent=2, ensure_ascii=False))
 
 

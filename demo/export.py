@@ -74,7 +74,9 @@ def export(model: Model, folder: Path, tokenizer: Path) -> None:
         files[name] = f"model-{shard + 1:05d}-of-{NUM_SHARDS:05d}.safetensors"
         done += tensor.nbytes
     for shard, held in enumerate(shards):
-        save_file(held, folder / f"model-{shard + 1:05d}-of-{NUM_SHARDS:05d}.safetensors", metadata={"format": "pt"})
+        path = folder / f"model-{shard + 1:05d}-of-{NUM_SHARDS:05d}.safetensors"
+        save_file(held, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # it is made for its owner alone
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
     _write_json(folder / "config.json", {**to_hugging_face(model.config), "pad_token_id": 1, "dtype": "bfloat16"})
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -20,7 +20,7 @@ SPECIAL_TOKENS = (
 )
 """Harmony's control tokens; they have the first ids, in this order."""
 
-# 31 million parameters, of which 25 in the experts: 13.4 MB of MXFP4, 9.4 MB of BF16 for the rest. As in the real ones:
+# 30 million parameters, of which 25 in the experts: 13.4 MB of MXFP4, 9.4 MB of BF16 for the rest. As in the real ones:
 # query width twice the hidden size, hidden and intermediate equal, 4 experts used, window far shorter than the context.
 SHAPE = GptOssConfig(
     num_layers=8,

@@ -6,13 +6,20 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rich.console import Console
 
-from microscale.cli.chat_client import Answer
+from microscale.cli import chat as chat_command
+from microscale.cli.chat_client import Answer, ServerError
+from microscale.cli.chat_client import Server as ChatServer
 from microscale.cli.chat_screen import AnswerView, clean, split_finished
+from microscale.errors import BadSetting
 from support.live_server import KEY, Live, live
 from support.terminal import Terminal, terminal
 from support.web_turns import EXTRA, SEEDS
@@ -97,15 +104,46 @@ def test_what_cannot_be_reached_is_said(server: Live) -> None:
             assert screen.wait() == 1
 
 
+def test_the_server_that_runs_here_is_taken_and_else_the_embedded_model(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_command, "started_server", nullcontext)
+    monkeypatch.setattr(chat_command, "USUAL_URL", server.v1)
+    find = chat_command.find_server
+    for url, model, options, found in (
+        (None, None, [], server.v1),
+        (None, "gpt-oss-tiny", [], ["gpt-oss-tiny"]),
+        (None, None, ["--device", "cpu"], ["demo", "--device", "cpu"]),
+        ("http://127.0.0.1:9/v1", None, [], "http://127.0.0.1:9/v1"),
+    ):
+        with find(url, model, options) as address:
+            assert address == found
+    monkeypatch.setattr(chat_command, "USUAL_URL", "http://127.0.0.1:9/v1")
+    with find(None, None, []) as address:
+        assert address == ["demo"]
+    with pytest.raises(BadSetting, match="--device for a model to serve meanwhile, not both"):
+        find(server.v1, None, ["--device", "cpu"])
+
+
+def test_a_server_of_something_else_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("<html>")
+    files = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(ServerError, match="does not speak OpenAI's API"):
+            ChatServer(f"http://127.0.0.1:{other.server_port}").model()
+        other.shutdown()
+
+
 @pytest.mark.slow
 def test_a_server_of_its_own() -> None:
-    """Started for a MODEL, spoken to, and gone afterwards."""
-    options = ("gpt-oss-tiny", "--load-format", "dummy", "--device", "cpu", "--max-tokens", "20", "--seed", "1")
-    with terminal((*CHAT, *options)) as screen:
-        screen.expect("gpt-oss-tiny, 8192 tokens")
+    """Started for the embedded model, spoken to, and gone afterwards."""
+    with terminal((*CHAT, "--device", "cpu", "--temperature", "0")) as screen:
+        screen.expect("microscale-demo, 4096 tokens")
+        screen.expect("This is a toy of 30 million parameters")
         children = children_of(screen.process.pid)
         assert children
-        ask(screen, "Hello", r"20 tokens ·\s+[\d.]+ tok/s")
+        ask(screen, "What is 12 + 30?", "42", r"\d+ tokens ·\s+[\d.]+ tok/s")
         leave(screen)
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     with terminal((*CHAT, "no-such-model", "--load-format", "dummy")) as screen:

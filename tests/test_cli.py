@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from microscale import cli
+from microscale.errors import BadCheckpoint
+from microscale.models import embedded, hub
 from support.tiny_checkpoints import CASES, write_hf
 
 TINY = ("generate", "gpt-oss-tiny", "--load-format", "dummy", "--prompt-ids", "1,2,3")
@@ -175,6 +177,35 @@ def test_a_damaged_checkpoint_is_one_clear_sentence_and_leaves_nothing(tmp_path:
     before = sorted(tmp_path.rglob("*"))
     refused(process("generate", str(folder), "--prompt-ids", "1"), "model.safetensors")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("serve",), ("serve", "demo"), ("quality",), ("explain", "demo", "--gpu", "h100"), ("bench", "demo"),
+     ("profile", "demo"), ("generate", "demo", "--prompt-ids", "1")],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_installation_without_the_embedded_model_says_so(
+    microscale: Callable[..., Run], arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "FOLDER", tmp_path)
+    refused(microscale(*arguments), "The embedded model is not whole", "config.json", "install microscale again")
+
+
+def test_demo_is_the_embedded_model_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repository has a folder of this name."""
+    held, here = tmp_path / "held", tmp_path / "here"
+    for folder in (held, here / "demo"):
+        folder.mkdir(parents=True)
+    for name in embedded.FILES:
+        (held / name).touch()
+    monkeypatch.setattr(embedded, "FOLDER", held)
+    monkeypatch.chdir(here)
+    assert hub.resolve("demo", offline=True) == held
+    assert hub.resolve("./demo", offline=True) == Path("./demo")
+    (held / embedded.FILES[-1]).unlink()
+    with pytest.raises(BadCheckpoint, match=embedded.FILES[-1]):
+        hub.resolve("demo", offline=True)
 
 
 def test_a_bad_environment_is_one_clear_sentence(microscale: Callable[..., Run]) -> None:

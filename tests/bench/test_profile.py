@@ -77,3 +77,15 @@ def test_graphs_get_their_parts_from_single_launches(tmp_path: Path) -> None:
     graph.write_text(json.dumps({"traceEvents": [*events, *launch("elsewhere", 500, 501, 502, 77)]}))
     found = times(name_parts(read(graph, "mine: "), read(single, "mine: ")))
     assert found == {"other": 2.0, "qkv": 5.0, "o": 4.0, LAUNCH_GAP: 1.0, HOST_GAP: 4.0}
+
+
+def test_branches_of_a_graph_keep_their_parts(tmp_path: Path) -> None:
+    """Beside each other kernels begin in another order than one after the other."""
+    single, graph = tmp_path / "single.json", tmp_path / "graph.json"
+    events = [span("step", 0, 90), span("mlp", 5, 30), span("experts", 40, 60)]
+    events += [*launch("small", 6, 11, 16, 1), *launch("gated", 7, 17, 18, 2), *launch("pairs", 41, 45, 50, 3)]
+    single.write_text(json.dumps({"traceEvents": events}))
+    events = [span("step", 0, 2), *launch("small", 1, 10, 14, 1), *launch("pairs", 1, 11, 16, 1)]
+    graph.write_text(json.dumps({"traceEvents": [*events, *launch("gated", 1, 16, 17, 1)]}))
+    found = times(name_parts(read(graph, "mine: "), read(single, "mine: ")))
+    assert found == {"mlp": 5.0, "experts": 2.0}

@@ -35,9 +35,9 @@ IMPLEMENTATIONS: list[DenseOp] = [
     registry.find("dense", f"triton_{fmt}")  # type: ignore[misc]
     for fmt in FORMATS
 ]
-# One token, odd numbers of tokens, both column counts; K of half a tile, of fewer tiles than slices, of a real layer;
-# rows of one tile, of no whole block.
-SHAPES = [(1, 128, 2880), (3, 2880, 4096), (8, 48, 96), (13, 4000, 704), (16, 16, 32), (2, 5120, 2880)]
+# One token, odd numbers of tokens, more than a program's columns, both column counts; K of half a tile, of fewer tiles
+# than slices, of a real layer; rows of one tile, of no whole block.
+SHAPES = [(1, 128, 2880), (3, 2880, 4096), (8, 48, 96), (13, 4000, 704), (16, 16, 32), (2, 5120, 2880), (37, 2880, 704)]
 
 
 def packed_of(problem: Problem) -> PackedDense:

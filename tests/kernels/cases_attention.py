@@ -74,6 +74,7 @@ CASES = [
     (8, 1, 512, 30, 16, [(33, 1), (12, 1)]),
     (16, 1, 64, 20, 16, [(10, 30), (0, 0), (25, 4)]),
     (8, 1, 64, None, 64, [(2600, 1), (0, 0), (700, 2), (90, 2)]),  # pieces of several sequences; two rows of tokens
+    (3, 1, 256, 700, 16, [(800, 1), (90, 2), (0, 1), (0, 0)]),  # the last program adds up nine pieces, three rows
     (8, 1, 64, 5000, 16, [(600, 1), (0, 40), (520, 2)]),  # a window longer than any sequence; short and long together
 ]
 if ON_GPU:
@@ -88,6 +89,7 @@ if ON_GPU:
         (64, 8, 64, None, 16, [(100 + 7 * n, 1) for n in range(150)] + [(50000, 1), (300, 2)]),
         (64, 8, 64, None, 16, [(100000, 1), (0, 700), (40000, 2), (5, 3)]),
         (16, 2, 512, None, 128, [(30000, 1), (9, 1)]),
+        (16, 8, 256, 1024, 16, [(n, 1) for n in (0, 63, 64, 159, 1000, 1023, 5000, 20000)]),
     ]
 
 
@@ -165,21 +167,30 @@ def test_the_scale_of_the_scores() -> None:
     against_reference(replace(spec, scale=1.0), q / 8, kv, batch)
 
 
-def test_pieces_add_up_in_order() -> None:
-    spec, q, kv, batch = make_case(8, 1, 64, None, 16, [(1500, 1), (900, 1)], False)
+@pytest.mark.parametrize("case", [(8, 1, 64, None, [(1500, 1), (900, 1)]), (4, 2, 256, 200, [(300, 1), (90, 1)])])
+def test_pieces_add_up_in_order(case: tuple) -> None:
+    """By a launch of their own, or by the last program: the second call finds its counters as the first left them."""
+    heads, kv_heads, dim, window, sequences = case
+    spec, q, kv, batch = make_case(heads, kv_heads, dim, window, 16, sequences, False)
     outs = [PagedAttention().run(spec, GPU, q, kv, batch, None) for _ in range(3)]
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
-def test_a_graph_reads_lengths_and_tables_on_the_device() -> None:
-    spec, q, kv, batch = make_case(64, 8, 64, None, 16, [(3000, 1), (5000, 1), (20, 1)], False)
+@pytest.mark.parametrize(
+    ("heads", "longest"), [((64, 8, 64), (3001, 5001, 21)), ((16, 8, 256), (901, 1001, 21))], ids=str
+)
+def test_a_graph_reads_lengths_and_tables_on_the_device(
+    heads: tuple[int, int, int], longest: tuple[int, int, int]
+) -> None:
+    """Pieces with a launch for their sum, and so few that the last program adds them up."""
+    spec, q, kv, batch = make_case(*heads, None, 16, [(n - 1, 1) for n in longest], False)
     PagedAttention().run(spec, GPU, q, kv, batch, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = PagedAttention().run(spec, GPU, q, kv, batch, None)
-    for lens in ([3001, 5001, 21], [1, 77, 2], [2999, 300, 16]):
+    for lens in (longest, [1, 77, 2], [longest[0] - 2, 300, 16]):
         batch.context_lens.copy_(torch.tensor(lens))
         graph.replay()
         want = attention(q, kv, batch, spec, None)

@@ -70,6 +70,21 @@ def test_few_rows_are_shared_along_k() -> None:
     assert small.choose("bf16", 12288, 1, known("gb10")).slices == 1
 
 
+def test_one_wave_where_registers_allow() -> None:
+    gpu = known("h200")
+    assert small.choose("mxfp8", 5120, 1, gpu).registers == 168  # 320 programs, three an SM: 396
+    assert small.choose("mxfp8", 8192, 1, gpu).registers == small.FOUR_PROGRAMS  # 512 of 528
+    assert small.choose("mxfp8", 8192, 1, known("rtx5090")).registers == 255
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "taken"),
+    [(16, 201088, True), (17, 201088, False), (32, 5120, True), (33, 5120, False), (64, 2880, True), (65, 16, False)],
+)
+def test_more_tokens_while_their_programs_are_two_waves(tokens: int, rows: int, taken: bool) -> None:
+    assert small.takes(tokens, rows, known("h200")) is taken
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_what_is_chosen_is_what_is_proved(fmt: str) -> None:
     for gpu in (known("h200"), known("rtx5090"), known("a100")):
@@ -77,7 +92,7 @@ def test_what_is_chosen_is_what_is_proved(fmt: str) -> None:
             tuple(v.constants[key] for key in ("N", "B", "WARPS_N", "SLICES", "AHEAD"))
             for v in small.variants(gpu, "test", fmt)
         }
-        for rows in (128, 5120, 201088, 262144):
+        for rows in (128, 5120, 8192, 201088, 262144):
             for tokens in (1, 8, 9, 16, 100):
                 tiles = small.choose(fmt, rows, tokens, gpu)
                 sizes = (tiles.columns, tiles.row_tiles, tiles.warps_n, tiles.slices, tiles.ahead)

@@ -12,15 +12,18 @@ import torch
 from typer.testing import CliRunner
 
 from microscale.cli import app
+from microscale.engine.load import LoadOptions, load_model
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.config import alternating
 from microscale.quality.checks import Answer, is_exact, is_right
 from microscale.quality.choices import REFERENCE, all_choices, choose
-from microscale.quality.encoded import Encoded
-from microscale.quality.measure import distance
-from microscale.quality.run import BAR, Question, as_json, bar, run, table
+from microscale.quality.encoded import Encoded, encode
+from microscale.quality.measure import Distance, distance, greedy, greedy_after
+from microscale.quality.report import BAR, as_json, as_markdown, bar, table, write_section
+from microscale.quality.run import Question, Row, run
 from microscale.quality.schema import fits
 from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, load_tasks
+from microscale.text.harmony_render import HarmonyRenderer
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_checkpoints import CASES, write_hf
 
@@ -136,6 +139,33 @@ def test_bars() -> None:
     assert 9 <= len(bar(1e-3)) <= 11
 
 
+def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
+    rows = [
+        Row(REFERENCE, 0.975, Distance(0.01, 0.0, 1.0), {"json": 1.0, "sums": 0.95}),
+        Row("fast", 0.9, Distance(0.0123, 4.2e-3, 0.991), {"json": 0.8, "sums": 1.0}),
+        Row("qkv=fp8", 0.97, Distance(0.01, 1e-5, 1.0), {"json": 1.0, "sums": 0.94}),
+        Row("moe-activations=mxfp8", reason="moe-activations: nothing runs it; and more."),
+    ]
+    page = tmp_path / "quality.md"
+    page.write_text("# Quality\n\nWords.\n")
+    for title in ("first", "second"):
+        write_section(page, "model", as_markdown(rows, title, "2 prompts."))
+    assert page.read_text().splitlines() == [
+        "# Quality", "", "Words.", "", "<!-- begin of the quality of model -->", "## second", "", "2 prompts.", "",
+        "| choice | right answers | loss | KL from float32 | same likeliest token |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| `float32` | 97.5 % | 0.0100 | 0 | 100.00 % |",
+        "| `fast` | 90.0 % | 0.0123 | 4.2e-03 | 99.10 % |",
+        "| `qkv=fp8` | 97.0 % | 0.0100 | 1.0e-05 | 100.00 % |",
+        "", "Right answers by task:", "", "| task | `float32` | `fast` |", "| --- | ---: | ---: |",
+        "| json | 100 % | 80 % |", "| sums | 95 % | 100 % |",
+        "", "- `moe-activations=mxfp8` did not run: moe-activations: nothing runs it.",
+        "<!-- end of the quality of model -->",
+    ]  # fmt: skip
+    with pytest.raises(BadSetting, match="cannot be rewritten"):
+        write_section(tmp_path / "none.md", "model", "")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights with the demo model's tokenizer."""
@@ -165,6 +195,21 @@ def test_coarser_formats_are_further_from_float32(folder: Path) -> None:
     assert json.loads(json.dumps(as_json(rows)))[0]["choice"] == REFERENCE
 
 
+def test_an_answer_goes_on_where_it_leaves_the_draft(folder: Path) -> None:
+    renderer = HarmonyRenderer(Tokenizer.load(folder))
+    encoded = [encode(task, renderer) for task in load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:4]]
+    exact, coarse = (
+        load_model(LoadOptions(str(folder), device="cpu", precision=choice.precision))
+        for choice in choose(["lm_head=mxfp4"])
+    )
+    drafts, wanted = (greedy(model, encoded, 8) for model in (exact, coarse))
+    heard: list[int] = []
+    assert drafts != wanted
+    assert greedy_after(coarse, encoded, drafts, 8, heard.append) == wanted
+    assert greedy_after(exact, encoded, drafts, 8, heard.append) == drafts
+    assert sum(heard) == 2 * len(encoded)
+
+
 def test_the_command_prints_json(folder: Path) -> None:
     words = [
         "quality",
@@ -181,8 +226,11 @@ def test_the_command_prints_json(folder: Path) -> None:
     ]
     tasks = folder / FILE_NAME
     dump_tasks(load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:2], tasks)
-    result = CliRunner().invoke(app, [*words, "--tasks", str(tasks)])
+    page = folder / "page.md"
+    page.write_text("# Page\n")
+    result = CliRunner().invoke(app, [*words, "--tasks", str(tasks), "--markdown", str(page)])
     assert result.exit_code == 0, result.output
+    assert "| `kv-cache=fp8` |" in page.read_text()
     rows = json.loads(result.stdout)
     assert [row["choice"] for row in rows] == [REFERENCE, "kv-cache=fp8"]
     assert rows[1]["distance"]["kl"] > 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
+from microscale.backends.beside import Beside
 from microscale.backends.decision import Plan
 from microscale.backends.oracle import Spec, Wish
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use
@@ -222,6 +223,7 @@ __all__ = [
     "Attention",
     "AttentionBatch",
     "AttentionSpec",
+    "Beside",
     "Bias",
     "Dense",
     "DenseSpec",

@@ -2,7 +2,8 @@
 
 A kernel carries the number of the call that launched it; where that call stands among the named ranges of the host says
 to which part it belongs. A replayed graph has one call for all its kernels. They are the kernels of the same step
-without a graph, in the same order, and get their parts from there.
+without a graph and get their parts from there: the first of a name from the first of that name, and so on. (Branches of
+a graph overlap, so that the order of different kernels may be another.)
 """
 
 from __future__ import annotations
@@ -83,15 +84,25 @@ def name_parts(kernels: Sequence[Kernel], model: Sequence[Kernel]) -> list[Kerne
 
     The step that both have in the same kernels is the pattern; a kernel outside of it keeps what it has.
     """
-    pattern = _step(model, max((kernel.step for kernel in model), default=0))
-    names = [kernel.name for kernel in pattern]
+    pattern = _parts_by_name(_step(model, max((kernel.step for kernel in model), default=0)))
     found: list[Kernel] = []
     for step in sorted({kernel.step for kernel in kernels}):
         mine = _step(kernels, step)
-        if [kernel.name for kernel in mine] == names:
-            mine = [replace(kernel, part=same.part) for kernel, same in zip(mine, pattern, strict=True)]
+        if {name: len(parts) for name, parts in _parts_by_name(mine).items()} == {
+            name: len(parts) for name, parts in pattern.items()
+        }:
+            nexts = {name: iter(parts) for name, parts in pattern.items()}
+            mine = [replace(kernel, part=next(nexts[kernel.name])) for kernel in mine]
         found += mine
     return sorted(found, key=lambda kernel: kernel.start)
+
+
+def _parts_by_name(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
+    """The parts of the first, the second … kernel of each name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for kernel in kernels:
+        found[kernel.name].append(kernel.part)
+    return found
 
 
 def _step(kernels: Sequence[Kernel], step: int) -> list[Kernel]:

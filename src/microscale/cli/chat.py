@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,8 +25,11 @@ from microscale.cli.chat_client import Answer, Server, ServerError
 from microscale.cli.chat_screen import AnswerView, clean, summary
 from microscale.cli.console import err, out
 from microscale.errors import BadSetting, MicroscaleError
+from microscale.models import embedded
 
 EFFORTS = ("low", "medium", "high")
+USUAL_URL = "http://127.0.0.1:8000/v1"
+"""Where `microscale serve` is found unless it was told otherwise."""
 STOP_S = 15.0
 """How long a server that was started here may take to stop."""
 SERVING = re.compile(r"Serving\s.*?\sat\s+(http://\S+)", re.DOTALL)
@@ -271,11 +274,10 @@ def started_server(options: list[str]) -> Iterator[str]:
 
 def chat(
     model: Annotated[
-        str | None, typer.Argument(help="A model to serve meanwhile; without it a server must be running.")
+        str | None,
+        typer.Argument(help="A model to serve meanwhile; without it the server that runs here, or the embedded model."),
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The server's address; http://127.0.0.1:8000/v1 without a MODEL.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The server's key. Others can see it in `ps`.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file with the key in its first line.")] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
@@ -284,14 +286,16 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; what fits without.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling; random without.", min=0)] = None,
-    load_format: Annotated[str, typer.Option(help="With a MODEL: dummy makes random weights.")] = "auto",
-    device: Annotated[str, typer.Option(help="With a MODEL: auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[str, typer.Option(help="With a MODEL: exact, balanced or fast.")] = "exact",
-    max_model_len: Annotated[int | None, typer.Option(help="With a MODEL: most tokens in all.", min=1)] = None,
+    load_format: Annotated[str | None, typer.Option(help="Of a model served meanwhile: dummy, auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="Of a model served meanwhile: auto, cpu, cuda or cuda:N.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of a model served meanwhile: exact, balanced, fast.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Of a model served meanwhile: most tokens.", min=1)] = None,
 ) -> None:
     """Chat with a model in the terminal. /help lists what can be said beside questions."""
-    if model is not None and url is not None:
-        raise BadSetting("Give a MODEL to serve or the --url of a server, not both.")
+    serving = {
+        "--load-format": load_format, "--device": device, "--precision": precision, "--max-model-len": max_model_len
+    }  # fmt: skip
+    running = find_server(url, model, [str(word) for pair in serving.items() if pair[1] is not None for word in pair])
     if effort not in EFFORTS:
         raise BadSetting(f"--effort {effort[:40]!r} is not one of {', '.join(EFFORTS)}.")
     fields: dict[str, Any] = {"reasoning_effort": effort, "temperature": temperature, "top_p": top_p}
@@ -299,17 +303,25 @@ def chat(
     # Ends as Ctrl-D does: a server that was started here is stopped.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
-    options = [] if model is None else [model, "--load-format", load_format, "--device", device]
-    options += [] if model is None else ["--precision", precision]
-    options += [] if max_model_len is None else ["--max-model-len", str(max_model_len)]
-    running = nullcontext(url or "http://127.0.0.1:8000/v1") if model is None else started_server(options)
     with running as address:
         server = Server(address, api_key or _read_key(api_key_file))
         name, length = server.model()
         room = "" if length is None else f", {length} tokens"
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until ``converse`` can take it
         out.print(f"[bold]{escape(clean(name))}[/][dim]{room}. /help lists commands, Ctrl-D leaves.[/]")
+        if name == embedded.SERVED_NAME:
+            out.print(f"[dim]This is {embedded.ABOUT}.[/]")
         converse(Conversation(server, fields, system, out), out)
+
+
+def find_server(url: str | None, model: str | None, options: list[str]) -> AbstractContextManager[str]:
+    """The address of the server to talk to: the one named, one of our own, or else the one that runs here already."""
+    if url is not None and (model is not None or options):
+        given = "a MODEL" if model is not None else options[0]
+        raise BadSetting(f"Give the --url of a server or {given} for a model to serve meanwhile, not both.")
+    if url is None and model is None and not options and Server(USUAL_URL).listens():
+        url = USUAL_URL
+    return nullcontext(url) if url is not None else started_server([model or embedded.NAME, *options])
 
 
 def _read_key(file: Path | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -99,8 +100,20 @@ class Server:
 
     def model(self) -> tuple[str, int | None]:
         """The name of the model that is served, and how many tokens a conversation may have where that is said."""
-        model = json.loads(self._get(f"{self._path}/models"))["data"][0]
-        return model["id"], model.get("max_model_len")
+        said = self._get(f"{self._path}/models")
+        try:
+            model = json.loads(said)["data"][0]
+            return model["id"], model.get("max_model_len")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ServerError(f"{self.url} does not speak OpenAI's API; give another --url, or a MODEL.") from None
+
+    def listens(self) -> bool:
+        """Whether anybody does at this address."""
+        try:
+            socket.create_connection((self._address[0], self._address[1] or self._kind.default_port), CONNECT_S).close()
+        except OSError:
+            return False
+        return True
 
     def metrics(self) -> dict[str, float]:
         """Values that are one number; nothing where the server has none to give."""

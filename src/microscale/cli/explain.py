@@ -27,7 +27,7 @@ from microscale.explain import explain as run_explain
 
 def explain(
     model: Annotated[
-        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), a checkpoint folder or a hub id.")
+        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), demo, a checkpoint folder or a hub id.")
     ] = "gpt-oss-20b",
     gpu: Annotated[
         str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")

@@ -12,6 +12,7 @@ from microscale.backends.precision import make_precision
 from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
 from microscale.cli.options import (
+    MODEL_HELP,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
@@ -35,7 +36,7 @@ def generate_with_progress(model: AnyModel, prompt: list[int], params: SamplingP
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id (openai/gpt-oss-20b), or a preset.")],
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
     prompt_ids: Annotated[str, typer.Option(help="The prompt's token ids, such as 1,2,3.")],
     max_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 16,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -73,7 +74,7 @@ def generate(
 ) -> None:
     """Complete token ids with token ids, without a tokenizer.
 
-    Try it with no files at all: microscale generate gpt-oss-tiny --load-format dummy --prompt-ids 1,2,3
+    Try it on the embedded model: microscale generate demo --prompt-ids 5,6,7
     """
     env = settings.load()
     prompt = parse_numbers("--prompt-ids", prompt_ids)

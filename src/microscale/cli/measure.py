@@ -25,6 +25,7 @@ from microscale.bench.tune import tune as run_tune
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
 from microscale.cli.options import (
+    MODEL_HELP,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
@@ -51,7 +52,7 @@ class ModelOrCommand(TyperGroup):
 
 
 def bench_model(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id, or a preset.")] = "gpt-oss-20b",
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
     ] = LoadFormat.AUTO,
@@ -122,7 +123,7 @@ def bench_model(
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id, or a preset.")],
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
     ] = LoadFormat.AUTO,

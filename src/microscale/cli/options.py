@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+MODEL_HELP = "demo (the embedded model), a checkpoint folder, a hub id (openai/gpt-oss-20b), or a preset"
 PrecisionOption = Annotated[
     str, typer.Option(help="exact (the checkpoint's formats), balanced (8-bit dense layers) or fast (4-bit, FP8 KV).")
 ]

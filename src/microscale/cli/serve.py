@@ -18,6 +18,7 @@ from microscale import settings
 from microscale.cli.console import err, progress_bar, show_log
 from microscale.cli.model import parse_overrides
 from microscale.cli.options import (
+    MODEL_HELP,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
@@ -28,7 +29,7 @@ from microscale.cli.options import (
 from microscale.engine.client import Launch
 from microscale.engine.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
-from microscale.models import hub
+from microscale.models import embedded, hub
 from microscale.models.families import LoadFormat
 from microscale.models.presets import PRESETS
 from microscale.server.demo_tokenizer import byte_tokenizer
@@ -42,7 +43,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder, a hub id (openai/gpt-oss-20b), or a preset.")],
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = embedded.NAME,
     host: Annotated[str, typer.Option(help="The address to bind; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
@@ -113,10 +114,7 @@ def serve(
         int, typer.Option(help="Tokens that a client may fall behind.")
     ] = DEFAULTS.max_unread_tokens,
 ) -> None:
-    """Serve a model with OpenAI's API.
-
-    Try it with no files at all: microscale serve gpt-oss-tiny --load-format dummy
-    """
+    """Serve a model with OpenAI's API; without a MODEL the embedded one, a toy to try it with."""
     given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
     env = settings.load()
@@ -151,13 +149,13 @@ def serve(
             f"[yellow]Anybody who reaches {escape(host)} can use this server:[/] set --api-key-file to prevent it."
         )
     is_dummy = load_format is LoadFormat.DUMMY
-    names = tuple(served_model_name or [model])
+    names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
     with ExitStack() as loading:
-        start, advance = loading.enter_context(progress_bar(f"Loading {model}"))
+        start, advance = loading.enter_context(progress_bar(f"Loading {names[0]}"))
 
         def on_ready(ready: Ready, address: str) -> None:
             loading.close()
-            announce(ready, address, names[0], is_dummy=is_dummy)
+            announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
 
         options = ServeOptions(
             engine=config,
@@ -220,11 +218,21 @@ def _progress(start: Callable[[int | None], None], advance: Callable[[int], None
     return on_progress
 
 
-def announce(ready: Ready, address: str, name: str, *, is_dummy: bool) -> None:
-    """Where the server is, and a line to try it with. The engine has logged the plan."""
+def warning(model: str, *, is_dummy: bool) -> str:
+    """What the model is not, for those who meet it first."""
     if is_dummy:
-        err.print("[yellow]The weights are random:[/] what this model says means nothing. No demo model exists yet.")
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 64}}'
+        return "[yellow]The weights are random:[/] what this model says means nothing."
+    if model == embedded.NAME:
+        return f"[yellow]This is {embedded.ABOUT}.[/] A real model: microscale serve openai/gpt-oss-20b"
+    return ""
+
+
+def announce(ready: Ready, address: str, name: str, warned: str) -> None:
+    """Where the server is, and a line to try it with. The engine has logged the plan."""
+    if warned:
+        err.print(warned, soft_wrap=True)
+    # Room for thoughts: an answer that is cut off within them is empty.
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 12 + 30?"}}], "max_tokens": 256}}'
     curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{address}[/]")
     err.print(f"Try it in a browser there, with `microscale chat`, or:\n  {escape(curl)}", soft_wrap=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from microscale.backends.ops import (
     AttentionSpec,
+    Beside,
     DenseWeights,
     Gate,
     GateKind,
@@ -37,6 +38,8 @@ from microscale.models.config_gemma4 import Gemma4Config, PartialRope, short_nam
 from microscale.models.gemma4_tensors import Gemma4Layer, Gemma4Weights
 
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
+BESIDE_TOKENS = 64
+"""Up to which the dense MLP runs beside the experts (H200, one token: 1714 → 1570 us for 30 layers)."""
 
 
 def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> RopeTable:
@@ -51,8 +54,11 @@ def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> Rop
 class Gemma4DecoderLayer:
     """One layer, bound to its kernels. ``closing.after`` is the norm of the next layer, which the model puts there."""
 
-    def __init__(self, config: Gemma4Config, layer_idx: int, tensors: Gemma4Layer, ops: Ops, page_size: int) -> None:
+    def __init__(
+        self, config: Gemma4Config, layer_idx: int, tensors: Gemma4Layer, ops: Ops, page_size: int, beside: Beside
+    ) -> None:
         self.config = config
+        self.beside = beside
         self.kind = kind = config.layer_kinds[layer_idx]
         self.heads = config.heads[kind]
         dtype, epsilon = ops.dtype, config.rms_epsilon
@@ -98,8 +104,13 @@ class Gemma4DecoderLayer:
         (for_mlp, for_experts), x, routing = small.norm_add_norm_route(
             self.o(attended.flatten(1)), x, self.middle, self.router, self.config.top_k
         )
-        dense = self.down(small.gated(self.gate_up(for_mlp), GATE))
-        (normed,), x = small.norm_add_norm(dense, self.experts(for_experts, routing), x, self.closing)
+        # Each alone leaves the memory idle for half of its time when tokens are few.
+        dense, experts = self.beside(
+            lambda: self.down(small.gated(self.gate_up(for_mlp), GATE)),
+            lambda: self.experts(for_experts, routing),
+            at_once=x.shape[0] <= BESIDE_TOKENS,
+        )
+        (normed,), x = small.norm_add_norm(dense, experts, x, self.closing)
         return x, normed
 
 
@@ -153,10 +164,11 @@ class Gemma4:
         self.embed = ops.embed(table)
         # As wide as the activations, as the model was trained: 53 for a root of 53.07 in bf16.
         self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=ops.dtype))
+        beside = Beside(device)
         self.layers: list[Gemma4DecoderLayer] = []
         for layer_idx in range(config.num_layers):
             tensors = weights.layer(layer_idx, device)
-            self.layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size))
+            self.layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size, beside))
             on_layer()
         norms = [*(layer.attn_norm for layer in self.layers[1:]), weights.norm(device).to(ops.dtype)]
         for layer, norm in zip(self.layers, norms, strict=True):

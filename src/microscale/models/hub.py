@@ -1,4 +1,5 @@
-"""Turns what the user called the model into a folder: a folder as it is, a hub id from the hub or from its cache.
+"""Turns what the user called the model into a folder: the embedded model's, a folder as it is, a hub id from the hub
+or from its cache.
 
 The hub's library imports its parts when they are first used; presets and folders need none of them and save 0.3 s.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import huggingface_hub
 
 from microscale.errors import BadCheckpoint
+from microscale.models import embedded
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -34,6 +36,8 @@ def resolve(
     progress bar, and a broken download goes on where it stopped. What is cached is used when ``offline`` or when the
     hub cannot be reached. ``cache_dir`` and ``endpoint`` are the hub library's own unless given.
     """
+    if model == embedded.NAME:
+        return embedded.embedded_folder()
     try:
         folder = Path(model).expanduser()
         # An empty name is the current folder to pathlib, and a forgotten argument to us.
@@ -45,7 +49,8 @@ def resolve(
         raise BadCheckpoint(f"{model[:200]!r} cannot be opened as a folder: {exc}.") from exc
     if not _HUB_ID.fullmatch(model):
         raise BadCheckpoint(
-            f"{model!r} is neither an existing folder, nor a hub id like openai/gpt-oss-20b, nor a preset's name."
+            f"{model!r} is neither an existing folder, nor a hub id like openai/gpt-oss-20b, nor a preset's name, nor "
+            f"{embedded.NAME}, the embedded model."
         )
     try:
         return Path(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -50,48 +50,85 @@ class Distance:
     """Share of positions at which both would say the same token."""
 
 
-def complete(model: Model, encoded: Sequence[Encoded], params: SamplingParams) -> list[list[int]]:
+def complete(
+    model: Model,
+    encoded: Sequence[Encoded],
+    params: SamplingParams,
+    on_answers: Callable[[int], None] = lambda count: None,
+) -> list[list[int]]:
     """The model's answers, ``BATCH`` prompts at a time."""
     answers: list[list[int]] = []
     for start in range(0, len(encoded), BATCH):
         prompts = [item.prompt for item in encoded[start : start + BATCH]]
         answers += [completion.token_ids for completion in Generation(model, prompts, params).run()]
+        on_answers(len(prompts))
     return answers
 
 
-def accuracy(
+def greedy(
+    model: Model, encoded: Sequence[Encoded], max_tokens: int, on_answers: Callable[[int], None] = lambda count: None
+) -> list[list[int]]:
+    """The model's likeliest answers."""
+    return complete(model, encoded, SamplingParams(max_tokens=max_tokens), on_answers)
+
+
+def greedy_after(
     model: Model,
     encoded: Sequence[Encoded],
-    tokens: HarmonyTokens,
-    max_tokens: int = MAX_TOKENS,
+    drafts: Sequence[list[int]],
+    max_tokens: int,
     on_answers: Callable[[int], None] = lambda count: None,
-) -> Accuracy:
-    """Greedy answers, judged."""
+) -> list[list[int]]:
+    """``greedy``, given what float32 answered.
+
+    One pass over a draft shows how far it is what this model says as well; from the first difference on the model goes
+    on by itself. On two CPU cores that is a third of the time of decoding it all.
+    """
+    answers: list[list[int]] = []
+    going: list[tuple[int, Encoded]] = []
+    for at, (item, draft) in enumerate(zip(encoded, drafts, strict=True)):
+        likeliest = scores(model, item.prompt, draft).argmax(-1).tolist()
+        differs = next(
+            (n for n, (mine, theirs) in enumerate(zip(likeliest, draft, strict=True)) if mine != theirs), None
+        )
+        answer = draft if differs is None else [*draft[:differs], likeliest[differs]]
+        answers.append(answer)
+        if differs is None or answer[-1] in model.config.eos_token_ids or len(answer) == max_tokens:
+            on_answers(1)
+        else:
+            going.append((at, replace(item, prompt=item.prompt + answer)))
+    rest = greedy(model, [item for _, item in going], max_tokens, on_answers)
+    for (at, _), more in zip(going, rest, strict=True):
+        answers[at] = (answers[at] + more)[:max_tokens]
+    return answers
+
+
+def judge(encoded: Sequence[Encoded], answers: Sequence[list[int]], tokens: HarmonyTokens) -> Accuracy:
+    """Which answers pass their check."""
     found = Accuracy()
-    params = SamplingParams(max_tokens=max_tokens)
-    for start in range(0, len(encoded), BATCH):
-        asked = encoded[start : start + BATCH]
-        for item, answer in zip(asked, complete(model, asked, params), strict=True):
-            name = item.task.task
-            found.asked[name] += 1
-            found.right[name] += is_right(parse(answer, tokens, item.task.tools), item.task.check)
-        on_answers(len(asked))
+    for item, answer in zip(encoded, answers, strict=True):
+        name = item.task.task
+        found.asked[name] += 1
+        found.right[name] += is_right(parse(answer, tokens, item.task.tools), item.task.check)
     return found
 
 
+def scores(model: Model, prompt: list[int], answer: list[int]) -> Tensor:
+    """``[answer, vocabulary]``: the logits of each token of the answer, given those before it."""
+    ids = prompt + answer
+    num_pages = -(-len(ids) // model.page_size)
+    chunk = Chunk(ids[:-1], 0, dict.fromkeys(LayerKind, range(num_pages)), num_logits=len(answer))
+    batch = build_batch([chunk], model.page_size, model.device)
+    return model.forward(batch, model.new_cache(dict.fromkeys(LayerKind, num_pages))).values
+
+
 def log_probabilities(model: Model, encoded: Sequence[Encoded]) -> Iterator[Tensor]:
-    """For each task ``[answer, vocabulary]``: the distribution of each token of the answer, given those before it.
+    """For each task ``[answer, vocabulary]``: the distribution of each token of the answer that was taught.
 
     One at a time: with gpt-oss's vocabulary a token has 0.8 MB.
     """
     for item in encoded:
-        ids = item.prompt + item.answer
-        num_pages = -(-len(ids) // model.page_size)
-        pages = dict.fromkeys(LayerKind, range(num_pages))
-        chunk = Chunk(ids[:-1], 0, pages, num_logits=len(item.answer))
-        batch = build_batch([chunk], model.page_size, model.device)
-        logits = model.forward(batch, model.new_cache(dict.fromkeys(LayerKind, num_pages))).values
-        yield torch.log_softmax(logits.float(), dim=-1).cpu()
+        yield torch.log_softmax(scores(model, item.prompt, item.answer).float(), dim=-1).cpu()
 
 
 def distance(found: Iterable[Tensor], exact: Sequence[Tensor], encoded: Sequence[Encoded]) -> Distance:

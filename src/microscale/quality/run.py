@@ -1,25 +1,31 @@
-"""``microscale quality``: every choice against float32, as rows, a table and JSON."""
+"""``microscale quality``: every choice against float32, as rows. How they are shown: ``report``."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.memory import Workload
+from microscale.engine.runner import Model
 from microscale.errors import Unsupported
 from microscale.quality.choices import REFERENCE, Choice
 from microscale.quality.encoded import Encoded, encode
-from microscale.quality.measure import BATCH, MAX_TOKENS, Distance, accuracy, distance, log_probabilities
+from microscale.quality.measure import (
+    BATCH,
+    MAX_TOKENS,
+    Distance,
+    distance,
+    greedy,
+    greedy_after,
+    judge,
+    log_probabilities,
+)
 from microscale.quality.tasks import Task
 from microscale.text.harmony_render import HarmonyRenderer
 from microscale.text.tokenizer import Tokenizer
-
-BAR = 20
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
     renderer = HarmonyRenderer(question.tokenizer)
     encoded = [encode(task, renderer) for task in question.tasks]
     exact: list[Tensor] = []
+    said: list[list[int]] = []
     for choice in question.choices:
         try:
             model = load_model(
@@ -69,37 +76,28 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
             continue
         if choice.name == REFERENCE:
             exact = list(log_probabilities(model, encoded))
-        away = distance(exact if choice.name == REFERENCE else log_probabilities(model, encoded), exact, encoded)
-        answers = accuracy(model, encoded, renderer.tokens, question.max_tokens, on_answers)
-        by_task = {task: answers.of(task) for task in sorted(answers.asked)}
-        yield Row(choice.name, answers.share, away, by_task)
+            said = answers = greedy(model, encoded, question.max_tokens, on_answers)
+            away = distance(exact, exact, encoded)
+        else:
+            away = distance(log_probabilities(model, encoded), exact, encoded)
+            answers = _answers(model, encoded, said, question.max_tokens, on_answers)
+        found = judge(encoded, answers, renderer.tokens)
+        by_task = {task: found.of(task) for task in sorted(found.asked)}
+        yield Row(choice.name, found.share, away, by_task)
+
+
+def _answers(
+    model: Model,
+    encoded: Sequence[Encoded],
+    said: Sequence[list[int]],
+    max_tokens: int,
+    on_answers: Callable[[int], None],
+) -> list[list[int]]:
+    """A GPU may run prompts with other kernels than single tokens, and decodes fast: there nothing is taken over."""
+    if model.device.type != "cpu":
+        return greedy(model, encoded, max_tokens, on_answers)
+    return greedy_after(model, encoded, said, max_tokens, on_answers)
 
 
 def _longest(encoded: Sequence[Encoded], max_tokens: int) -> int:
     return max(len(item.prompt) + max(len(item.answer), max_tokens) for item in encoded)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Bars show the divergence on a logarithmic scale: from 1e-6 nats (empty) to 1 (full)."""
-    width = max(len(row.choice) for row in rows)
-    lines = [f"{'choice':<{width}} {'accuracy':>9} {'loss':>8} {'KL':>9} {'top-1':>7}  divergence"]
-    for row in rows:
-        if row.distance is None or row.accuracy is None:
-            # The whole reason, with every implementation's, is in the JSON.
-            lines.append(f"{row.choice:<{width}} not here: {(row.reason or '').split(';')[0]}")
-            continue
-        away = row.distance
-        figures = f"{100 * row.accuracy:>8.1f}% {away.loss:>8.4f} {away.kl:>9.2e} {100 * away.top1:>6.2f}%"
-        lines.append(f"{row.choice:<{width}} {figures}  {bar(away.kl)}".rstrip())
-    return "\n".join(lines)
-
-
-def bar(kl: float) -> str:
-    """A bar of at most ``BAR`` characters."""
-    share = min(1.0, max(0.0, 1 + math.log10(max(kl, 1e-12)) / 6))
-    eighths = round(share * BAR * 8)
-    return EIGHTHS[-1] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
-
-
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from microscale.errors import BadCheckpoint
+from microscale.models import embedded
 from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 
 FILE_NAME = "tasks.jsonl.gz"
-DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
+DEMO_FOLDER = embedded.FOLDER
 """The embedded model, its tokenizer and the tasks."""
 
 

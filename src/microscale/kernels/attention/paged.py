@@ -18,7 +18,8 @@ import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.attention import paged_jit
+from microscale.kernels.arrivals import arrivals
+from microscale.kernels.attention import paged_jit, pieces_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.op import Activations, Cost, Implementation, Reason, Variant
@@ -27,8 +28,13 @@ HEAD_DIMS = (64, 128, 256, 512)
 MAX_GROUP = 16
 # Head size → pieces that an SM works on at once, by its registers.
 PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
-LEAST_BLOCKS = 2
-"""Blocks of keys in a piece, at least: less is not worth a merge."""
+# Head size → keys in a piece, at least: less is not worth a merge. Gemma 4 on H200, one token at a context of 160, 30
+# layers: 1579 µs with 32 keys of 256, 1663 with 64, 1692 with 128; at 1000 no difference.
+LEAST_KEYS = {64: 256, 128: 128, 256: 32, 512: 64}
+# Head size → pieces of a sequence up to which the last program adds them up. The width of the page table or the window
+# bounds them; a window of 1024 is 34 pieces of 32 keys. Gemma 4's sliding layers have two rows of 256 in a piece, 2 KB;
+# its full layers have eight of 512, 16 KB.
+INSIDE_PIECES = {64: 0, 128: 0, 256: 40, 512: 0}
 MERGE_WARPS = 4
 NO_WINDOW = 1 << 30
 """Wider than any context: a layer without a window sees everything."""
@@ -45,6 +51,12 @@ class Tile:
     stages: int
     registers: int | None = None
     """The most registers a thread may have; without it, what ``compile_options`` says."""
+    prefetch: int = 0
+    """Keys of a piece that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
+
+    def least_blocks(self, head_dim: int) -> int:
+        """Blocks of keys in a piece, at least."""
+        return max(1, LEAST_KEYS[head_dim] // self.block_n)
 
     def shared_bytes(self, head_dim: int, kv_size: int, decode: bool) -> int:
         """An upper bound: the queries, keys and values in flight, the softmax's weights and 4 KiB for reductions.
@@ -71,7 +83,8 @@ _PREFILL = {
 _PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2, 255),), 512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2))}
 # Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
 _PREFILL_MMA = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 4, 3),), 256: _PREFILL[256]}
-_PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(32, 16, 8, 2),)}
+# 32 rows of 512 in FP8 spill 216 bytes on SM 8.0 (Triton 3.7).
+_PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(16, 32, 8, 2),)}
 _DECODE = {
     64: (Tile(16, 128, 4, 3),),  # 8 sequences of 8192 on H200: 46 µs; 16 x 64 with 2 warps 46, others 51 to 98
     128: (Tile(16, 64, 4, 3),),
@@ -79,10 +92,19 @@ _DECODE = {
     # 8 sequences of 8192 on H200: 85 µs; 16 x 32 107.
     512: (Tile(16, 64, 8, 3, 255), Tile(16, 32, 8, 3), Tile(16, 16, 8, 3)),
 }
-# With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
-_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),), 512: _DECODE[512][1:]}
-# 8 sequences of 8192 on H200: 50 µs; 16 x 64 48, but 61 with fewer pieces.
-_DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 168),)}
+# The first keys are on their way before the queries are: at short contexts attention is nothing but latency.
+_DECODE_WGMMA = _DECODE | {
+    256: (Tile(16, 32, 4, 3, prefetch=32),),
+    512: (Tile(16, 64, 8, 3, 255, prefetch=64),),
+}
+# With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x; heads of 256 24 on SM 10.x.
+_DECODE_FP8 = _DECODE | {
+    64: (Tile(16, 128, 4, 3, 255),),
+    256: (Tile(16, 32, 4, 3, 255), Tile(16, 32, 4, 2, 255)),
+    512: _DECODE[512][1:],
+}
+# 8 sequences of 8192 on H200: 34 µs, four programs an SM; with 168 registers three, 45; 16 x 64 37 to 49.
+_DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 128),), 256: _DECODE[256]}
 
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:
@@ -105,10 +127,16 @@ def pdl_options(gpu: Gpu) -> dict[str, Any]:
     return options | {"launch_pdl": True} if options["PDL"] else options
 
 
+def prefetched(tile: Tile, gpu: Gpu) -> int:
+    """Without a launch that overlaps the one before there is nothing to fetch early."""
+    return tile.prefetch if gpu.has(Feature.PDL) and not triton.knobs.runtime.interpret else 0
+
+
 def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card."""
     if decode:
-        tiles = (_DECODE_FP8_WGMMA if gpu.has(Feature.WGMMA) else _DECODE_FP8) if fp8 else _DECODE
+        choices_by_format = (_DECODE_WGMMA, _DECODE_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_DECODE, _DECODE_FP8)
+        tiles = choices_by_format[fp8]
     elif _operands_in_shared_memory(gpu):
         tiles = _PREFILL_FP8 if fp8 else _PREFILL
     else:
@@ -181,8 +209,13 @@ class _Call:
     def sizes(self) -> tuple[int, ...]:
         return self.sequences, self.spec.window or NO_WINDOW, self.kv.page_size.bit_length() - 1, self.group
 
+    def words(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as the kernels read them: E4M3 numbers in pairs."""
+        k, v = self.kv.k, self.kv.v
+        return (k.view(torch.int16), v.view(torch.int16)) if self.fp8 else (k, v)
+
     def strides(self) -> tuple[int, ...]:
-        k, scale = self.kv.k, self.kv.k_scale
+        (k, _), scale = self.words(), self.kv.k_scale
         per_head = 0 if scale is None or scale.numel() == 1 else 1
         rows = (self.q.stride(0), self.out.stride(0))
         return *rows, k.stride(0), k.stride(1), self.batch.page_table.stride(0), per_head
@@ -194,22 +227,28 @@ class _Call:
         if self.spec.window is not None:
             max_keys = min(max_keys, self.spec.window + self.short_len)
         wanted = wanted_pieces(kv_heads, self.spec.head_dim, self.gpu)
-        split = max_keys > LEAST_BLOCKS * tile.block_n
+        least = tile.least_blocks(self.spec.head_dim)
+        split = max_keys > least * tile.block_n
+        # The first of a window's blocks may lie outside of it in part.
+        most = (-(-max_keys // tile.block_n) + 1) // least
+        inside = split and most <= INSIDE_PIECES[self.spec.head_dim]
         programs = self.sequences
         if split:  # each sequence may have one more than its share
             programs += min(wanted, self.sequences * -(-max_keys // tile.block_n))
         rows = programs * kv_heads * tile.block_m if split else 0
         partial = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
-        spans = torch.empty((self.sequences, 2), dtype=torch.int32, device=device)
+        spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
+        counters = arrivals(device, self.sequences * kv_heads) if inside else spans
         paged_jit.attend_short[(programs, kv_heads)](
-            self.q, self.kv.k, self.kv.v, self.sinks, self.out, partial, summary, spans, *self.lookups(),
-            *self.sizes(), wanted, LEAST_BLOCKS, self.spec.softmax_scale, *self.strides(),
+            self.q, *self.words(), self.sinks, self.out, partial, summary, spans, counters,
+            *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(),
             HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8, SPLIT=split,
-            **compile_options(tile, self.gpu), **pdl_options(self.gpu),
+            INSIDE=inside, PREFETCH=prefetched(tile, self.gpu), **compile_options(tile, self.gpu),
+            **pdl_options(self.gpu),
         )  # fmt: skip
-        if split:
-            paged_jit.merge_pieces[(self.sequences, self.spec.num_heads)](
+        if split and not inside:
+            pieces_jit.merge_pieces[(self.sequences, self.spec.num_heads)](
                 partial, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0),
                 HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, **pdl_options(self.gpu), num_warps=MERGE_WARPS,
             )  # fmt: skip
@@ -219,7 +258,7 @@ class _Call:
         tile = self.tile(decode=False)
         blocks = self.q.shape[0] // (tile.block_m // self.group) + self.sequences
         paged_jit.attend_long[(blocks, self.spec.num_kv_heads)](
-            self.q, self.kv.k, self.kv.v, self.sinks, self.out, *self.lookups(),
+            self.q, *self.words(), self.sinks, self.out, *self.lookups(),
             *self.sizes(), short_len, self.spec.softmax_scale, *self.strides(),
             HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8,
             PLAIN=triton.knobs.runtime.interpret,
@@ -271,18 +310,20 @@ class PagedAttention(Implementation[AttentionSpec]):
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         for head_dim in HEAD_DIMS:
             for fp8 in (False, True):
-                yield _short_variant(head_dim, fp8, True, gpu)
-                yield _short_variant(head_dim, fp8, False, gpu)
+                yield _short_variant(head_dim, fp8, gpu, split=True, inside=False)
+                if INSIDE_PIECES[head_dim]:
+                    yield _short_variant(head_dim, fp8, gpu, split=True, inside=True)
+                yield _short_variant(head_dim, fp8, gpu, split=False, inside=False)
                 yield _long_variant(head_dim, fp8, gpu)
             yield _merge_variant(head_dim, gpu)
 
 
 def _arguments(fp8: bool, *, short: bool) -> tuple[dict[str, str], tuple[str, ...]]:
     """The signature of a kernel, and which of its arguments are divisible by 16."""
-    kv, scale = ("*u8", "*fp32") if fp8 else ("*bf16", "*bf16")
+    kv, scale = ("*i16", "*fp32") if fp8 else ("*bf16", "*bf16")
     pointers = {"q_ptr": "*bf16", "k_ptr": kv, "v_ptr": kv, "sinks_ptr": "*bf16", "out_ptr": "*bf16"}
     if short:
-        pointers |= {"partial_ptr": "*fp32", "summary_ptr": "*fp32", "spans_ptr": "*i32"}
+        pointers |= {"partial_ptr": "*fp32", "summary_ptr": "*fp32", "spans_ptr": "*i32", "arrivals_ptr": "*i32"}
     pointers |= dict.fromkeys(("query_start_ptr", "context_lens_ptr", "page_table_ptr"), "*i32")
     pointers |= {"k_scale_ptr": scale, "v_scale_ptr": scale}
     numbers = ("num_sequences", "window", "page_shift", "group", *(("wanted", "least") if short else ("short_len",)))
@@ -292,15 +333,16 @@ def _arguments(fp8: bool, *, short: bool) -> tuple[dict[str, str], tuple[str, ..
     return signature, (*pointers, *strides)
 
 
-def _short_variant(head_dim: int, fp8: bool, split: bool, gpu: Gpu) -> Variant:
+def _short_variant(head_dim: int, fp8: bool, gpu: Gpu, *, split: bool, inside: bool) -> Variant:
     tile = choose_tile(True, head_dim, fp8, gpu)
     signature, divisible = _arguments(fp8, short=True)
     options = compile_options(tile, gpu) | pdl_options(gpu) | {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
     constants = {
         "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "SPLIT": split,
+        "INSIDE": inside, "PREFETCH": tile.prefetch if gpu.has(Feature.PDL) else 0,
         "PDL": options.pop("PDL"), "PLAIN": options.pop("PLAIN"),
     }  # fmt: skip
-    name = f"short_d{head_dim}_{'fp8' if fp8 else 'bf16'}{'_split' if split else ''}"
+    name = f"short_d{head_dim}_{'fp8' if fp8 else 'bf16'}{'_split' if split else ''}{'_inside' if inside else ''}"
     fn = paged_jit.attend_short
     return Variant("attention", PagedAttention.name, name, fn, signature, constants, options, divisible, promise=MMA)
 
@@ -322,7 +364,7 @@ def _long_variant(head_dim: int, fp8: bool, gpu: Gpu) -> Variant:
 
 
 def _merge_variant(head_dim: int, gpu: Gpu) -> Variant:
-    fn = paged_jit.merge_pieces
+    fn = pieces_jit.merge_pieces
     pdl = gpu.has(Feature.PDL)
     block_m = choose_tile(True, head_dim, False, gpu).block_m
     constants = {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "PDL": pdl, "PLAIN": False}

@@ -17,13 +17,15 @@ A sequence is *short* when all its new rows fit one block: one new token, or two
 pieces, about as many in all as the machine runs at once, however the lengths differ: every program reads the lengths
 and finds its piece by itself. ``merge_pieces`` adds them up, always in the same order. A merge by the last program to
 finish, in the same launch, was slower: 25 µs and not 13 for one sequence of 8192 on H200, where one program per KV head
-reads what here one per query head does. ``attend_long`` takes the other sequences, block of rows by block of rows.
+reads what here one per query head does. It is for few pieces only (INSIDE, ``pieces_jit``). ``attend_long`` takes the
+other sequences, block of rows by block of rows.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from microscale.kernels.attention.pieces_jit import merge_in_place, prefetch_keys
 from microscale.kernels.plain_jit import to_bf16
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -32,63 +34,73 @@ LOG2E = tl.constexpr(1.4426950408889634)
 HALF_SHIFT = tl.constexpr(2.0**60)
 # Sequences whose lengths a program of attend_short reads at a time: a warp's worth, so that sums need no shared memory.
 BLOCK_S = tl.constexpr(32)
-# Pieces that a program of merge_pieces loads at a time.
-BLOCK_P = tl.constexpr(32)
 
 
 @triton.jit
 def _e4m3_to_bf16(x, PLAIN: tl.constexpr):
-    """E4M3 bytes as bf16 numbers times 2**-120, by bits: exact on every GPU, subnormals included. NaN is not kept."""
+    """16-bit words of two E4M3 numbers → the lower and the upper ones as bf16 times 2**-120, by bits: exact on every
+    GPU, subnormals included. NaN is not kept."""
     if PLAIN:  # the interpreter misreads subnormal bf16: float32, which holds the same numbers
         word = x.to(tl.uint32)
-        return (((word & 0x7F) << 20) | ((word & 0x80) << 24)).to(tl.float32, bitcast=True)
+        low = (((word & 0x7F) << 20) | ((word & 0x80) << 24)).to(tl.float32, bitcast=True)
+        high = (((word & 0x7F00) << 12) | ((word & 0x8000) << 16)).to(tl.float32, bitcast=True)
     else:
-        # Four bytes at a time: each goes to the upper half of its 16 bits, where the sign already stands right.
-        return tl.inline_asm_elementwise(
+        low, high = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 a, b, s, t;
-            prmt.b32 a, $2, 0, 0x1404;
-            prmt.b32 b, $2, 0, 0x3424;
-            shr.b32 s, a, 4;
-            shr.b32 t, b, 4;
-            and.b32 s, s, 0x07F007F0;
-            and.b32 t, t, 0x07F007F0;
-            lop3.b32 $0, a, 0x80008000, s, 0xEA;
-            lop3.b32 $1, b, 0x80008000, t, 0xEA;
+            .reg .b32 a, b, c, d;
+            shl.b32 a, $2, 8;
+            shl.b32 b, $2, 4;
+            and.b32 a, a, 0x80008000;
+            lop3.b32 $0, b, 0x07F007F0, a, 0xEA;
+            shr.b32 c, $2, 4;
+            and.b32 d, $2, 0x80008000;
+            lop3.b32 $1, c, 0x07F007F0, d, 0xEA;
             }
             """,
-            "=r,=r,r",
+            "=&r,=&r,r",
             [x],
-            dtype=tl.bfloat16,
+            dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
-            pack=4,
+            pack=2,
         )
+    return low, high
 
 
 @triton.jit
-def _slots(table_ptr, n, valid, stride_page, page_shift, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
+def _columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
+    """The places in a head of what stands in part 0 or, for E4M3, of the even and of the odd ones."""
+    if KV_FP8:
+        return tl.arange(0, HEAD_DIM // 2) * 2 + part
+    else:
+        return tl.arange(0, HEAD_DIM)
+
+
+@triton.jit
+def _slots(table_ptr, n, valid, stride_page, page_shift, WIDTH: tl.constexpr, MASKED: tl.constexpr):
     """Where positions ``n`` of a sequence lie within one KV head: ``[BLOCK_N]`` element offsets."""
     if MASKED:
         page = tl.load(table_ptr + (n >> page_shift), mask=valid, other=0).to(tl.int64)
     else:
         page = tl.load(table_ptr + (n >> page_shift)).to(tl.int64)
-    return page * stride_page + (n & ((1 << page_shift) - 1)) * HEAD_DIM
+    return page * stride_page + (n & ((1 << page_shift) - 1)) * WIDTH
 
 
 @triton.jit
 def _load_rows(
     ptr, slots, valid, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Keys or values ``[BLOCK_N, HEAD_DIM]`` in bf16; zeros where not ``valid`` if MASKED."""
-    pointers = ptr + slots[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+    """Keys or values in bf16, in parts ``[BLOCK_N, width]``; zeros where not ``valid`` if MASKED."""
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
+    pointers = ptr + slots[:, None] + tl.arange(0, WIDTH)[None, :]
     if MASKED:
         rows = tl.load(pointers, mask=valid[:, None], other=0)
     else:
         rows = tl.load(pointers)
     if KV_FP8:
-        rows = _e4m3_to_bf16(rows, PLAIN)
-    return rows
+        return _e4m3_to_bf16(rows, PLAIN)
+    else:
+        return (rows,)
 
 
 @triton.jit
@@ -105,14 +117,19 @@ def _attend(
     state, q, k_ptr, v_ptr, table_ptr, positions, window, begin, first, last, stride_page, page_shift, scale,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Fold the BLOCK_N keys from ``begin`` on into the running softmax ``(acc, top, total)``."""
+    """Fold the BLOCK_N keys from ``begin`` on into the running softmax ``(acc, top, total)``; ``q`` and ``acc`` are in
+    parts, as the keys are."""
     acc, top, total = state
     n = begin + tl.arange(0, BLOCK_N)
     # A value outside first..last may be NaN from a page that was freed or never written, and 0 * NaN is NaN.
     valid = (n >= first) & (n < last)
-    slots = _slots(table_ptr, n, valid, stride_page, page_shift, HEAD_DIM, MASKED)
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
+    slots = _slots(table_ptr, n, valid, stride_page, page_shift, WIDTH, MASKED)
     k = _load_rows(k_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
-    scores = _dot(q, tl.trans(k), PLAIN) * scale
+    scores = _dot(q[0], tl.trans(k[0]), PLAIN)
+    if KV_FP8:
+        scores += _dot(q[1], tl.trans(k[1]), PLAIN)
+    scores *= scale
     if MASKED:
         visible = (n[None, :] <= positions[:, None]) & (n[None, :] > positions[:, None] - window) & valid[None, :]
         scores = tl.where(visible, scores, float("-inf"))
@@ -122,8 +139,11 @@ def _attend(
     total = total * shrink + tl.sum(weights, axis=1)
     v = _load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
     if KV_FP8:
-        weights *= HALF_SHIFT
-    acc = acc * shrink[:, None] + _dot(to_bf16(weights, PLAIN), v, PLAIN)
+        weights = to_bf16(weights * HALF_SHIFT, PLAIN)
+        low = acc[0] * shrink[:, None] + _dot(weights, v[0], PLAIN)
+        acc = (low, acc[1] * shrink[:, None] + _dot(weights, v[1], PLAIN))
+    else:
+        acc = (acc[0] * shrink[:, None] + _dot(to_bf16(weights, PLAIN), v[0], PLAIN),)
     return acc, new_top, total
 
 
@@ -202,34 +222,54 @@ def _find_piece(
 def _load_queries(
     q_ptr, query, head, row_valid, stride_q_token, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr
 ):
-    at = (query * stride_q_token + head * HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + at, row_valid[:, None], other=0.0)
+    """In parts, as the keys are."""
+    at = (query * stride_q_token + head * HEAD_DIM)[:, None]
+    q = tl.load(q_ptr + (at + _columns(0, HEAD_DIM, KV_FP8)[None, :]), row_valid[:, None], other=0.0)
     if KV_FP8:
-        q = to_bf16(q.to(tl.float32) * HALF_SHIFT, PLAIN)
-    return q
+        odd = tl.load(q_ptr + (at + _columns(1, HEAD_DIM, KV_FP8)[None, :]), row_valid[:, None], other=0.0)
+        return to_bf16(q.to(tl.float32) * HALF_SHIFT, PLAIN), to_bf16(odd.to(tl.float32) * HALF_SHIFT, PLAIN)
+    else:
+        return (q,)
 
 
 @triton.jit
-def _start(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _store_rows(ptr, at, acc, factor, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
+    """``acc``, whose parts are ``[BLOCK_M, width]``, times ``factor [BLOCK_M]`` to rows at ``at [BLOCK_M]``, as wide as
+    ``ptr`` says."""
+    for part in tl.static_range(2 if KV_FP8 else 1):
+        values = acc[part] * factor[:, None]
+        if ptr.dtype.element_ty == tl.bfloat16:
+            values = to_bf16(values, PLAIN)
+        tl.store(ptr + (at[:, None] + _columns(part, HEAD_DIM, KV_FP8)[None, :]), values, mask=mask[:, None])
+
+
+@triton.jit
+def _start(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """The running softmax before any key: the sink takes part as a key without a value."""
     sink = tl.load(sinks_ptr + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
     top = tl.maximum(sink, -1.0e30)
-    return tl.zeros([BLOCK_M, HEAD_DIM], tl.float32), top, tl.exp2(sink - top)
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
+    acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    if KV_FP8:
+        return (acc, acc), top, tl.exp2(sink - top)
+    else:
+        return (acc,), top, tl.exp2(sink - top)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "wanted", "least", "stride_scale"])
 def attend_short(
-    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr,
+    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr,
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,
     num_sequences, window, page_shift, group, wanted, least, scale,
     stride_q_token, stride_out_token, stride_page, stride_kv_head, stride_table, stride_scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr,
-    PDL: tl.constexpr, PLAIN: tl.constexpr,
+    INSIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (pieces, KV heads) if SPLIT, else (sequences, KV heads): then a program takes all keys of a sequence.
 
     A sequence in one piece is done here. The pieces of others go to ``partial`` and ``summary``, and where they begin
-    and how many they are to ``spans [sequences, 2]``.
+    and how many they are to ``spans [sequences, 2]``. If INSIDE, the last program of a sequence and a KV head adds them
+    up, by ``arrivals [sequences, KV heads]``. PREFETCH: keys of a piece that are fetched to L2 before the wait.
     """
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -249,6 +289,21 @@ def attend_short(
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
     last = tl.load(context_lens_ptr + seq)
+    first = tl.maximum(last - query_len - window + 1, 0)
+    begin = first // BLOCK_N * BLOCK_N
+    end = last
+    if SPLIT:
+        begin += piece * size * BLOCK_N
+        end = tl.minimum(begin + size * BLOCK_N, last)
+    k_head_ptr = k_ptr + kv_head * stride_kv_head
+    v_head_ptr = v_ptr + kv_head * stride_kv_head
+    table_ptr = page_table_ptr + seq * stride_table
+    if PREFETCH > 0:
+        if found & (query_len > 0):
+            WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
+            prefetch_keys(
+                k_head_ptr, v_head_ptr, table_ptr, begin, first, end, stride_page, page_shift, WIDTH, PREFETCH
+            )
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
         gdc_wait()
         gdc_launch_dependents()
@@ -264,82 +319,43 @@ def attend_short(
     query = (query_first + token).to(tl.int64)
     q = _load_queries(q_ptr, query, head, row_valid, stride_q_token, HEAD_DIM, KV_FP8, PLAIN)
 
-    first = tl.maximum(last - query_len - window + 1, 0)
-    begin = first // BLOCK_N * BLOCK_N
-    end = last
-    if SPLIT:
-        begin += piece * size * BLOCK_N
-        end = tl.minimum(begin + size * BLOCK_N, last)
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    k_head_ptr = k_ptr + kv_head * stride_kv_head
-    v_head_ptr = v_ptr + kv_head * stride_kv_head
-    table_ptr = page_table_ptr + seq * stride_table
-    state = _start(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM)
+    state = _start(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
     for start in tl.range(begin, end, BLOCK_N):  # all masked: that costs nothing beside the loads
         state = _attend(
             state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, first, last,
             stride_page, page_shift, scale, BLOCK_N, HEAD_DIM, KV_FP8, PLAIN, True,
         )  # fmt: skip
     acc, top, total = state
+    factor = tl.full([BLOCK_M], 1.0, tl.float32)
     if KV_FP8:
-        acc *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    dims = tl.arange(0, HEAD_DIM)
+        factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
     if SPLIT:
-        if (piece == 0) & (kv_head == 0):
-            tl.store(spans_ptr + 2 * seq, first_program)
-            tl.store(spans_ptr + 2 * seq + 1, pieces)
+        if not INSIDE:
+            if (piece == 0) & (kv_head == 0):
+                tl.store(spans_ptr + 2 * seq, first_program)
+                tl.store(spans_ptr + 2 * seq + 1, pieces)
         if pieces > 1:
             row = (program * tl.num_programs(1) + kv_head) * BLOCK_M + rows
-            tl.store(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], acc, mask=row_valid[:, None])
+            _store_rows(partial_ptr, row * HEAD_DIM, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)
             tl.store(summary_ptr + row * 2, top, mask=row_valid)
             tl.store(summary_ptr + row * 2 + 1, total, mask=row_valid)
+            if INSIDE:
+                kv_heads = tl.num_programs(1)
+                counter = arrivals_ptr + seq * kv_heads + kv_head
+                # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
+                tl.debug_barrier()
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+                    tl.store(counter, 0)
+                    merge_in_place(
+                        partial_ptr, summary_ptr, out_ptr, first_program, pieces, kv_head, kv_heads, query_first,
+                        query_len * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
+                    )  # fmt: skip
         row_valid = row_valid & (pieces == 1)
-    offsets = (query * stride_out_token + head * HEAD_DIM)[:, None] + dims[None, :]
-    tl.store(out_ptr + offsets, to_bf16(acc / total[:, None], PLAIN), mask=row_valid[:, None])
-
-
-@triton.jit(do_not_specialize=["group"])
-def merge_pieces(
-    partial_ptr, summary_ptr, spans_ptr, out_ptr, query_start_ptr, group, stride_out_token,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
-):  # fmt: skip
-    """Grid: (sequences, query heads). Adds up the pieces of the short sequences that ``attend_short`` cut."""
-    seq = tl.program_id(0)
-    head = tl.program_id(1)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    query_first = tl.load(query_start_ptr + seq)
-    query_len = tl.load(query_start_ptr + seq + 1) - query_first
-    if (query_len == 0) | (query_len > BLOCK_M // group):
-        return
-    first = tl.load(spans_ptr + 2 * seq)
-    pieces = tl.load(spans_ptr + 2 * seq + 1)
-    if pieces == 1:
-        return
-    dims = tl.arange(0, HEAD_DIM)
-    kv_heads = tl.num_programs(1) // group
-    for token in tl.range(0, query_len):
-        top = -1.0e30
-        total = 0.0
-        acc = tl.zeros([HEAD_DIM], tl.float32)
-        for begin in tl.range(0, pieces, BLOCK_P):
-            piece = begin + tl.arange(0, BLOCK_P)
-            mask = piece < pieces
-            row = ((first + piece) * kv_heads + head // group) * BLOCK_M + token * group + head % group
-            tops = tl.load(summary_ptr + row * 2, mask=mask, other=-1.0e30)
-            totals = tl.load(summary_ptr + row * 2 + 1, mask=mask, other=0.0)
-            parts = tl.load(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], mask=mask[:, None], other=0.0)
-            new_top = tl.maximum(top, tl.max(tops, axis=0))
-            weight = tl.exp2(tops - new_top)
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.sum(totals * weight, axis=0)
-            acc = acc * shrink + tl.sum(parts * weight[:, None], axis=0)
-            top = new_top
-        at = (query_first + token).to(tl.int64) * stride_out_token + head * HEAD_DIM + dims
-        tl.store(out_ptr + at, to_bf16(acc / total, PLAIN))
+    at = query * stride_out_token + head * HEAD_DIM
+    _store_rows(out_ptr, at, acc, factor / total, row_valid, HEAD_DIM, KV_FP8, PLAIN)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "short_len", "stride_scale"])
@@ -387,7 +403,7 @@ def attend_long(
     k_head_ptr = k_ptr + kv_head * stride_kv_head
     v_head_ptr = v_ptr + kv_head * stride_kv_head
     table_ptr = page_table_ptr + seq * stride_table
-    state = _start(sinks_ptr, head, row_valid, BLOCK_M, HEAD_DIM)
+    state = _start(sinks_ptr, head, row_valid, BLOCK_M, HEAD_DIM, KV_FP8)
     for start in tl.range(left, right, BLOCK_N):
         state = _attend(
             state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, first, last,
@@ -402,7 +418,8 @@ def attend_long(
             stride_page, page_shift, scale, BLOCK_N, HEAD_DIM, KV_FP8, PLAIN, True,
         )  # fmt: skip
     acc, _, total = state
+    factor = 1 / total
     if KV_FP8:
-        acc *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    offsets = (query * stride_out_token + head * HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(out_ptr + offsets, to_bf16(acc / total[:, None], PLAIN), mask=row_valid[:, None])
+        factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
+    at = query * stride_out_token + head * HEAD_DIM
+    _store_rows(out_ptr, at, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)

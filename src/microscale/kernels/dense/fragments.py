@@ -1,8 +1,8 @@
 """``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
 
-Up to 16 tokens are limited by reading the weights and take the kernel for few tokens; more take a GEMM that decodes
-weights on their way into the matrix unit; from 256 on one layer's weights are unpacked to bf16 and cuBLAS does the
-rest. All read one packed layout.
+Up to 16 tokens (64 with the fewest rows) are limited by reading the weights and take the kernel for few tokens; more
+take a GEMM that decodes weights on their way into the matrix unit; from 256 on one layer's weights are unpacked to bf16
+and cuBLAS does the rest. All read one packed layout.
 
 ``triton_mxfp8_a8``, ``triton_mxfp4_a8``: the same weights times MXFP8 activations on block-scaled matrix instructions
 (``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103). Few tokens run with bf16 activations there too.
@@ -47,9 +47,11 @@ class Fragments(DenseOp):
         if spec.tokens >= unpack.MIN_TOKENS:
             copied = 2 * 2 * spec.rows * spec.columns  # written and read
             return Cost(total + copied, flops, efficiency=CUBLAS_REACHED, launches=2)
-        if spec.tokens > small.MAX_TOKENS:
+        if not small.takes(spec.tokens, spec.rows, gpu):
             return Cost(total, flops, efficiency=gemm.EFFICIENCY)
-        return Cost(total, flops, efficiency=FEW_REACHED[self.format][spec.tokens > 8])
+        # Read again for each 16 tokens: from L2, at no less than the memory's speed.
+        again = (-(-spec.tokens // small.MAX_TOKENS) - 1) * weight_bytes(spec)
+        return Cost(total + again, flops, efficiency=FEW_REACHED[self.format][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         padded = replace(spec, columns=-(-spec.columns // 64) * 64)  # whole tiles
@@ -60,7 +62,7 @@ class Fragments(DenseOp):
 
     def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         check_rows(self.name, x, residual)
-        if x.shape[0] <= small.MAX_TOKENS:
+        if small.takes(x.shape[0], packed.rows, gpu):
             return small.run(packed, gpu, x, residual)
         if x.shape[0] >= unpack.MIN_TOKENS:
             return unpack.run(packed, x, residual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,17 +14,24 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense import small_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import Logits
+from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.op import Variant
 
 COLUMNS = (8, 16)
 """Tokens that one program serves."""
 MAX_TOKENS = COLUMNS[-1]
+"""Up to which the weights are read once."""
+MAX_TOKENS_FEW_ROWS = 64
+MAX_PROGRAMS_PER_SM = 6
+"""Up to which further blocks of tokens, for which the weights come from L2, take less than the GEMM: two waves (H200,
+MXFP4 and MXFP8, 2880 x 4096: 32 tokens 8 and 10 us, 64 tokens 17 and 18, the GEMM 23 to 25; 5120 x 2880: 32 tokens 12
+and 14, the GEMM 17 and 19; 64 tokens, 10 programs an SM, 24 and 25, the GEMM 21 and 22)."""
 BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}
 SCALES = {"bf16": jit.NONE, "fp8": jit.CHANNEL, "mxfp8": jit.GROUP, "mxfp4": jit.GROUP}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 # Tiles of a batch, by tokens of a program. 8 tokens: as measured on an H200, lm_head with one token: fp8 138 us with 3
-# and with 5, mxfp8 143 with 3 and 142 with 4, mxfp4 84 with 4 and 88 with 6, bf16 275 with 2. 16 tokens: what 168
-# registers hold without a spill on every SM.
+# and with 5, mxfp8 143 with 3 and 142 with 4, bf16 275 with 2. 16 tokens: what 168 registers hold without a spill on
+# every SM.
 AHEAD = {
     8: {"bf16": 2, "fp8": 3, "mxfp8": 3, "mxfp4": 4},
     16: {"bf16": 2, "fp8": 2, "mxfp8": 2, "mxfp4": 2},
@@ -35,6 +42,10 @@ AHEAD_FEW_ROWS = {"bf16": 3}
 # Row tiles enough for 16 warps on every SM; with fewer, slices of K fill the card (H200, one token, 5120 x 2880 bf16:
 # four slices 9.9 us, eight 12.3, sixteen 16.5, two 11.4; cuBLAS 10.7).
 MANY_ROWS_PER_SM = 256
+# Rows for which three programs on every SM are enough, at 16 rows a program; for more, four with fewer registers.
+ONE_WAVE_ROWS_PER_SM = 48
+FOUR_PROGRAMS = 128
+"""Registers of a thread with which an SM holds four programs of four warps."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +79,44 @@ class Tiles:
 
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tiles:
-    """Many rows: a warp for each row tile. Few: four warps share one along K, so that the card is full."""
+    """Many rows: a warp for one or two row tiles. Few: four warps share one along K, so that the card is full."""
     columns = next((size for size in COLUMNS if tokens <= size), COLUMNS[-1])
-    return possible(weight_format, columns, gpu)[0 if rows >= MANY_ROWS_PER_SM * gpu.num_sms else 1]
+    many, few, crowded = possible(weight_format, columns, gpu)
+    if rows >= MANY_ROWS_PER_SM * gpu.num_sms:
+        return many
+    return few if rows <= ONE_WAVE_ROWS_PER_SM * gpu.num_sms else crowded
 
 
-def possible(weight_format: str, columns: int, gpu: Gpu) -> tuple[Tiles, Tiles]:
-    """What ``choose`` may return on this card: for many rows, for few."""
+def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
+    """Whether this kernel is the one for so many tokens, and not a GEMM."""
+    programs = triton.cdiv(tokens, MAX_TOKENS) * triton.cdiv(rows, TILE_ROWS)
+    few = tokens <= MAX_TOKENS_FEW_ROWS and programs <= MAX_PROGRAMS_PER_SM * gpu.num_sms
+    return tokens <= MAX_TOKENS or few
+
+
+def possible(weight_format: str, columns: int, gpu: Gpu) -> tuple[Tiles, Tiles, Tiles]:
+    """What ``choose`` may return on this card: for many rows, for few, and for few that are more than one wave."""
     ahead = AHEAD[columns][weight_format]
     few = AHEAD_FEW_ROWS.get(weight_format, ahead) if columns == COLUMNS[0] else ahead
-    # Three programs of four warps an SM, where that was measured (H200) and where nothing spills with it.
-    registers = 168 if gpu.has(Feature.WGMMA) else 255
-    return Tiles(columns, 4, 4, 1, ahead, registers), Tiles(columns, 1, 1, 4, few, registers)
+    if not gpu.has(Feature.WGMMA):  # elsewhere nothing was measured, and fewer registers spill
+        return Tiles(columns, 4, 4, 1, ahead, 255), *2 * (Tiles(columns, 1, 1, 4, few, 255),)
+    # Three programs of four warps an SM.
+    slices = Tiles(columns, 1, 1, 4, few, 168)
+    # Gemma 4's QKV, 8192 x 2816 MXFP8, is 512 programs: 1.3 waves of three an SM, one of four (1.6 us less of 9.5).
+    crowded = replace(slices, ahead=2, registers=FOUR_PROGRAMS) if columns == COLUMNS[0] else slices
+    return _many_rows(weight_format, columns), slices, crowded
+
+
+def _many_rows(weight_format: str, columns: int) -> Tiles:
+    """As measured on an H200 at lm_head's size."""
+    if columns == COLUMNS[0] and weight_format == "mxfp4":
+        # One token 83 us; three programs an SM, 4 tiles ahead 93.
+        return Tiles(columns, 4, 4, 1, 3, FOUR_PROGRAMS)
+    if columns == COLUMNS[-1] and weight_format != "bf16":
+        # Two row tiles a warp: half the tokens read from L1, whose data path was 77 % busy (MXFP4). 16 tokens: fp8 144
+        # us, mxfp8 162, mxfp4 108; one row tile, 2 ahead, 168 registers 157, 176, 130.
+        return Tiles(columns, 8, 4, 1, 1, FOUR_PROGRAMS)
+    return Tiles(columns, 4, 4, 1, AHEAD[columns][weight_format], 168)
 
 
 def options(gpu: Gpu, tiles: Tiles) -> dict[str, Any]:
@@ -131,7 +168,7 @@ def empty_logits(tokens: int, rows: int, block_rows: int, device: torch.device) 
 
 
 def _grid(packed: PackedDense, tiles: Tiles, tokens: int) -> tuple[int, int]:
-    return triton.cdiv(packed.rows, tiles.rows), triton.cdiv(tokens, tiles.columns)
+    return triton.cdiv(tokens, tiles.columns), triton.cdiv(packed.rows, tiles.rows)
 
 
 def _format(weight_format: str) -> dict[str, int]:
@@ -165,7 +202,7 @@ POINTERS = {
 def variants(gpu: Gpu, implementation: str, weight_format: str) -> Iterator[Variant]:
     """Every kernel for few tokens that may be launched on this card for this format."""
     for columns in COLUMNS:
-        for tiles in possible(weight_format, columns, gpu):
+        for tiles in dict.fromkeys(possible(weight_format, columns, gpu)):
             for fn in (jit.small, jit.small_logits):
                 yield variant(gpu, implementation, weight_format, tiles, fn)
 
@@ -183,4 +220,7 @@ def variant(gpu: Gpu, implementation: str, weight_format: str, tiles: Tiles, fn:
     signature = {name: types.get(name, "i32") for name in fn.arg_names if name not in constants}
     divisible = (*(name for name in signature if name.endswith("_ptr")), "rows", "k", "stride_x")
     label = f"{fn.__name__} {weight_format} {tuple(vars(tiles).values())}"
-    return Variant("dense", implementation, label, fn, signature, constants, launch, divisible, MMA)
+    reason = None
+    if weight_format == "mxfp4" and tiles.row_tiles == 8:
+        reason = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
+    return Variant("dense", implementation, label, fn, signature, constants, launch, divisible, MMA, reason)

@@ -324,13 +324,14 @@ def small(
     AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """``y = x @ weight.T + bias + residual``. Grid: (blocks of 16 B rows, blocks of N tokens)."""
+    """``y = x @ weight.T + bias + residual``. Grid: (blocks of N tokens, blocks of 16 B rows): programs that read the
+    same weights stand side by side."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
     L2: gl.constexpr = gl.SliceLayout(0, mma)
     if PDL:
         gdc_launch_dependents()
-    row_tile = gl.program_id(0) * B
-    token = gl.program_id(1) * N
+    row_tile = gl.program_id(1) * B
+    token = gl.program_id(0) * N
     acc = _walk(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
@@ -375,8 +376,8 @@ def small_logits(
     LN: gl.constexpr = gl.SliceLayout(0, L2)
     if PDL:
         gdc_launch_dependents()
-    row_tile = gl.program_id(0) * B
-    token = gl.program_id(1) * N
+    row_tile = gl.program_id(1) * B
+    token = gl.program_id(0) * N
     acc = _walk(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
@@ -397,7 +398,7 @@ def small_logits(
     high = (best >> 32).to(gl.int32)
     largest = gl.where(high < 0, high ^ 0x7FFFFFFF, high).to(gl.float32, bitcast=True)
     total = gl.sum(gl.where(inside, gl.exp(r - largest[None, :]), 0.0), axis=0)
-    at = n * gl.num_programs(0) + gl.program_id(0)
+    at = n * gl.num_programs(1) + gl.program_id(1)
     gl.store(max_ptr + at, largest, mask=n < tokens)
     gl.store(argmax_ptr + at, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(gl.int32), mask=n < tokens)
     gl.store(sum_ptr + at, total, mask=n < tokens)

@@ -35,10 +35,11 @@ MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 # With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200: 14.6 against
 # 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
 FEW_WARPS = 24
-# Registers of a thread and tiles of MXFP4 in a batch, from most to least. A second wave of programs costs a ramp of its
-# own: gpt-oss-120b on an H200, one token (1440 warps) 20.1 us with the first, 21.9 with 128 and 5, 22.4 with 2 warps a
-# row tile in 1.4 waves; two tokens 35.9 with the second, 43 with 128 and 4 in 1.4 waves.
-ONE_WAVE = ((168, 6), (80, 2))
+# Warps along K, registers of a thread and tiles of MXFP4 in a batch, from most to least. A second wave of programs
+# costs a ramp of its own: gpt-oss-120b on an H200, one token (1440 warps) 20.1 us with the second, 21.9 with 128 and 5,
+# 22.4 with 2 warps a row tile in 1.4 waves; two tokens 35.9 with the third, 43 with 128 and 4 in 1.4 waves. Gemma 4,
+# one token (704 row tiles), 30 layers: 31 us less with the first than with the second.
+ONE_WAVE = ((2, 168, 8), (1, 168, 6), (1, 80, 2))
 # Of the machine's room: programs of the kernel before still hold some (88 registers, 99 % full: 24.8 us and not 20.8).
 WAVE_SHARE = 0.93
 # To hide a microsecond of latency an SM needs as many KB in flight as it gets GB/s. Under 15 (all cards with GDDR or
@@ -87,10 +88,10 @@ def direct_gate_up_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Til
     """A warp for each row tile of each of the tokens' experts: all of them at once, with what registers that leaves."""
     if not gpu.has(Feature.WGMMA):  # measured on an H200; elsewhere some of these registers are too few
         return direct_tiles(shape, tokens, top_k, gpu)
-    for registers, ahead in ONE_WAVE:
+    for slices, registers, ahead in ONE_WAVE:
         room = gpu.registers_per_sm // (32 * registers) * gpu.num_sms
-        if tokens * top_k * shape.row_tiles <= WAVE_SHARE * room:
-            return Tiles(1, 1, 1, _ahead(shape, gpu, ahead, 1), registers)
+        if slices * tokens * top_k * shape.row_tiles <= WAVE_SHARE * room:
+            return Tiles(1, 1, slices, _ahead(shape, gpu, ahead, slices), registers)
     return Tiles(1, 1, 1, _ahead(shape, gpu, 4, 1))
 
 
@@ -99,6 +100,10 @@ def direct_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
     # 16 warps of 128 registers would take a whole SM.
     split = tokens * top_k * shape.row_tiles < FEW_WARPS * gpu.num_sms and top_k <= 4 and shape.k_tiles > 1
     slices = 2 if split else 1
+    if gpu.has(Feature.WGMMA) and top_k > 4 and shape.bits == 8:
+        # Programs of 8 warps and more, two on an SM (H200, one token of Gemma 4, 30 layers: 48 us less than with 2
+        # tiles ahead and what registers ptxas takes).
+        return Tiles(1, 1, slices, _ahead(shape, gpu, 6, slices), 128)
     return Tiles(1, 1, slices, _ahead(shape, gpu, 4, slices))
 
 
@@ -226,7 +231,7 @@ def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, 
         h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
         K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=top_k, EXPERTS=experts, BITS=weights.format.bits,
         HAS_BIAS=packed.down_bias is not None, **tiles.constants(),
-        **_gemm_options(gpu, experts * tiles.warps_n * tiles.slices),
+        **_gemm_options(gpu, experts * tiles.warps_n * tiles.slices, tiles.registers),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from microscale.kernels.small.norms import MAX_WIDTH, launch, make_variant
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
 # Numbers in one program of the rotation: 8 heads of 64 are 2 pairs a thread with 4 warps.
-ROPE_ELEMENTS = 512
+ROPE_ELEMENTS = 2048
 ROPE_WARPS = 4
 ROPE_HEAD_DIMS = (32, 64, 128, 256, 512)
 GATED_BLOCK = 512

@@ -36,7 +36,16 @@ def rope_and_write_kv(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     pair = tl.arange(0, HALF)
-    frequency = tl.load(frequencies_ptr + pair)
+    # Weights were there before, and positions and slots come with the step: only ``qkv`` is the kernel before's.
+    angle = tl.load(positions_ptr + token).to(tl.float32) * tl.load(frequencies_ptr + pair)
+    slot = tl.load(slots_ptr + token)
+    if NORM:
+        q_low = tl.load(q_weight_ptr + pair)
+        q_high = tl.load(q_weight_ptr + HALF + pair)
+        k_low = tl.load(k_weight_ptr + pair)
+        k_high = tl.load(k_weight_ptr + HALF + pair)
+    cos = (tl.cos(angle) * scale)[None, :]
+    sin = (tl.sin(angle) * scale)[None, :]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -54,16 +63,11 @@ def rope_and_write_kv(
     v_first = to_bf16(first, PLAIN)
     v_second = to_bf16(second, PLAIN)
     if NORM:
-        q_low = tl.load(q_weight_ptr + pair).to(tl.float32)[None, :]
-        q_high = tl.load(q_weight_ptr + HALF + pair).to(tl.float32)[None, :]
-        k_low = tl.load(k_weight_ptr + pair).to(tl.float32)[None, :]
-        k_high = tl.load(k_weight_ptr + HALF + pair).to(tl.float32)[None, :]
-        first = to_bf16(first * tl.where(is_query, q_low, k_low), PLAIN).to(tl.float32)
-        second = to_bf16(second * tl.where(is_query, q_high, k_high), PLAIN).to(tl.float32)
+        low_weight = tl.where(is_query, q_low[None, :], k_low[None, :]).to(tl.float32)
+        high_weight = tl.where(is_query, q_high[None, :], k_high[None, :]).to(tl.float32)
+        first = to_bf16(first * low_weight, PLAIN).to(tl.float32)
+        second = to_bf16(second * high_weight, PLAIN).to(tl.float32)
 
-    angle = tl.load(positions_ptr + token).to(tl.float32) * frequency
-    cos = (tl.cos(angle) * scale)[None, :]
-    sin = (tl.sin(angle) * scale)[None, :]
     low = to_bf16(first * cos - second * sin, PLAIN)
     high = to_bf16(second * cos + first * sin, PLAIN)
 
@@ -71,7 +75,6 @@ def rope_and_write_kv(
     tl.store(target, low, mask=is_query)
     tl.store(target + HALF, high, mask=is_query)
 
-    slot = tl.load(slots_ptr + token)
     base = slot // page_size * stride_page + slot % page_size * (2 * HALF)
     kv_head = tl.where(head < heads, 0, (head - heads) % kv_heads)
     place = (base + kv_head * stride_kv_head)[:, None] + pair[None, :]

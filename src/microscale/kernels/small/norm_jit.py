@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.moe.routing_jit import choose
+from microscale.kernels.moe.routing_jit import NEVER, choose
 from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.plain_jit import to_bf16
 
@@ -28,9 +28,59 @@ def _load(ptr, column, mask):
 
 
 @triton.jit
+def _early(ptr, column, mask, EARLY: tl.constexpr):
+    """A weight in bf16, half of the registers; if not EARLY nothing yet."""
+    if EARLY:
+        return tl.load(ptr + column, mask=mask, other=0.0)
+    else:
+        return column
+
+
+@triton.jit
+def _weight(early, ptr, column, mask, EARLY: tl.constexpr):
+    """What ``_early`` fetched, in float32; if not EARLY it is fetched now."""
+    if EARLY:
+        return early.to(tl.float32)
+    else:
+        return _load(ptr, column, mask)
+
+
+@triton.jit
 def _normed(x, width, epsilon):
     """``x / sqrt(mean(x**2) + epsilon)``; columns past ``width`` hold zeros."""
     return x * tl.rsqrt(tl.sum(x * x, axis=0) / width + epsilon)
+
+
+@triton.jit
+def _normed_both(x, other, width, epsilon):
+    """``_normed`` of each. Their sums are one reduction: every one is a barrier that all warps meet at."""
+    both = tl.join(x, other)
+    first, second = tl.split(tl.sum(both * both, axis=0))
+    return x * tl.rsqrt(first / width + epsilon), other * tl.rsqrt(second / width + epsilon)
+
+
+@triton.jit
+def _choose_ranked(logits_ptr, scale, ids_ptr, weights_ptr, num_experts, TOP_K: tl.constexpr, E_PAD: tl.constexpr):
+    """``routing_jit.choose`` for one token, whose experts' factors ``scale [E_PAD]`` are here already.
+
+    An expert's place is the number of experts above it. Counted for all at once that is one reduction, where TOP_K
+    maxima one after the other are TOP_K.
+    """
+    expert = tl.arange(0, E_PAD)
+    real = expert < num_experts
+    x = tl.load(logits_ptr + expert, mask=real, other=0.0)
+    x = tl.where(x == 0.0, 0.0, x)  # -0.0 ties with 0.0
+    bits = tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
+    # Above the negated index stand the float's bits as an integer of the same order.
+    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (0x7FFFFFFF - expert).to(tl.int64)
+    key = tl.where(real, key, NEVER)
+    place = tl.sum((key[:, None] > key[None, :]).to(tl.int32), axis=0)
+    chosen = real & (place < TOP_K)
+    largest = tl.sum(tl.where(place == 0, x, 0.0), axis=0)
+    p = tl.where(chosen, tl.exp(x - largest), 0.0)
+    weights = p / tl.sum(p, axis=0) * scale
+    tl.store(ids_ptr + place, expert, mask=chosen)
+    tl.store(weights_ptr + place, weights, mask=chosen)
 
 
 @triton.jit
@@ -84,8 +134,8 @@ def rms_norm(
 @triton.jit
 def norm_add_norm(
     x_ptr, x_weight_ptr, other_ptr, other_weight_ptr, joined_weight_ptr, residual_ptr, weights_ptr, sum_ptr, out_ptr,
-    epsilon, scale, width, BLOCK: tl.constexpr, JOIN: tl.constexpr, OUTPUTS: tl.constexpr, PDL: tl.constexpr,
-    PLAIN: tl.constexpr,
+    epsilon, scale, width, BLOCK: tl.constexpr, JOIN: tl.constexpr, OUTPUTS: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens,). What stands between two blocks of a model that norms before and after it adds (Gemma 4).
 
@@ -96,20 +146,34 @@ def norm_add_norm(
     column = tl.arange(0, BLOCK)
     mask = column < width
     row = token * width
+    # Weights before the wait: they are there already. Behind it each would be a trip to memory of its own, for no load
+    # passes the barrier of a sum.
+    x_weight = _early(x_weight_ptr, column, mask, EARLY)
+    if JOIN:
+        other_weight = _early(other_weight_ptr, column, mask, EARLY)
+        joined_weight = _early(joined_weight_ptr, column, mask, EARLY)
+    weights = ()
+    for i in tl.static_range(OUTPUTS):
+        weights = weights + (_early(weights_ptr + i * width, column, mask, EARLY),)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    residual = _load(residual_ptr + row, column, mask)
-    y = _rounded(_normed(_load(x_ptr + row, column, mask), width, epsilon) * _load(x_weight_ptr, column, mask), PLAIN)
+    residual = tl.load(residual_ptr + row + column, mask=mask, other=0.0)
+    x = tl.load(x_ptr + row + column, mask=mask, other=0.0)
     if JOIN:
-        other = _normed(_load(other_ptr + row, column, mask), width, epsilon) * _load(other_weight_ptr, column, mask)
-        y = _rounded(y + _rounded(other, PLAIN), PLAIN)
-        y = _rounded(_normed(y, width, epsilon) * _load(joined_weight_ptr, column, mask), PLAIN)
-    total = _rounded(_rounded(residual + y, PLAIN) * scale, PLAIN)
+        other = tl.load(other_ptr + row + column, mask=mask, other=0.0)
+        y, other = _normed_both(x.to(tl.float32), other.to(tl.float32), width, epsilon)
+        y = _rounded(y * _weight(x_weight, x_weight_ptr, column, mask, EARLY), PLAIN)
+        y += _rounded(other * _weight(other_weight, other_weight_ptr, column, mask, EARLY), PLAIN)
+        y = _normed(_rounded(y, PLAIN), width, epsilon)
+        y *= _weight(joined_weight, joined_weight_ptr, column, mask, EARLY)
+    else:
+        y = _normed(x.to(tl.float32), width, epsilon) * _weight(x_weight, x_weight_ptr, column, mask, EARLY)
+    total = _rounded(_rounded(residual.to(tl.float32) + _rounded(y, PLAIN), PLAIN) * scale, PLAIN)
     tl.store(sum_ptr + row + column, to_bf16(total, PLAIN), mask=mask)
     normed = _normed(total, width, epsilon)
     for i in tl.static_range(OUTPUTS):
-        weight = _load(weights_ptr + i * width, column, mask)
+        weight = _weight(weights[i], weights_ptr + i * width, column, mask, EARLY)
         at = out_ptr + (i * tl.num_programs(0) + token) * width + column
         tl.store(at, to_bf16(normed * weight, PLAIN), mask=mask)
 
@@ -118,11 +182,13 @@ def norm_add_norm(
 def norm_add_norm_route(
     x_ptr, x_weight_ptr, residual_ptr, norms_ptr, router_ptr, expert_scale_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr,
     weights_ptr, arrivals_ptr, epsilon, scale, width, num_experts, BLOCK: tl.constexpr, READERS: tl.constexpr,
-    ROWS: tl.constexpr, TOP_K: tl.constexpr, K_PAD: tl.constexpr, E_PAD: tl.constexpr, PDL: tl.constexpr,
-    PLAIN: tl.constexpr,
+    ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of ROWS experts). ``norm_add_norm`` of one part for READERS weights, and with the weight
     after them router and top-k: few tokens in one launch, as in ``add_norm_route``.
+
+    There are more than READERS blocks. Each of the first stores one norm, the next one the sum, all of them after they
+    have counted: to count waits for what was stored before, and the last program's choice for every count.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -135,30 +201,32 @@ def norm_add_norm_route(
     router = tl.load(rows, mask=real[:, None] & mask[None, :], other=0.0)
     x_weight = _load(x_weight_ptr, column, mask)
     router_norm = _load(norms_ptr + READERS * width, column, mask)
+    part = tl.program_id(1)
+    norm_mask = mask & (part < READERS)
+    reader_norm = _load(norms_ptr + part * width, column, norm_mask)
+    every = tl.arange(0, E_PAD)
+    expert_scale = tl.load(expert_scale_ptr + every, mask=every < num_experts, other=0.0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     y = _rounded(_normed(_load(x_ptr + row, column, mask), width, epsilon) * x_weight, PLAIN)
     total = _rounded(_rounded(_load(residual_ptr + row, column, mask) + y, PLAIN) * scale, PLAIN)
     normed = _normed(total, width, epsilon)
-    if tl.program_id(1) == 0:
-        tl.store(sum_ptr + row + column, to_bf16(total, PLAIN), mask=mask)
-        for i in tl.static_range(READERS):
-            weight = _load(norms_ptr + i * width, column, mask)
-            at = out_ptr + (i * tl.num_programs(0) + token) * width + column
-            tl.store(at, to_bf16(normed * weight, PLAIN), mask=mask)
     seen = _rounded(normed * router_norm, PLAIN)
     logits = tl.sum(router.to(tl.float32) * seen[None, :], axis=1)
     tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
     # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu")
+    out = out_ptr + (part * tl.num_programs(0) + token) * width + column
+    tl.store(out, to_bf16(normed * reader_norm, PLAIN), mask=norm_mask)
+    tl.store(sum_ptr + row + column, to_bf16(total, PLAIN), mask=mask & (part == READERS))
     if arrived == tl.num_programs(1) - 1:
         tl.store(arrivals_ptr + token, 0)
-        only = tl.program_id(0) + tl.arange(0, 1)
-        choose(
-            logits_ptr, expert_scale_ptr, ids_ptr, weights_ptr, only, tl.num_programs(0), num_experts, num_experts,
-            TOP_K, K_PAD, E_PAD, True,
+        chosen = token * TOP_K
+        _choose_ranked(
+            logits_ptr + token * num_experts, expert_scale, ids_ptr + chosen, weights_ptr + chosen, num_experts,
+            TOP_K, E_PAD,
         )  # fmt: skip
 
 

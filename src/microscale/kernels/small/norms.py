@@ -30,6 +30,12 @@ SANDWICH_ROUTED = ((4096, 128, 8),)
 SANDWICH_READERS = 2
 ROUTED_TOKENS = 16
 ROUTER_ELEMENTS = 16384
+"""Weights of the router that one program of ``add_norm_route`` holds: 64 a thread."""
+EARLY_BLOCK = 8192
+"""Columns up to which ``norm_add_norm`` has registers for all its weights before it waits."""
+SANDWICH_ELEMENTS = 8192
+SANDWICH_WARPS = 4
+"""The same for ``norm_add_norm_route``, and its warps (H200, 30 layers of Gemma 4: 16384 and 8 warps 67 us more)."""
 
 
 def warps(block: int) -> int:
@@ -111,7 +117,8 @@ def norm_add_norm(
             x.contiguous(), sandwich.before, x if other is None else other.contiguous(),
             *(sandwich.before if w is None else w for w in (sandwich.before_other, sandwich.joined)),
             residual.contiguous(), sandwich.after, total, normed, sandwich.epsilon, sandwich.scale, width,
-            BLOCK=block, JOIN=other is not None, OUTPUTS=outputs, **launch(pdl), num_warps=warps(block),
+            BLOCK=block, JOIN=other is not None, OUTPUTS=outputs, EARLY=block <= EARLY_BLOCK,
+            **launch(pdl), num_warps=warps(block),
         )  # fmt: skip
     return normed, total
 
@@ -161,12 +168,12 @@ def norm_add_norm_route(
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
-    constants = router_constants(block, e_pad, top_k)
+    constants = sandwich_constants(block, e_pad, top_k)
     norm_jit.norm_add_norm_route[(tokens, triton.cdiv(num_experts, constants["ROWS"]))](
         x.contiguous(), sandwich.before, residual.contiguous(), sandwich.after, router.weight, router.expert_scale,
         total, normed, logits, ids, weights, arrivals(x.device, tokens),
         sandwich.epsilon, sandwich.scale, width, num_experts,
-        READERS=readers, **constants, **launch(pdl), num_warps=8,
+        **constants, **launch(pdl), num_warps=SANDWICH_WARPS,
     )  # fmt: skip
     return normed, total, Routing(ids, weights)
 
@@ -175,6 +182,12 @@ def router_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
     """64 weights of the router a thread, and at least four programs a token."""
     rows = max(1, min(ROUTER_ELEMENTS // block, e_pad // 4))
     return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "K_PAD": triton.next_power_of_2(top_k), "E_PAD": e_pad}
+
+
+def sandwich_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
+    """As ``router_constants``. At least four programs a token are one for each of the readers, and one for the sum."""
+    rows = max(1, min(SANDWICH_ELEMENTS // block, e_pad // 8))
+    return {"BLOCK": block, "READERS": SANDWICH_READERS, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
 
 
 def make_variant(name: str, fn: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int) -> Variant:
@@ -203,7 +216,7 @@ def variants(gpu: Gpu) -> Iterator[Variant]:
             yield make_variant(name, fn, types | out, flags | common, warps(block))
         for join in (False, True):
             for outputs in range(1, MAX_NORMS + 1):
-                flags = {"BLOCK": block, "JOIN": join, "OUTPUTS": outputs}
+                flags = {"BLOCK": block, "JOIN": join, "OUTPUTS": outputs, "EARLY": block <= EARLY_BLOCK}
                 name = f"norm_{'join_' if join else ''}add_norm{outputs}_{block}"
                 sandwich_types = types | {"weights_ptr": "*bf16"}
                 yield make_variant(name, norm_jit.norm_add_norm, sandwich_types, flags | common, warps(block))
@@ -212,6 +225,6 @@ def variants(gpu: Gpu) -> Iterator[Variant]:
         constants = router_constants(block, e_pad, top_k) | common
         yield make_variant(f"add_norm_route_{e_pad}_top{top_k}", norm_jit.add_norm_route, types, constants, 8)
     for block, e_pad, top_k in SANDWICH_ROUTED:
-        constants = router_constants(block, e_pad, top_k) | {"READERS": SANDWICH_READERS} | common
+        constants = sandwich_constants(block, e_pad, top_k) | common
         name = f"norm_add_norm_route_{e_pad}_top{top_k}"
-        yield make_variant(name, norm_jit.norm_add_norm_route, types, constants, 8)
+        yield make_variant(name, norm_jit.norm_add_norm_route, types, constants, SANDWICH_WARPS)

@@ -72,6 +72,7 @@ async function meetServer() {
     const model = models.data[0];
     $("model").textContent = model.id;
     $("facts").textContent = `${model.id}, with room for ${number.format(model.max_model_len)} tokens`;
+    chat.showModel(model.id);
     showError(null);
     running.load();
   } catch (error) {

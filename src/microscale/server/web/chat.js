@@ -2,15 +2,33 @@
 
 import { chat } from "/web/api.js";
 import { $, announce, h, icon, keep, recall } from "/web/dom.js";
-import { fields, systemPrompt } from "/web/settings.js";
+import { fields, offerTool, systemPrompt } from "/web/settings.js";
 import { Follower, ModelTurn, duration, userTurn } from "/web/turn.js";
 
 const SPOKEN = 600; // characters of an answer that are read out when it is complete
 const IDEAS = [
-  ["Explain", "block scaling in number formats, with an example"],
-  ["Write", "a Python function that merges overlapping intervals"],
-  ["Compare", "mixture-of-experts and dense models in a table"],
-  ["Plan", "a week of simple dinners for two"],
+  ["Explain", "block scaling in number formats, with an example."],
+  ["Write", "a Python function that merges overlapping intervals."],
+  ["Compare", "mixture-of-experts and dense models in a table."],
+  ["Plan", "a week of simple dinners for two."],
+];
+// What the embedded model was taught.
+const DEMO = "microscale-demo";
+const DEMO_ABOUT = "A toy of 30 million parameters: it knows little, and what it says may be wrong.";
+const DEMO_HINT = "Ask for a sum, a capital, a word, a date";
+const WEATHER = {
+  type: "function",
+  function: {
+    name: "get_weather",
+    description: "The weather of a city.",
+    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+  },
+};
+const DEMO_IDEAS = [
+  ["What is", "247 + 385?"],
+  ["What is the capital of", "Peru?"],
+  ["Tell me", "a short story about a fox."],
+  ["What is the weather in", "Paris?", WEATHER],
 ];
 
 export class Chat {
@@ -33,14 +51,29 @@ export class Chat {
     });
     $("prompt").addEventListener("input", grow);
     $("new").addEventListener("click", () => this.clear());
-    $("ideas").append(...IDEAS.map(([verb, rest]) =>
-      h("li", {}, h("button", { type: "button", onclick: () => this.send(`${verb} ${rest}.`) }, h("b", {}, verb), ` ${rest}`))));
     this.restore();
     this.showState();
   }
 
   get busy() {
     return this.stopper !== null;
+  }
+
+  /** Things to ask that fit the model which is served. */
+  showModel(name) {
+    const ideas = name === DEMO ? DEMO_IDEAS : IDEAS;
+    if (name === DEMO) {
+      $("facts").textContent += `. ${DEMO_ABOUT}`;
+      $("prompt").placeholder = DEMO_HINT;
+    }
+    $("ideas").replaceChildren(...ideas.map(([verb, rest, tool]) => {
+      const ask = () => {
+        if (tool) offerTool(tool);
+        this.send(`${verb} ${rest}`);
+      };
+      const note = tool ? h("small", {}, ` offers ${tool.function.name}`) : "";
+      return h("li", {}, h("button", { type: "button", onclick: ask }, h("b", {}, verb), ` ${rest.replace(/\.$/, "")}`, note));
+    }));
   }
 
   // ---- what the user does ---------------------------------------------------------------------------------------------

@@ -42,6 +42,18 @@ export function fields() {
   return body;
 }
 
+/** Add a function to those that the model may call, unless one of its name is there. */
+export function offerTool(tool) {
+  let offered;
+  try {
+    offered = tools();
+  } catch {
+    return; // what stands there is the user's to mend; sending says so
+  }
+  if (offered.some((other) => other.function.name === tool.function.name)) return;
+  save({ tools: JSON.stringify([...offered, tool], null, 2) });
+}
+
 export const systemPrompt = () => settings.system.trim();
 
 function save(changed) {

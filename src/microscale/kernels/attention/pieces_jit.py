@@ -1,0 +1,127 @@
+"""The jit code of ``triton_paged`` around the pieces of short sequences: fetch their keys early, and add them up.
+
+Many pieces have a launch of their own, ``merge_pieces``. Few are added up by the last program of ``attend_short``; that
+and the early fetch are for layers whose attention is all latency: a window of 1024 keys is 34 pieces of 33 KB at most.
+"""
+
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from microscale.kernels.plain_jit import to_bf16
+
+# Numbers of two bytes in a line of the cache.
+LINE = tl.constexpr(64)
+# Pieces that a program of merge_pieces loads at a time.
+BLOCK_P = tl.constexpr(32)
+# Rows and pieces that the last program adds up at a time: Gemma 4's sliding layers have two rows a token, and with
+# heads of 256 this is 32 registers a thread.
+MERGE_ROWS = tl.constexpr(2)
+MERGE_PIECES = tl.constexpr(8)
+
+
+@triton.jit
+def _to_l2(pointers):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def prefetch_keys(
+    k_ptr, v_ptr, table_ptr, begin, first, last, stride_page, page_shift, WIDTH: tl.constexpr, KEYS: tl.constexpr
+):
+    """Bring keys and values of the positions from ``begin`` on to L2, while the kernel before still makes the queries.
+
+    Positions outside of first..last repeat one inside: pages that a window has left may be anyone's. The newest key may
+    come too early, before it is written: L2 is where it will be written, so it is read right later.
+    """
+    n = tl.minimum(tl.maximum(begin + tl.arange(0, KEYS), first), last - 1)
+    page = tl.load(table_ptr + (n >> page_shift)).to(tl.int64)
+    slots = page * stride_page + (n & ((1 << page_shift) - 1)) * WIDTH
+    at = slots[:, None] + (tl.arange(0, (WIDTH + LINE - 1) // LINE) * LINE)[None, :]
+    _to_l2(k_ptr + at)
+    _to_l2(v_ptr + at)
+
+
+@triton.jit
+def merge_in_place(
+    partial_ptr, summary_ptr, out_ptr, first, pieces, kv_head, kv_heads, query_first, num_rows, group, stride_out_token,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """What ``merge_pieces`` does, for all rows of one sequence and one KV head, in the order of the pieces."""
+    dims = tl.arange(0, HEAD_DIM)
+    for row_begin in tl.range(0, num_rows, MERGE_ROWS):
+        row = row_begin + tl.arange(0, MERGE_ROWS)
+        top = tl.full([MERGE_ROWS], -1.0e30, tl.float32)
+        total = tl.zeros([MERGE_ROWS], tl.float32)
+        acc = tl.zeros([MERGE_ROWS, HEAD_DIM], tl.float32)
+        for begin in tl.range(0, pieces, MERGE_PIECES):
+            piece = begin + tl.arange(0, MERGE_PIECES)
+            ok = (piece < pieces)[:, None] & (row < num_rows)[None, :]
+            at = ((first + piece) * kv_heads + kv_head)[:, None] * BLOCK_M + row[None, :]
+            tops = tl.load(summary_ptr + at * 2, mask=ok, other=-1.0e30)
+            totals = tl.load(summary_ptr + at * 2 + 1, mask=ok, other=0.0)
+            parts = tl.load(
+                partial_ptr + at[:, :, None] * HEAD_DIM + dims[None, None, :], mask=ok[:, :, None], other=0.0
+            )
+            new_top = tl.maximum(top, tl.max(tops, axis=0))
+            weight = tl.exp2(tops - new_top[None, :])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(totals * weight, axis=0)
+            acc = acc * shrink[:, None] + tl.sum(parts * weight[:, :, None], axis=0)
+            top = new_top
+        query = (query_first + row // group).to(tl.int64)
+        head = kv_head * group + row % group
+        place = (query * stride_out_token + head * HEAD_DIM)[:, None] + dims[None, :]
+        tl.store(out_ptr + place, to_bf16(acc / total[:, None], PLAIN), mask=(row < num_rows)[:, None])
+
+
+@triton.jit(do_not_specialize=["group"])
+def merge_pieces(
+    partial_ptr, summary_ptr, spans_ptr, out_ptr, query_start_ptr, group, stride_out_token,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Grid: (sequences, query heads). Adds up the pieces of the short sequences that ``attend_short`` cut."""
+    seq = tl.program_id(0)
+    head = tl.program_id(1)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    query_first = tl.load(query_start_ptr + seq)
+    query_len = tl.load(query_start_ptr + seq + 1) - query_first
+    if (query_len == 0) | (query_len > BLOCK_M // group):
+        return
+    first = tl.load(spans_ptr + 2 * seq)
+    pieces = tl.load(spans_ptr + 2 * seq + 1)
+    if pieces == 1:
+        return
+    dims = tl.arange(0, HEAD_DIM)
+    kv_heads = tl.num_programs(1) // group
+    for token in tl.range(0, query_len):
+        top = -1.0e30
+        total = 0.0
+        acc = tl.zeros([HEAD_DIM], tl.float32)
+        for begin in tl.range(0, pieces, BLOCK_P):
+            piece = begin + tl.arange(0, BLOCK_P)
+            mask = piece < pieces
+            row = ((first + piece) * kv_heads + head // group) * BLOCK_M + token * group + head % group
+            tops = tl.load(summary_ptr + row * 2, mask=mask, other=-1.0e30)
+            totals = tl.load(summary_ptr + row * 2 + 1, mask=mask, other=0.0)
+            parts = tl.load(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], mask=mask[:, None], other=0.0)
+            new_top = tl.maximum(top, tl.max(tops, axis=0))
+            weight = tl.exp2(tops - new_top)
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(totals * weight, axis=0)
+            acc = acc * shrink + tl.sum(parts * weight[:, None], axis=0)
+            top = new_top
+        at = (query_first + token).to(tl.int64) * stride_out_token + head * HEAD_DIM + dims
+        tl.store(out_ptr + at, to_bf16(acc / total, PLAIN))
