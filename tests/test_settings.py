@@ -39,3 +39,10 @@ def test_a_user_without_a_home_has_the_temporary_folder(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "home", nobody)
     assert settings.load({}).cache_dir == Path(tempfile.gettempdir()) / "microscale"
+
+
+def test_threads_do_not_spin_for_long_unless_the_user_says_so() -> None:
+    theirs = [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}]
+    for environment in theirs:
+        settings.limit_spinning(environment)
+    assert theirs == [{"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}]

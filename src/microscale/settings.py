@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from microscale.errors import BadSetting
 
 PREFIX = "MICROSCALE_"
+SPIN_COUNT = "1000"
+"""Turns that a CPU thread of torch waits for another before it gives up its core. As many as OpenMP takes by itself are
+milliseconds, and where another program wants the core every product of a small model waits that long. The embedded
+model on two cores beside three busy processes: 0.5 to 5 tokens/s, 15 to 32 with this; alone 71 to 94, 81 to 88.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,10 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         debug=_flag(env, "MICROSCALE_DEBUG"),
         vllm=not env.get("MICROSCALE_VLLM", "").strip() or _flag(env, "MICROSCALE_VLLM"),
     )
+
+
+def limit_spinning(env: MutableMapping[str, str] | None = None) -> None:
+    """Before torch is imported, and unless the user has said how threads wait."""
+    env = os.environ if env is None else env
+    if "OMP_WAIT_POLICY" not in env:
+        env.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

@@ -98,6 +98,7 @@ def _root(
 
 def main() -> None:
     """Run the command line: errors raised on purpose, and a full disk or a closed pipe, become one sentence."""
+    settings.limit_spinning()
     try:
         app()
     except (MicroscaleError, OSError) as error:
