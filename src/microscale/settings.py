@@ -18,7 +18,7 @@ PREFIX = "MICROSCALE_"
 SPIN_COUNT = "1000"
 """Turns that a CPU thread of torch waits for another before it gives up its core. As many as OpenMP takes by itself are
 milliseconds, and where another program wants the core every product of a small model waits that long. The embedded
-model on two cores beside three busy processes: 0.5 to 5 tokens/s, 15 to 32 with this; alone 71 to 94, 81 to 88.
+model on two cores beside three busy processes: 0.5 to 5 tokens/s, 15 to 32 with this; alone 71 to 115, 75 to 101.
 """
 
 
