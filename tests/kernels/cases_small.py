@@ -122,11 +122,15 @@ def test_norm_add_norm_route(tokens: int, width: int, experts: int, fused: bool)
     router = Router(normal(experts, width, seed=2, size=width**-0.5), expert_scale=scale)
     for _ in range(2):  # the second call finds the counters as the first left them
         normed, total, routing = SMALL.norm_add_norm_route(x, residual, sandwich, router, 8)
-    # Sum and norms are those of the op without a router, but for the order of sums.
+    # Sum and norms are those of the op without a router: to the bit, where a sum's order does not depend on the warps.
     want, want_total = SMALL.norm_add_norm(x, None, residual, sandwich)
-    bf16_close(total, want_total)
-    spread = float(want.abs().max() / want.float().square().mean().sqrt())
-    assert_close(normed, want[:2], worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+    if ON_GPU and fused:
+        bf16_close(total, want_total)
+        spread = float(want.abs().max() / want.float().square().mean().sqrt())
+        assert_close(normed, want[:2], worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+    else:
+        assert torch.equal(total, want_total)
+        assert torch.equal(normed, want[:2])
     logits = want[2].float() @ router.weight.float().T
     exact = reference.route(logits, 8, scale)
     room = float(logits.abs().max()) * (1e-5 if fused else step("bf16"))
