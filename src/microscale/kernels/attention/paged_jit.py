@@ -305,8 +305,8 @@ def attend_short(
                 k_head_ptr, v_head_ptr, table_ptr, begin, first, end, stride_page, page_shift, WIDTH, PREFETCH
             )
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     if (not found) | (query_len == 0) | (query_len > block_q):
         return
 

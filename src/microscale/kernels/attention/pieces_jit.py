@@ -94,8 +94,8 @@ def merge_pieces(
     seq = tl.program_id(0)
     head = tl.program_id(1)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
     if (query_len == 0) | (query_len > BLOCK_M // group):

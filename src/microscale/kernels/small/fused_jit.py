@@ -47,8 +47,8 @@ def rope_and_write_kv(
     cos = (tl.cos(angle) * scale)[None, :]
     sin = (tl.sin(angle) * scale)[None, :]
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     total = heads + kv_heads if SHARED else heads + 2 * kv_heads
     source = qkv_ptr + (token * total + head)[:, None] * (2 * HALF) + pair[None, :]
     inside = (head < total)[:, None]
@@ -95,8 +95,8 @@ def gated(
     mask = unit < units
     row = x_ptr + token * stride_x
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     if INTERLEAVED:
         gate = tl.load(row + 2 * unit, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(row + 2 * unit + 1, mask=mask, other=0.0).to(tl.float32)

@@ -1,4 +1,9 @@
-"""The jit code of ``triton_small``'s norms: one program normalises one token, in float32, in one pass over its data."""
+"""The jit code of ``triton_small``'s norms: one program normalises one token, in float32, in one pass over its data.
+
+Small kernels let the next one start before they wait themselves: a matrix's first weights are then on their way while a
+norm, a rotation and attention still stand in line. Whoever waits for a kernel waits for its end, and it ends only after
+its own wait, so nobody overtakes what it reads.
+"""
 
 # mypy: ignore-errors
 # (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
@@ -112,8 +117,8 @@ def rms_norm(
     if WEIGHTED:
         weight = _load(weight_ptr, column, mask)
     if PDL:  # the weight was there before; the tokens come from the kernel before
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     x = _load(x_ptr + token * stride_x, column, mask)
     if ADD:
         x += _load(residual_ptr + token * stride_residual, column, mask)
@@ -252,8 +257,8 @@ def add_norm_route(
     router = tl.load(rows, mask=real[:, None] & mask[None, :], other=0.0)
     weight = _load(weight_ptr, column, mask)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     x = _load(x_ptr + token * stride_x, column, mask) + _load(residual_ptr + token * stride_residual, column, mask)
     x = _rounded(x, PLAIN)
     y = _rounded(_normed(x, width, epsilon) * weight, PLAIN)
