@@ -32,7 +32,7 @@ PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
 # layers: 1579 µs with 32 keys of 256, 1663 with 64, 1692 with 128; at 1000 no difference.
 LEAST_KEYS = {64: 256, 128: 128, 256: 32, 512: 64}
 # Head size → pieces of a sequence up to which the last program adds them up. The width of the page table or the window
-# bounds them; a window of 1024 is 34 pieces of 32 keys. Gemma 4's sliding layers have two rows of 256 in a piece, 2 KB;
+# bounds them; a window of 1024 is 33 pieces of 32 keys. Gemma 4's sliding layers have two rows of 256 in a piece, 2 KB;
 # its full layers have eight of 512, 16 KB.
 INSIDE_PIECES = {64: 0, 128: 0, 256: 40, 512: 0}
 MERGE_WARPS = 4
@@ -229,8 +229,7 @@ class _Call:
         wanted = wanted_pieces(kv_heads, self.spec.head_dim, self.gpu)
         least = tile.least_blocks(self.spec.head_dim)
         split = max_keys > least * tile.block_n
-        # The first of a window's blocks may lie outside of it in part.
-        most = (-(-max_keys // tile.block_n) + 1) // least
+        most = -(-max_keys // tile.block_n) // least
         inside = split and most <= INSIDE_PIECES[self.spec.head_dim]
         programs = self.sequences
         if split:  # each sequence may have one more than its share

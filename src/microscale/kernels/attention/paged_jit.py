@@ -171,7 +171,7 @@ def _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, B
     query_len = tl.load(query_start_ptr + seq + 1, mask=mask, other=0) - query_first
     last = tl.load(context_lens_ptr + seq, mask=mask, other=0)
     first = tl.maximum(last - query_len - window + 1, 0)
-    blocks = tl.cdiv(last, BLOCK_N) - first // BLOCK_N
+    blocks = tl.cdiv(last - first, BLOCK_N)
     return tl.where((query_len > 0) & (query_len <= block_q), blocks, 0)
 
 
@@ -290,7 +290,8 @@ def attend_short(
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
     last = tl.load(context_lens_ptr + seq)
     first = tl.maximum(last - query_len - window + 1, 0)
-    begin = first // BLOCK_N * BLOCK_N
+    # Blocks are counted from the window's first key on: a window of 128 is one block of 128 and not two.
+    begin = first
     end = last
     if SPLIT:
         begin += piece * size * BLOCK_N

@@ -1,7 +1,7 @@
 """The jit code of ``triton_paged`` around the pieces of short sequences: fetch their keys early, and add them up.
 
 Many pieces have a launch of their own, ``merge_pieces``. Few are added up by the last program of ``attend_short``; that
-and the early fetch are for layers whose attention is all latency: a window of 1024 keys is 34 pieces of 33 KB at most.
+and the early fetch are for layers whose attention is all latency: a window of 1024 keys is 33 pieces of 33 KB at most.
 """
 
 # mypy: ignore-errors
