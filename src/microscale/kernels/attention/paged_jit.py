@@ -274,7 +274,8 @@ def attend_short(
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     block_q = BLOCK_M // group
-    # Lengths and tables come with the step: they are older than the kernel before, which only makes queries and keys.
+    # Lengths and tables come with the step, sinks and scales with the model: all are older than the kernel before,
+    # which only makes queries and keys.
     if SPLIT:
         seq, size, first_program, pieces = _find_piece(
             query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
@@ -305,12 +306,6 @@ def attend_short(
             prefetch_keys(
                 k_head_ptr, v_head_ptr, table_ptr, begin, first, end, stride_page, page_shift, WIDTH, PREFETCH
             )
-    if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
-        gdc_launch_dependents()
-        gdc_wait()
-    if (not found) | (query_len == 0) | (query_len > block_q):
-        return
-
     rows = tl.arange(0, BLOCK_M)
     token = rows // group
     row_valid = token < query_len
@@ -318,12 +313,17 @@ def attend_short(
     # Rows past the end compute like the last token, so that the masks stay simple; they are not stored.
     positions = last - query_len + tl.minimum(token, query_len - 1)
     query = (query_first + token).to(tl.int64)
-    q = _load_queries(q_ptr, query, head, row_valid, stride_q_token, HEAD_DIM, KV_FP8, PLAIN)
-
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
     state = _start(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
+    if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
+        gdc_launch_dependents()
+        gdc_wait()
+    if (not found) | (query_len == 0) | (query_len > block_q):
+        return
+
+    q = _load_queries(q_ptr, query, head, row_valid, stride_q_token, HEAD_DIM, KV_FP8, PLAIN)
     for start in tl.range(begin, end, BLOCK_N):  # all masked: that costs nothing beside the loads
         state = _attend(
             state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, first, last,
@@ -331,7 +331,7 @@ def attend_short(
         )  # fmt: skip
     acc, top, total = state
     factor = tl.full([BLOCK_M], 1.0, tl.float32)
-    if KV_FP8:
+    if KV_FP8:  # not before the loop, where it would take a register from 128 that are all in use
         factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
     if SPLIT:
         if not INSIDE:
