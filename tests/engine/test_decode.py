@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from microscale.engine.decode import DecodeInputs, graph_size
+from microscale.engine.decode import SHORT_CONTEXT, DecodeInputs, GraphKey, graph_size
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampler import SamplingParams
@@ -32,7 +32,7 @@ def make(pools: dict[LayerKind, PagePool], name: str, length: int) -> Work:
 def check(inputs: DecodeInputs, pools: dict[LayerKind, PagePool], plan: list[Work], size: int) -> None:
     """The tensors say what the plan and the pools say."""
     inputs.fill(plan, size)
-    batch = inputs.batch(size)
+    batch = inputs.batch(GraphKey(size, inputs.key(plan).pages))
     for row, work in enumerate(plan):
         assert batch.token_ids[row] == work.request.tokens[work.first]
         assert batch.positions[row] == work.first
@@ -58,6 +58,24 @@ def test_rows_follow_the_plan() -> None:
     for pool in pools.values():
         pool.grow("b", 4)
     check(inputs, pools, [b, a, c], 3)
+
+
+def test_short_sequences_have_a_narrow_table() -> None:
+    """Whatever the lengths, one of two widths, which holds all of them; one tensor behind both."""
+    longest = SHORT_CONTEXT + 5
+    pools = {kind: PagePool(1024) for kind in LayerKind}
+    inputs = DecodeInputs(pools, 4, max_rows=2, max_pages=-(-longest // 4), device=CPU)
+    lengths = (1, SHORT_CONTEXT, SHORT_CONTEXT + 1, longest)
+    works = [make(pools, str(length), length) for length in lengths[:1] + lengths[3:]]
+    check(inputs, pools, works, 2)
+    widths = [inputs.key([Work(works[0].request, length - 1, 1)]).pages for length in lengths]
+    assert widths == [SHORT_CONTEXT // 4] * 2 + [-(-longest // 4)] * 2
+    assert inputs.key(works).pages == -(-longest // 4)
+    narrow, wide = (inputs.batch(GraphKey(2, width)).attention[LayerKind.FULL].page_table for width in widths[1:3])
+    assert narrow.shape == (2, SHORT_CONTEXT // 4)
+    assert narrow.data_ptr() == wide.data_ptr()
+    small = DecodeInputs(pools, 4, max_rows=2, max_pages=8, device=CPU)
+    assert {small.key([Work(works[0].request, length - 1, 1)]).pages for length in (1, 8, 32)} == {8}
 
 
 def test_a_preempted_request_comes_back_with_other_pages() -> None:

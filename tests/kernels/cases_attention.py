@@ -75,6 +75,7 @@ CASES = [
     (16, 1, 64, 20, 16, [(10, 30), (0, 0), (25, 4)]),
     (8, 1, 64, None, 64, [(2600, 1), (0, 0), (700, 2), (90, 2)]),  # pieces of several sequences; two rows of tokens
     (3, 1, 256, 700, 16, [(800, 1), (90, 2), (0, 1), (0, 0)]),  # the last program adds up nine pieces, three rows
+    (8, 1, 64, None, 16, [(1900, 1), (700, 2), (255, 1), (0, 0)]),  # the same: up to seven pieces, eight rows
     (8, 1, 64, 5000, 16, [(600, 1), (0, 40), (520, 2)]),  # a window longer than any sequence; short and long together
 ]
 if ON_GPU:
@@ -167,7 +168,14 @@ def test_the_scale_of_the_scores() -> None:
     against_reference(replace(spec, scale=1.0), q / 8, kv, batch)
 
 
-@pytest.mark.parametrize("case", [(8, 1, 64, None, [(1500, 1), (900, 1)]), (4, 2, 256, 200, [(300, 1), (90, 1)])])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (8, 1, 64, None, [(2600, 1), (900, 1)]),
+        (8, 1, 64, None, [(1500, 1), (900, 1)]),
+        (4, 2, 256, 200, [(300, 1), (90, 1)]),
+    ],
+)
 def test_pieces_add_up_in_order(case: tuple) -> None:
     """By a launch of their own, or by the last program: the second call finds its counters as the first left them."""
     heads, kv_heads, dim, window, sequences = case

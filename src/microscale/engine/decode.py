@@ -25,8 +25,11 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 
 EVERY_SIZE_TO = 64
+SHORT_CONTEXT = 2048
+"""Tokens up to which the sequences of a step have a graph of their own. Kernels learn from a table's width how long a
+sequence may be: up to here attention adds up its pieces in the same launch, however long a sequence may become."""
 EAGER_RUNS = 1
-"""Steps of a size that run without a graph first: they compile the kernels, and many sizes come up only once."""
+"""Steps of a key that run without a graph first: they compile the kernels, and many sizes come up only once."""
 
 
 def graph_size(rows: int) -> int:
@@ -36,6 +39,15 @@ def graph_size(rows: int) -> int:
         return rows
     step = 1 << ((rows - 1).bit_length() - 5)
     return -(-rows // step) * step
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """What a captured step depends on."""
+
+    rows: int
+    pages: int
+    """Of a sequence, at most."""
 
 
 @dataclass
@@ -82,19 +94,29 @@ class DecodeInputs:
             kind: torch.zeros(t.shape, dtype=t.dtype, pin_memory=pin) for kind, t in self._tables.items()
         }
         self._rows = {kind: [_Row() for _ in range(rows)] for kind in kinds}
-        self._batches: dict[int, ForwardBatch] = {}
+        self._max_pages = max_pages
+        self._batches: dict[GraphKey, ForwardBatch] = {}
 
-    def batch(self, size: int) -> ForwardBatch:
-        """The first ``size`` rows, as a step of the model takes them. The tensors are the same at every call."""
-        if size not in self._batches:
-            self._batches[size] = self._make_batch(size)
-        return self._batches[size]
+    def key(self, plan: Sequence[Work]) -> GraphKey:
+        """The graph that the plan's sequences run in: the smallest of two widths that holds the longest of them."""
+        longest = max(work.first for work in plan) + 1
+        short = min(SHORT_CONTEXT // self._page_size, self._max_pages)
+        return GraphKey(graph_size(len(plan)), short if longest <= short * self._page_size else self._max_pages)
 
-    def _make_batch(self, size: int) -> ForwardBatch:
+    def batch(self, key: GraphKey) -> ForwardBatch:
+        """The first rows and pages, as a step of the model takes them. The tensors are the same at every call."""
+        if key not in self._batches:
+            self._batches[key] = self._make_batch(key)
+        return self._batches[key]
+
+    def _make_batch(self, key: GraphKey) -> ForwardBatch:
         kinds = list(LayerKind)
+        size = key.rows
         tokens, positions, *slots = _lines(self._wide, size)
         attention = {
-            kind: AttentionBatch(self._starts[: size + 1], self._lengths[:size], self._tables[kind][:size], 1)
+            kind: AttentionBatch(
+                self._starts[: size + 1], self._lengths[:size], self._tables[kind][:size, : key.pages], 1
+            )
             for kind in kinds
         }
         return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), self._logit_rows[:size])
@@ -138,35 +160,35 @@ class DecodeInputs:
 
 
 class DecodeGraphs:
-    """One captured step for each batch size that has come up, all in one pool of memory."""
+    """One captured step for each key that has come up, all in one pool of memory."""
 
     def __init__(self, forward: Callable[[ForwardBatch], Logits], device: torch.device, *, enabled: bool) -> None:
         self._forward = forward
         self._enabled = enabled and device.type == "cuda"
-        self._runs: dict[int, int] = {}
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Logits]] = {}
+        self._runs: dict[GraphKey, int] = {}
+        self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Logits]] = {}
         self._memory: Any = None
 
-    def run(self, batch: ForwardBatch, size: int) -> Logits:
-        """The logits of ``batch``, the first ``size`` rows of the standing inputs. They last until the next step."""
-        if size in self._graphs:
-            graph, logits = self._graphs[size]
+    def run(self, batch: ForwardBatch, key: GraphKey) -> Logits:
+        """The logits of ``batch``, which the standing inputs hold for ``key``. They last until the next step."""
+        if key in self._graphs:
+            graph, logits = self._graphs[key]
             graph.replay()
             return logits
-        self._runs[size] = self._runs.get(size, 0) + 1
+        self._runs[key] = self._runs.get(key, 0) + 1
         logits = self._forward(batch)
-        if self._enabled and self._runs[size] > EAGER_RUNS:
-            self._capture(batch, size)
+        if self._enabled and self._runs[key] > EAGER_RUNS:
+            self._capture(batch, key)
         return logits
 
-    def _capture(self, batch: ForwardBatch, size: int) -> None:
+    def _capture(self, batch: ForwardBatch, key: GraphKey) -> None:
         """Record the step that has just run: it would give the same again, so nothing is lost by running it twice."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             logits = self._forward(batch)
         self._memory = graph.pool()
-        self._graphs[size] = (graph, logits)
+        self._graphs[key] = (graph, logits)
 
 
 def take_rows(logits: Logits, rows: slice | list[int]) -> Logits:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Logits, Sampling
-from microscale.engine.decode import DecodeGraphs, DecodeInputs, graph_size, take_rows
+from microscale.engine.decode import DecodeGraphs, DecodeInputs, take_rows
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
 from microscale.engine.scheduler import Limits, Work
@@ -62,9 +62,9 @@ class ModelRunner:
         device while such plans follow one another.
         """
         if all(work.decodes for work in plan):
-            size = graph_size(len(plan))
-            self._inputs.fill(plan, size, tokens)
-            return take_rows(self._graphs.run(self._inputs.batch(size), size), slice(len(plan)))
+            key = self._inputs.key(plan)
+            self._inputs.fill(plan, key.rows, tokens)
+            return take_rows(self._graphs.run(self._inputs.batch(key), key), slice(len(plan)))
         chunks = [self._chunk(work) for work in plan]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
 

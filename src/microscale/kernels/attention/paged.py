@@ -33,8 +33,8 @@ PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
 LEAST_KEYS = {64: 256, 128: 128, 256: 32, 512: 64}
 # Head size → pieces of a sequence up to which the last program adds them up. The width of the page table or the window
 # bounds them; a window of 1024 is 33 pieces of 32 keys. Gemma 4's sliding layers have two rows of 256 in a piece, 2 KB;
-# its full layers have eight of 512, 16 KB.
-INSIDE_PIECES = {64: 0, 128: 0, 256: 40, 512: 0}
+# its full layers have eight of 512, 16 KB. gpt-oss has eight of 64, 2 KB, and tables of 2048 keys are eight pieces.
+INSIDE_PIECES = {64: 8, 128: 0, 256: 40, 512: 0}
 MERGE_WARPS = 4
 NO_WINDOW = 1 << 30
 """Wider than any context: a layer without a window sees everything."""
@@ -229,8 +229,8 @@ class _Call:
             max_keys = min(max_keys, self.spec.window + self.short_len)
         wanted = wanted_pieces(kv_heads, self.spec.head_dim, self.gpu)
         least = tile.least_blocks(self.spec.head_dim)
-        split = max_keys > least * tile.block_n
-        most = -(-max_keys // tile.block_n) // least
+        most = -(-max_keys // tile.block_n) // least  # pieces of a sequence
+        split = most > 1
         inside = split and most <= INSIDE_PIECES[self.spec.head_dim]
         programs = self.sequences
         if split:  # each sequence may have one more than its share

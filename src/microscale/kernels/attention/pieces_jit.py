@@ -17,10 +17,9 @@ from microscale.kernels.plain_jit import to_bf16
 LINE = tl.constexpr(64)
 # Pieces that a program of merge_pieces loads at a time.
 BLOCK_P = tl.constexpr(32)
-# Rows and pieces that the last program adds up at a time: Gemma 4's sliding layers have two rows a token, and with
-# heads of 256 this is 32 registers a thread.
-MERGE_ROWS = tl.constexpr(2)
-MERGE_PIECES = tl.constexpr(8)
+# Numbers that the last program adds up at a time, of one piece: all rows of one token in Gemma 4's sliding layers (two
+# of 256) and in gpt-oss (eight of 64).
+MERGE_NUMBERS = tl.constexpr(512)
 
 
 @triton.jit
@@ -59,6 +58,9 @@ def merge_in_place(
 ):  # fmt: skip
     """What ``merge_pieces`` does, for all rows of one sequence and one KV head, in the order of the pieces."""
     dims = tl.arange(0, HEAD_DIM)
+    MERGE_ROWS: tl.constexpr = MERGE_NUMBERS // HEAD_DIM
+    # 32 registers a thread, or 16 for small heads: with 8 pieces of 64 an SM holds three programs and not four.
+    MERGE_PIECES: tl.constexpr = 4 if HEAD_DIM == 64 else 8
     for row_begin in tl.range(0, num_rows, MERGE_ROWS):
         row = row_begin + tl.arange(0, MERGE_ROWS)
         top = tl.full([MERGE_ROWS], -1.0e30, tl.float32)
