@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.moe.routing_jit import NEVER, choose
+from microscale.kernels.moe.routing_jit import NEVER
 from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.plain_jit import to_bf16
 
@@ -239,13 +239,14 @@ def norm_add_norm_route(
 def add_norm_route(
     x_ptr, residual_ptr, weight_ptr, router_ptr, bias_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr, weights_ptr,
     arrivals_ptr, epsilon, width, num_experts, stride_x, stride_residual,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, K_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr,
     PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of ROWS experts). Sum, norm, router and top-k of few tokens in one launch.
 
     Every program of a token adds and norms it anew, which costs less than a launch; the last one with its logits
-    chooses.
+    chooses. The first block stores the norm and the last one the sum, after they have counted, as in
+    ``norm_add_norm_route``.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -256,25 +257,25 @@ def add_norm_route(
     rows = router_ptr + expert[:, None].to(tl.int64) * width + column[None, :]
     router = tl.load(rows, mask=real[:, None] & mask[None, :], other=0.0)
     weight = _load(weight_ptr, column, mask)
+    bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     x = _load(x_ptr + token * stride_x, column, mask) + _load(residual_ptr + token * stride_residual, column, mask)
     x = _rounded(x, PLAIN)
     y = _rounded(_normed(x, width, epsilon) * weight, PLAIN)
-    if tl.program_id(1) == 0:
-        tl.store(sum_ptr + token * width + column, to_bf16(x, PLAIN), mask=mask)
-        tl.store(out_ptr + token * width + column, to_bf16(y, PLAIN), mask=mask)
-    bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
     logits = tl.sum(router.to(tl.float32) * y[None, :], axis=1) + bias
     tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
     # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu")
+    at = token * width + column
+    tl.store(out_ptr + at, to_bf16(y, PLAIN), mask=mask & (tl.program_id(1) == 0))
+    tl.store(sum_ptr + at, to_bf16(x, PLAIN), mask=mask & (tl.program_id(1) == tl.num_programs(1) - 1))
     if arrived == tl.num_programs(1) - 1:
         tl.store(arrivals_ptr + token, 0)
-        only = tl.program_id(0) + tl.arange(0, 1)
-        choose(
-            logits_ptr, logits_ptr, ids_ptr, weights_ptr, only, tl.num_programs(0), num_experts, num_experts,
-            TOP_K, K_PAD, E_PAD, False,
-        )  # fmt: skip
+        chosen = token * TOP_K
+        one = tl.full([E_PAD], 1.0, tl.float32)
+        _choose_ranked(
+            logits_ptr + token * num_experts, one, ids_ptr + chosen, weights_ptr + chosen, num_experts, TOP_K, E_PAD
+        )

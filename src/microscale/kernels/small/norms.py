@@ -29,8 +29,9 @@ ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4))
 SANDWICH_ROUTED = ((4096, 128, 8),)
 SANDWICH_READERS = 2
 ROUTED_TOKENS = 16
-ROUTER_ELEMENTS = 16384
-"""Weights of the router that one program of ``add_norm_route`` holds: 64 a thread."""
+ROUTER_ELEMENTS = 8192
+ROUTER_WARPS = 4
+"""Weights of the router that one program of ``add_norm_route`` holds, 64 a thread, and its warps."""
 EARLY_BLOCK = 8192
 """Columns up to which ``norm_add_norm`` has registers for all its weights before it waits."""
 SANDWICH_ELEMENTS = 8192
@@ -145,7 +146,7 @@ def add_norm_route(
     norm_jit.add_norm_route[(tokens, triton.cdiv(num_experts, constants["ROWS"]))](
         x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
         arrivals(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
-        **constants, **launch(pdl), num_warps=8,
+        **constants, **launch(pdl), num_warps=ROUTER_WARPS,
     )  # fmt: skip
     return normed, total, Routing(ids, weights)
 
@@ -181,7 +182,7 @@ def norm_add_norm_route(
 def router_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
     """64 weights of the router a thread, and at least four programs a token."""
     rows = max(1, min(ROUTER_ELEMENTS // block, e_pad // 4))
-    return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "K_PAD": triton.next_power_of_2(top_k), "E_PAD": e_pad}
+    return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
 
 
 def sandwich_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
@@ -223,7 +224,8 @@ def variants(gpu: Gpu) -> Iterator[Variant]:
         block *= 2
     for block, e_pad, top_k in ROUTED:
         constants = router_constants(block, e_pad, top_k) | common
-        yield make_variant(f"add_norm_route_{e_pad}_top{top_k}", norm_jit.add_norm_route, types, constants, 8)
+        name = f"add_norm_route_{e_pad}_top{top_k}"
+        yield make_variant(name, norm_jit.add_norm_route, types, constants, ROUTER_WARPS)
     for block, e_pad, top_k in SANDWICH_ROUTED:
         constants = sandwich_constants(block, e_pad, top_k) | common
         name = f"norm_add_norm_route_{e_pad}_top{top_k}"
