@@ -40,7 +40,8 @@ class Scripted:
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
         self.steps.append(batch.token_ids.tolist())
         self.positions.append(batch.positions.tolist())
-        following = (batch.token_ids[batch.logit_rows] + 1) % VOCAB
+        rows = slice(None) if batch.logit_rows is None else batch.logit_rows
+        following = (batch.token_ids[rows] + 1) % VOCAB
         return summarise(torch.nn.functional.one_hot(following, VOCAB).float() * 4)
 
 

@@ -81,7 +81,6 @@ class DecodeInputs:
         self._lengths = torch.ones(rows, dtype=torch.int32, device=device)
         self._tables = {kind: torch.zeros((rows, max_pages), dtype=torch.int32, device=device) for kind in kinds}
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._logit_rows = torch.arange(rows, dtype=torch.int64, device=device)
         # On the host, from where they are copied.
         self._host = [
             (
@@ -119,7 +118,7 @@ class DecodeInputs:
             )
             for kind in kinds
         }
-        return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), self._logit_rows[:size])
+        return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), None)
 
     def fill(self, plan: Sequence[Work], size: int, tokens: Tensor | None = None) -> None:
         """Row by row what the plan says, and rows of no one up to ``size``; ``tokens`` that only the device knows."""

@@ -25,8 +25,9 @@ class ForwardBatch:
     attention: Mapping[LayerKind, AttentionBatch]
     slots: Mapping[LayerKind, Tensor]
     """Where each token's keys and values go: ``[tokens]`` int64, page * page_size + offset."""
-    logit_rows: Tensor
-    """Tokens whose logits are wanted: ``[rows]`` int64, usually the last of each sequence."""
+    logit_rows: Tensor | None
+    """Tokens whose logits are wanted: ``[rows]`` int64, usually the last of each sequence. ``None``: all of them, and
+    nothing is picked out, which would be launches of their own in every decoding step."""
 
 
 @dataclass(frozen=True)

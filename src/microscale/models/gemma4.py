@@ -194,4 +194,6 @@ class Gemma4:
         normed = first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
             x, normed = layer.forward(x, normed, batch, layer_kv, self.rope[layer.kind])
-        return self.lm_head.logits(normed[batch.logit_rows])
+        if batch.logit_rows is not None:
+            normed = normed[batch.logit_rows]
+        return self.lm_head.logits(normed)

@@ -168,6 +168,7 @@ class GptOss:
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
             x, added = layer.forward(x, added, batch, layer_kv, self.rope)
         assert added is not None  # there is a layer
-        rows = batch.logit_rows
-        x, _ = self.small.add_rms_norm(added[rows], x[rows], self.norm, self.config.rms_epsilon)
+        if batch.logit_rows is not None:
+            added, x = added[batch.logit_rows], x[batch.logit_rows]
+        x, _ = self.small.add_rms_norm(added, x, self.norm, self.config.rms_epsilon)
         return self.lm_head.logits(x)
