@@ -165,7 +165,13 @@ class _Reading:
         top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
         device = sampled.tokens.device
         self._there: torch.cuda.Event | None = None
-        self._tensors = [_to_host(t) for t in (sampled.tokens, sampled.logprobs, sampled.status, *top)]
+        rows = sampled.tokens.shape[0]
+        if sampled.together is None:
+            own = [_to_host(t) for t in (sampled.tokens, sampled.logprobs, sampled.status)]
+        else:
+            tokens, logprobs, status = _to_host(sampled.together)[:, :rows]
+            own = [tokens, logprobs.view(torch.float32), status]
+        self._tensors = own + [_to_host(t) for t in top]
         if device.type == "cuda":
             self._there = torch.cuda.Event()
             self._there.record(torch.cuda.current_stream(device))
@@ -223,6 +229,8 @@ class Sampler:
         # int32 [slots, vocab], 0.8 MB a slot for gpt-oss: made when the first request with penalties comes.
         self._counts: Tensor | None = None
         self._free_slots: list[int] = []
+        # Rows → what ``_unread`` made for them.
+        self._off: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         # int32 [rows, words], on the host and pinned: made when the first request with a grammar comes.
         self._masks: Tensor | None = None
 
@@ -302,27 +310,43 @@ class Sampler:
 
     def _batch(self, requests: Sequence[_Request], allowed: Tensor | None) -> SamplingBatch:
         all_params = [request.params for request in requests]
-        floats = [
-            (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
-            for p in all_params
-        ]
-        # Two copies to the device, whatever the number of requests.
-        numbers = self._copy(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
-        whole = torch.tensor([(r.seed, r.drawn, r.params.top_k, r.slot) for r in requests], dtype=torch.int64)
-        wide = self._copy(whole.view(-1, 4).T.contiguous())
+        draws = any(p.temperature > 0 for p in all_params)
+        penalised = any(p.penalised for p in all_params)
+        numbers, wide, top_k = self._numbers(requests) if draws or penalised else self._unread(len(requests))
         temperature, top_p, min_p, repetition, presence, frequency = numbers
         history = None
-        if self._counts is not None and any(p.penalised for p in all_params):
-            history = History(wide[3].int(), self._counts)
+        if self._counts is not None and penalised:
+            history = History(wide[2].int(), self._counts)
         return SamplingBatch(
-            temperature, wide[2].int(), top_p, min_p, repetition, presence, frequency, wide[0], wide[1],
-            draws=any(p.temperature > 0 for p in all_params),
+            temperature, top_k, top_p, min_p, repetition, presence, frequency, wide[0], wide[1],
+            draws=draws,
             filters=any(p.filtered for p in all_params),
             history=history,
             bias=self._bias([request.bias() for request in requests]),
             allowed=allowed,
             top_logprobs=max((p.logprobs or 0 for p in all_params), default=0),
         )  # fmt: skip
+
+    def _numbers(self, requests: Sequence[_Request]) -> tuple[Tensor, Tensor, Tensor]:
+        """float32 [6, rows], int64 [3, rows] (seed, place, slot) and top-k: two copies to the device, however many."""
+        all_params = [request.params for request in requests]
+        floats = [
+            (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+            for p in all_params
+        ]
+        numbers = self._copy(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
+        whole = torch.tensor([(r.seed, r.drawn, r.slot, r.params.top_k) for r in requests], dtype=torch.int64)
+        wide = self._copy(whole.view(-1, 4).T.contiguous())
+        return numbers, wide[:3], wide[3].int()
+
+    def _unread(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for rows that all take the likeliest token, which none of these numbers changes: everything off, and
+        nothing to copy. Each copy stands between two steps, about 3 us of a step of 1500 (gpt-oss-20b, H200)."""
+        if rows not in self._off:
+            off = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0]).view(6, 1).expand(6, rows)
+            whole = torch.zeros((3, rows), dtype=torch.int64)
+            self._off[rows] = self._copy(off.contiguous()), self._copy(whole), self._copy(whole[0].int())
+        return self._off[rows]
 
     def _bias(self, pairs: Sequence[Mapping[int, float]]) -> Bias | None:
         capacity = max((len(items) for items in pairs), default=0)

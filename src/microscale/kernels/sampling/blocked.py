@@ -217,8 +217,10 @@ class _Job:
     ) -> Sampled:
         """Tokens and log-probabilities, and the likeliest where they were asked for."""
         sampled = raw if sampled is None else sampled
-        tokens = self.empty(dtype=torch.int32) if given is None else given
-        logprobs, status = self.empty(), self.empty(dtype=torch.int32)
+        # Each begins at a multiple of 16 bytes, as the kernel was proved for.
+        together = torch.empty((3, -(-self.rows // 4) * 4), dtype=torch.int32, device=self.logits.device)
+        tokens, logprobs, status = together[:, : self.rows]
+        tokens, logprobs = tokens if given is None else given, logprobs.view(torch.float32)
         b, none = self.batch, self.logits
         history = None if b is None or given is not None else b.history
         drawn = [none] * 6
@@ -232,7 +234,8 @@ class _Job:
                 BLOCK=BLOCK, MERGE=raw.merge, DRAW=weights is not None, FILTER=cutoff is not None,
                 HISTORY=history is not None, GIVEN=given is not None, **OPTIONS,
             )  # fmt: skip
-        return Sampled(tokens, logprobs, status, self.top(raw) if self.top_logprobs else None)
+        top = self.top(raw) if self.top_logprobs else None
+        return Sampled(tokens, logprobs, status, top, together if given is None else None)
 
     def top(self, raw: _Blocks) -> TopLogprobs:
         count = self.top_logprobs

@@ -114,6 +114,7 @@ class Sampled:
     logprobs: Tensor  # float32 [rows]
     status: Tensor  # int32 [rows]: ``Status``
     top: TopLogprobs | None = None
+    together: Tensor | None = None  # int32 [3, rows or more]: the three, where they lie side by side, for one copy
 
 
 class SamplingOp(Implementation[SamplingSpec]):
