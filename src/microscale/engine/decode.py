@@ -1,7 +1,7 @@
 """Decoding steps from tensors that stay where they are, so that a CUDA graph can be captured once and replayed.
 
 Row r of the tensors is the r-th sequence of the plan. A step changes only what is new: token, position, length and slot
-of each row (two small copies to the device), and those entries of the page tables that were not there before. Rows that
+of each row (one small copy to the device), and those entries of the page tables that were not there before. Rows that
 fill a batch up to the size of a graph look at one token in a page that belongs to nobody.
 
 Copies come from pinned memory, and nobody waits for them. A step is filled while the one before it may still stand in
@@ -59,10 +59,18 @@ class _Row:
     num_pages: int = 0
 
 
+LINES = 3 + len(LayerKind)
+"""Of the standing inputs: tokens, positions, slots of each kind; lengths."""
+
+
 def _lines(flat: Tensor, size: int) -> Tensor:
-    """``[lines, size]`` at the beginning of a buffer, in one piece: a copy of it needs no other."""
-    lines = 2 + len(LayerKind)
-    return flat[: lines * size].view(lines, size)
+    """``[LINES, size]`` at the beginning of a buffer, in one piece: a copy of it needs no other."""
+    return flat[: LINES * size].view(LINES, size)
+
+
+def _lengths(lines: Tensor) -> Tensor:
+    """int32 ``[size]``: half of the last line."""
+    return lines[-1].view(torch.int32)[: lines.shape[1]]
 
 
 class DecodeInputs:
@@ -76,19 +84,12 @@ class DecodeInputs:
         rows = graph_size(max_rows)
         pin = device.type == "cuda"
         kinds = list(LayerKind)
-        # On the device: tokens, positions and slots of each kind; lengths; page tables.
-        self._wide = torch.zeros((2 + len(kinds)) * rows, dtype=torch.int64, device=device)
-        self._lengths = torch.ones(rows, dtype=torch.int32, device=device)
+        # On the device: the lines; page tables.
+        self._wide = torch.zeros(LINES * rows, dtype=torch.int64, device=device)
         self._tables = {kind: torch.zeros((rows, max_pages), dtype=torch.int32, device=device) for kind in kinds}
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         # On the host, from where they are copied.
-        self._host = [
-            (
-                torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin),
-                torch.ones(rows, dtype=torch.int32, pin_memory=pin),
-            )
-            for _ in range(2)
-        ]
+        self._host = [torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin) for _ in range(2)]
         self._host_tables = {
             kind: torch.zeros(t.shape, dtype=t.dtype, pin_memory=pin) for kind, t in self._tables.items()
         }
@@ -111,11 +112,10 @@ class DecodeInputs:
     def _make_batch(self, key: GraphKey) -> ForwardBatch:
         kinds = list(LayerKind)
         size = key.rows
-        tokens, positions, *slots = _lines(self._wide, size)
+        lines = _lines(self._wide, size)
+        tokens, positions, *slots = lines[:-1]
         attention = {
-            kind: AttentionBatch(
-                self._starts[: size + 1], self._lengths[:size], self._tables[kind][:size, : key.pages], 1
-            )
+            kind: AttentionBatch(self._starts[: size + 1], _lengths(lines), self._tables[kind][:size, : key.pages], 1)
             for kind in kinds
         }
         return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), None)
@@ -137,13 +137,12 @@ class DecodeInputs:
             for row in range(len(plan), size):
                 self._show(kind, row, None, [pool.num_pages])
         self._host.reverse()
-        host_wide, host_lengths = self._host[0]
-        _lines(host_wide, size).copy_(torch.tensor(wide))
-        host_lengths[:size] = torch.tensor([first + 1 for first in firsts] + [1] * spare)
-        _lines(self._wide, size).copy_(_lines(host_wide, size), non_blocking=True)
-        self._lengths[:size].copy_(host_lengths[:size], non_blocking=True)
+        host, there = _lines(self._host[0], size), _lines(self._wide, size)
+        host[:-1].copy_(torch.tensor(wide))
+        _lengths(host).copy_(torch.tensor([first + 1 for first in firsts] + [1] * spare))
+        there.copy_(host, non_blocking=True)
         if tokens is not None:
-            _lines(self._wide, size)[0, : len(plan)].copy_(tokens)
+            there[0, : len(plan)].copy_(tokens)
 
     def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
         """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""
