@@ -159,12 +159,22 @@ class _Request:
 
 
 class _Reading:
-    """What was sampled, on its way to the host."""
+    """What was sampled, on its way to the host. On a GPU by a stream of its own, ``side``: the next step, which does
+    without what is read here, need not wait for the copies."""
 
-    def __init__(self, sampled: Sampled) -> None:
-        top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
-        device = sampled.tokens.device
+    def __init__(self, sampled: Sampled, side: torch.cuda.Stream | None) -> None:
         self._there: torch.cuda.Event | None = None
+        if side is None:
+            self._copy(sampled)
+            return
+        side.wait_stream(torch.cuda.current_stream(side.device))
+        with torch.cuda.stream(side):
+            self._copy(sampled)
+            self._there = torch.cuda.Event()
+            self._there.record(side)
+
+    def _copy(self, sampled: Sampled) -> None:
+        top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
         rows = sampled.tokens.shape[0]
         if sampled.together is None:
             own = [_to_host(t) for t in (sampled.tokens, sampled.logprobs, sampled.status)]
@@ -172,9 +182,6 @@ class _Reading:
             tokens, logprobs, status = _to_host(sampled.together)[:, :rows]
             own = [tokens, logprobs.view(torch.float32), status]
         self._tensors = own + [_to_host(t) for t in top]
-        if device.type == "cuda":
-            self._there = torch.cuda.Event()
-            self._there.record(torch.cuda.current_stream(device))
 
     def choices(self, wanted: Sequence[int]) -> list[Choice]:
         """The one place where sampling waits for the device. ``wanted``: likeliest tokens of each row."""
@@ -189,8 +196,10 @@ class _Reading:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
+    """A copy that the present stream makes: nobody else may have the memory before that."""
     if tensor.device.type == "cpu":
         return tensor
+    tensor.record_stream(torch.cuda.current_stream(tensor.device))
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 
@@ -229,6 +238,7 @@ class Sampler:
         # int32 [slots, vocab], 0.8 MB a slot for gpt-oss: made when the first request with penalties comes.
         self._counts: Tensor | None = None
         self._free_slots: list[int] = []
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Rows → what ``_unread`` made for them.
         self._off: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         # int32 [rows, words], on the host and pinned: made when the first request with a grammar comes.
@@ -264,7 +274,7 @@ class Sampler:
         sampled = self._sampling(logits, self._batch(requests, allowed), blocks)
         for request in requests:
             request.drawn += 1
-        return Drawn(sampled.tokens, _Reading(sampled), requests, faults)
+        return Drawn(sampled.tokens, _Reading(sampled, self._side), requests, faults)
 
     def read(self, drawn: Drawn) -> list[Choice]:
         """Wait for what was drawn."""
@@ -283,7 +293,7 @@ class Sampler:
     def prompt_logprobs(self, logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[Choice]:
         """How likely given tokens were: row i of ``logits`` belongs to the place that ``tokens[i]`` took."""
         ids = torch.tensor(tokens, dtype=torch.int32).to(self._device)
-        return _Reading(self._sampling.score(logits, ids, top)).choices([top] * len(tokens))
+        return _Reading(self._sampling.score(logits, ids, top), self._side).choices([top] * len(tokens))
 
     def _matcher(self, grammar: str | None) -> Matcher | None:
         if grammar is None:
