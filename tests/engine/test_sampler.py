@@ -11,6 +11,8 @@ from torch import Tensor
 
 from microscale.engine.sampler import MAX_BIAS, Choice, Sampler, SamplingParams
 from microscale.errors import BadLogits, BadRequest
+from microscale.kernels.dense.spec import Logits
+from microscale.kernels.sampling.spec import Sampled, SamplingBatch
 from support.sampling import sampling_on_cpu
 
 CPU = torch.device("cpu")
@@ -38,6 +40,24 @@ def test_greedy_takes_the_largest_and_its_logprob() -> None:
     choice = choose()
     assert choice.token == 1
     assert choice.logprob == pytest.approx(2 - math.log(sum(math.exp(x) for x in LOGITS.tolist())))
+
+
+def test_greedy_rows_send_no_numbers() -> None:
+    """They are the same tensors in every step, whatever else the requests say; one row that draws has its own."""
+    sampling, batches = sampling_on_cpu(4), []
+
+    def keep(logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
+        batches.append(batch)
+        return sampling(logits, batch, blocks)
+
+    sampler = Sampler(keep, 4, CPU, eos_token_ids=(EOS,))  # type: ignore[arg-type]
+    plain, cut = sampler.add(SamplingParams()), sampler.add(SamplingParams(top_k=1, top_p=0.1, min_tokens=9))
+    drawing = sampler.add(SamplingParams(temperature=0.5))
+    for rows in ([plain, cut], [cut, plain], [plain, drawing]):
+        sampler.sample(LOGITS.expand(2, 4), rows)
+    assert batches[0].seed.data_ptr() == batches[1].seed.data_ptr() != batches[2].seed.data_ptr()
+    assert batches[0].temperature.tolist() == [0.0, 0.0]
+    assert batches[2].temperature.tolist() == [0.0, 0.5]
 
 
 def test_a_seed_gives_the_same_tokens() -> None:

@@ -97,6 +97,10 @@ def check(logits: Tensor, batch: SamplingBatch) -> Sampled:
     adjusted = reference.adjust(logits, counted)
     want = reference.sample(logits, counted)
     assert got.status.tolist() == want.status.tolist()
+    assert got.together is not None
+    for part, line in zip((got.tokens, got.logprobs, got.status), got.together, strict=True):
+        assert part.data_ptr() == line.data_ptr()
+        assert part.data_ptr() % 16 == 0
     for row, status in enumerate(want.status.tolist()):
         token = int(got.tokens[row])
         if status != Status.OK:
