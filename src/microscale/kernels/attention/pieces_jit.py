@@ -59,8 +59,9 @@ def merge_in_place(
     """What ``merge_pieces`` does, for all rows of one sequence and one KV head, in the order of the pieces."""
     dims = tl.arange(0, HEAD_DIM)
     MERGE_ROWS: tl.constexpr = MERGE_NUMBERS // HEAD_DIM
-    # 32 registers a thread, or 16 for small heads: with 8 pieces of 64 an SM holds three programs and not four.
-    MERGE_PIECES: tl.constexpr = 4 if HEAD_DIM == 64 else 8
+    # 32 registers a thread, or 8 for small heads: with more (Triton 3.6; 3.7: with 8 pieces) an SM holds three programs
+    # and not four.
+    MERGE_PIECES: tl.constexpr = 2 if HEAD_DIM == 64 else 8
     for row_begin in tl.range(0, num_rows, MERGE_ROWS):
         row = row_begin + tl.arange(0, MERGE_ROWS)
         top = tl.full([MERGE_ROWS], -1.0e30, tl.float32)
