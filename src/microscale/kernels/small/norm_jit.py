@@ -161,8 +161,8 @@ def norm_add_norm(
     for i in tl.static_range(OUTPUTS):
         weights = weights + (_early(weights_ptr + i * width, column, mask, EARLY),)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     residual = tl.load(residual_ptr + row + column, mask=mask, other=0.0)
     x = tl.load(x_ptr + row + column, mask=mask, other=0.0)
     if JOIN:
@@ -212,8 +212,8 @@ def norm_add_norm_route(
     every = tl.arange(0, E_PAD)
     expert_scale = tl.load(expert_scale_ptr + every, mask=every < num_experts, other=0.0)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     y = _rounded(_normed(_load(x_ptr + row, column, mask), width, epsilon) * x_weight, PLAIN)
     total = _rounded(_rounded(_load(residual_ptr + row, column, mask) + y, PLAIN) * scale, PLAIN)
     normed = _normed(total, width, epsilon)
