@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
+from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Feature, detect, known
 from microscale.hardware.tiles import GemmPath, Tile, candidates
-from microscale.kernels.moe import grouped_wgmma, small_batch
+from microscale.kernels.dense.packed import pack
+from microscale.kernels.dense.spec import DenseWeights
+from microscale.kernels.moe import grouped_wgmma, small_batch, with_mlp
+from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.models.gemma4 import in_runs
 from support.errors import assert_close, rms_step
 from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by_token
 
@@ -187,3 +192,27 @@ def test_other_types_are_refused() -> None:
     problem = Problem.of(Case("float", 3), "mxfp4", DEVICE)
     with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
         run(replace(problem, x=problem.x.float()), "mxfp4")
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize(("hidden", "intermediate", "mlp", "top_k"), [(2816, 704, 2112, 8), (352, 96, 160, 3)])
+def test_a_dense_mlp_in_the_experts_launches(hidden: int, intermediate: int, mlp: int, top_k: int, tokens: int) -> None:
+    problem = Problem.of(Case("", tokens, 16, top_k, hidden, intermediate, GELU, bias=False), "mxfp8", DEVICE)
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    gate_up, down, x = (
+        torch.randn(size, generator=generator, device=DEVICE) / scale
+        for size, scale in (((2 * mlp, hidden), hidden**0.5), ((hidden, mlp), mlp**0.5), ((tokens, hidden), 1.0))
+    )
+    gate_up, down, x = encode(gate_up, MXFP8), encode(down, MXFP8), x.bfloat16()
+    parts = (pack(DenseWeights(in_runs(gate_up))), pack(DenseWeights(down)))
+    spec = spec_of(problem.case, "mxfp8")
+    both = torch.stack((x, problem.x))
+    served = with_mlp.serves(problem.packed, parts, problem.routing, detect())
+    assert served == detect().has(Feature.WGMMA)
+    if not served:
+        pytest.skip("runs beside the experts on this GPU")
+    ours = TritonW8A16().run_with_mlp(problem.packed, parts, spec, detect(), both, problem.routing)
+    assert ours is not None
+    truth = apply_gate(x.float() @ decode(gate_up).T, GELU) @ decode(down).T
+    check_rounded(ours[0], truth, "bf16", 2)
+    check_rounded(ours[1], problem.expected(), "bf16", 2)

@@ -179,13 +179,13 @@ def test_add_norm_route(tokens: int, width: int, experts: int, fused: bool) -> N
 
 
 @pytest.mark.parametrize("kind", list(GateKind))
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_gated(kind: GateKind, interleaved: bool) -> None:
+@pytest.mark.parametrize("run", [0, 1, 8])
+def test_gated(kind: GateKind, run: int) -> None:
     for tokens, units in ((0, 32), (1, 2112), (3, 40)):
         x = normal(tokens, 2 * units, size=6.0)
         if tokens:
             x[0, 0] = -300.0  # far down both gates are 0, not NaN
-        gate = Gate(kind, interleaved)
+        gate = Gate(kind, interleaved=run > 0, run=max(run, 1))
         got, want = SMALL.gated(x, gate), reference.gated(x, gate)
         assert got.shape == (tokens, units)
         if tokens:

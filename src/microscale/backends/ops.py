@@ -24,8 +24,11 @@ from microscale.backends.quantise import Weight, convert, format_name, take_rows
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.kernels.moe.with_mlp import RUN as MLP_RUN
 from microscale.kernels.op import Activations, torch_dtype
 from microscale.kernels.sampling.spec import (
     MAX_TOP_LOGPROBS,
@@ -64,6 +67,15 @@ class Moe:
         implementation, spec = self._choice.pick(x.shape[0])
         return implementation.run(self._packed, spec, self._gpu, x, routing)  # type: ignore[no-any-return]
 
+    def with_mlp(self, gate_up: Dense, down: Dense, x: Tensor, routing: Routing) -> Tensor | None:
+        """A dense MLP of the same gate in the experts' own launches, where there are such: ``x [2, tokens, hidden]``,
+        for the MLP and for the experts → both answers. Rows of ``gate_up`` come in runs of ``MLP_RUN``."""
+        implementation, spec = self._choice.pick(x.shape[1])
+        mlp = (gate_up.packed, down.packed)
+        if not isinstance(implementation, TritonW8A16) or not all(isinstance(part, PackedDense) for part in mlp):
+            return None
+        return implementation.run_with_mlp(self._packed, mlp, spec, self._gpu, x, routing)
+
 
 class Dense:
     """A bound dense layer."""
@@ -72,6 +84,11 @@ class Dense:
         self._choice = choice
         self._gpu = gpu
         self._packed = choice.implementations[0].pack(weights, choice.specs[0])
+
+    @property
+    def packed(self) -> Any:
+        """The weights as the implementation has them."""
+        return self._packed
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         implementation, spec = self._choice.pick(x.shape[0])
@@ -218,6 +235,7 @@ class Ops:
 __all__ = [
     "BUCKETS",
     "MAX_TOP_LOGPROBS",
+    "MLP_RUN",
     "PROMPT_BIT",
     "Activations",
     "Attention",

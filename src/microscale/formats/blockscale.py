@@ -77,8 +77,8 @@ class BlockScaled:
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
 
-    def __getitem__(self, index: int | slice) -> BlockScaled:
-        """A slice along the first axis, which must not be the last one."""
+    def __getitem__(self, index: int | slice | Tensor) -> BlockScaled:
+        """A slice along the first axis, which must not be the last one; rows in another order, by their numbers."""
         if self.values.dim() < 2:
             raise Unsupported("A block-scaled vector has no axis to index.")
         return BlockScaled(self.values[index], self.scales[index], self.format)

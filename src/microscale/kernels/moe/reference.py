@@ -19,7 +19,8 @@ from microscale.kernels.op import Cost, Implementation, Reason
 def apply_gate(h: Tensor, gate: Gate) -> Tensor:
     """``h [..., 2 * intermediate]`` → ``[..., intermediate]``."""
     if gate.interleaved:
-        g, up = h[..., 0::2], h[..., 1::2]
+        runs = h.reshape(*h.shape[:-1], h.shape[-1] // (2 * gate.run), 2, gate.run)
+        g, up = runs[..., 0, :].flatten(-2), runs[..., 1, :].flatten(-2)
     else:
         g, up = h.chunk(2, dim=-1)
     if gate.kind is GateKind.GELU_TANH:

@@ -78,7 +78,7 @@ def _load_tokens(x_ptrs, ok, LB: gl.constexpr, SCALE_X: gl.constexpr, MASKED: gl
 
 
 @gluon.jit
-def _walk(
+def walk(
     x_ptr,
     x_rows,  # [8] row of x for each column
     w_ptr,
@@ -244,7 +244,7 @@ def gate_up_small(
     if expert >= 0:
         LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
-        acc = _walk(
+        acc = walk(
             x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT, False, mma,
         )  # fmt: skip
@@ -301,7 +301,7 @@ def down_small(
         LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
         place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
-        acc = _walk(
+        acc = walk(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
         )  # fmt: skip
@@ -357,7 +357,7 @@ def down_direct(
     weight = gl.load(weights_ptr + pair)
     if EXPERTS != TOP_K:
         weight = gl.where(s // SLICES < TOP_K, weight, 0.0)
-    acc = _walk(
+    acc = walk(
         h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
         K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip

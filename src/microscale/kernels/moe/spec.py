@@ -36,6 +36,8 @@ class Gate:
     """True: gate rows even, up rows odd. False: all gate rows, then all up rows."""
     alpha: float = 1.702
     limit: float = 7.0
+    run: int = 1
+    """Where they are interleaved, how many gate rows stand together before as many up rows. Experts have 1."""
 
 
 @dataclass(frozen=True)

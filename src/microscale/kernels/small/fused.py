@@ -24,6 +24,8 @@ ROPE_WARPS = 4
 ROPE_HEAD_DIMS = (32, 64, 128, 256, 512)
 GATED_BLOCK = 512
 GATED_WARPS = 4
+GATED_RUNS = (0, 1, 8)
+"""How gates and ups may be arranged, as ``fused_jit.gated`` has it."""
 
 
 def block_heads(head_dim: int) -> int:
@@ -123,7 +125,7 @@ class TritonSmall(SmallOps):
         if tokens:
             fused_jit.gated[(tokens, triton.cdiv(units, GATED_BLOCK))](
                 gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit,
-                BLOCK=GATED_BLOCK, GELU=gate.kind is GateKind.GELU_TANH, INTERLEAVED=gate.interleaved,
+                BLOCK=GATED_BLOCK, GELU=gate.kind is GateKind.GELU_TANH, RUN=gate.run if gate.interleaved else 0,
                 **launch(self._pdl), num_warps=GATED_WARPS,
             )  # fmt: skip
         return out
@@ -136,9 +138,9 @@ class TritonSmall(SmallOps):
                 for norm, shared in ((False, False), (True, False), (True, True)):
                     yield _rope_variant(head_dim, fp8, norm, shared, common)
         for gelu in (False, True):
-            for interleaved in (False, True):
-                flags = {"BLOCK": GATED_BLOCK, "GELU": gelu, "INTERLEAVED": interleaved} | common
-                name = f"gated_{'gelu' if gelu else 'swiglu'}{'_interleaved' if interleaved else ''}"
+            for run in GATED_RUNS:
+                flags = {"BLOCK": GATED_BLOCK, "GELU": gelu, "RUN": run} | common
+                name = f"gated_{'gelu' if gelu else 'swiglu'}{f'_runs_of_{run}' if run else ''}"
                 types = {"x_ptr": "*bf16", "out_ptr": "*bf16", "units": "i32", "stride_x": "i32"}
                 types |= {"alpha": "fp32", "limit": "fp32"}
                 yield make_variant(name, fused_jit.gated, types, flags, GATED_WARPS)

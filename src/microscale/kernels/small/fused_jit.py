@@ -87,9 +87,12 @@ def rope_and_write_kv(
 @triton.jit
 def gated(
     x_ptr, out_ptr, units, stride_x, alpha, limit, BLOCK: tl.constexpr, GELU: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    RUN: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tokens, blocks of units). The gated activation between the two matrices of a dense MLP."""
+    """Grid: (tokens, blocks of units). The gated activation between the two matrices of a dense MLP.
+
+    RUN: how many gates stand before as many ups; 0 where all of them do.
+    """
     token = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = unit < units
@@ -97,9 +100,10 @@ def gated(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    if INTERLEAVED:
-        gate = tl.load(row + 2 * unit, mask=mask, other=0.0).to(tl.float32)
-        up = tl.load(row + 2 * unit + 1, mask=mask, other=0.0).to(tl.float32)
+    if RUN > 0:
+        place = unit // RUN * (2 * RUN) + unit % RUN
+        gate = tl.load(row + place, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(row + place + RUN, mask=mask, other=0.0).to(tl.float32)
     else:
         gate = tl.load(row + unit, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(row + units + unit, mask=mask, other=0.0).to(tl.float32)

@@ -1,0 +1,137 @@
+"""Launches of an expert layer with a dense MLP beside it, both in two kernels: ``with_mlp_jit`` has the arithmetic.
+
+On streams of their own the two fill the card 1.5 times, the MLP's three kernels wait for each other, and programmatic
+dependent launch ends where streams part and meet. In one launch they are one wave, and nothing is in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from microscale.hardware import Feature, Gpu
+from microscale.kernels.dense.packed import PackedDense
+from microscale.kernels.layouts import TILE_K, TILE_ROWS
+from microscale.kernels.moe import with_mlp_jit as jit
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.small_batch import (
+    DIRECT_TOKENS,
+    MMA,
+    WAVE_SHARE,
+    gate_constants,
+    launch_options,
+    make_variant,
+)
+from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.op import Variant
+
+MAX_TOKENS = DIRECT_TOKENS
+RUN = 8
+"""Gate rows of the MLP that stand before as many up rows: half of a row tile."""
+# Warps along K, registers of a thread and tiles of MXFP8 in a batch; the first that is one wave. One token of Gemma 4
+# is 968 row tiles, two are 1672: two slices at 128 registers take 92 % of an H200, one slice 79 %.
+ONE_WAVE = ((2, 128, 3), (1, 128, 3))
+DOWN_AHEAD = 3
+DOWN_REGISTERS = 128
+"""Two programs of eight warps on an SM: one token's 264 are one wave on an H200."""
+PREFETCH = True
+"""The MLP's rows go to L2 while the router chooses."""
+TYPES = {"mlp_w_ptr": "*i32", "mlp_s_ptr": "*i32", "mlp_h_ptr": "*bf16", "y_ptr": "*bf16", "tokens": "i32"}
+
+
+def serves(packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], routing: Routing, gpu: Gpu) -> bool:
+    """Tiles are known for Hopper, where registers for one wave are left; elsewhere the MLP runs beside the experts."""
+    gate_up, down = mlp
+    tokens, top_k = routing.expert_ids.shape
+    fits = gate_up.k == packed.hidden == down.rows and gate_up.rows == 2 * down.k and down.k % RUN == 0
+    formats = {gate_up.format, down.format, packed.gate_up.format.name}
+    biases = (gate_up.bias, down.bias, packed.gate_up_bias, packed.down_bias)
+    few = gpu.has(Feature.WGMMA) and 0 < tokens <= MAX_TOKENS
+    # Slices of K of which only the last may be short: those of gate_up, and those of the MLP's down.
+    whole = all(_whole(gate_up.k, slices) for slices, *_ in ONE_WAVE) and _whole(down.k, _warps(top_k) // 2)
+    return few and whole and fits and formats == {"mxfp8"} and all(bias is None for bias in biases)
+
+
+def _steps(k: int, slices: int) -> int:
+    """Tiles of K of a slice."""
+    return int(triton.cdiv(triton.cdiv(k, TILE_K), slices))
+
+
+def _whole(k: int, slices: int) -> bool:
+    return (slices - 1) * _steps(k, slices) < _steps(k, 1)
+
+
+def _warps(top_k: int) -> int:
+    """Of a program of ``down``: one for each expert, and at least two for the MLP's two row tiles."""
+    return max(2, int(triton.next_power_of_2(top_k)))
+
+
+def slices_for(warps: int, gpu: Gpu) -> tuple[int, int, int]:
+    """Of ``ONE_WAVE`` what so many row tiles take, or the last."""
+    for slices, registers, ahead in ONE_WAVE:
+        if slices * warps <= WAVE_SHARE * (gpu.registers_per_sm // (32 * registers)) * gpu.num_sms:
+            return slices, registers, ahead
+    return ONE_WAVE[-1]
+
+
+def run(
+    packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
+) -> Tensor:
+    """``x [2, tokens, hidden]`` bf16, for the MLP and for the experts → the answers of both, likewise."""
+    tokens, top_k = routing.expert_ids.shape
+    gate_up, down = mlp
+    x = x.contiguous()
+    rows = tokens * top_k + _warps(top_k) - top_k  # with those that are read and not used
+    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
+    mlp_h = torch.empty((tokens, down.k), dtype=torch.bfloat16, device=x.device)
+    y = torch.empty_like(x)
+    first = _first(packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(gate), gpu)
+    jit.gate_up_with_mlp[(first["MLP_TILES"] + tokens * top_k * first["ROW_TILES"],)](
+        x, packed.gate_up.words, packed.gate_up.scales, gate_up.weight, gate_up.groups, h, mlp_h, routing.expert_ids,
+        tokens, **first,
+    )  # fmt: skip
+    second = _second(packed.down.k, packed.down.rows, down.k, top_k, gpu)
+    jit.down_with_mlp[(triton.cdiv(second["ROW_TILES"], 2) + tokens * second["ROW_TILES"],)](
+        h, mlp_h, packed.down.words, packed.down.scales, down.weight, down.groups, y, routing.expert_ids,
+        routing.weights, tokens, **second,
+    )  # fmt: skip
+    return y
+
+
+def _first(k: int, rows: int, mlp_rows: int, tokens: int, top_k: int, gate: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
+    """Constants and options of ``gate_up_with_mlp``."""
+    tiles, mlp_tiles = rows // TILE_ROWS, mlp_rows // TILE_ROWS
+    slices, registers, ahead = slices_for(tokens * top_k * tiles + mlp_tiles, gpu)
+    sizes = {"K": k, "ROW_TILES": tiles, "MLP_TILES": mlp_tiles, "TOP_K": top_k, "BITS": 8}
+    flags = {"PREFETCH": PREFETCH and gpu.has(Feature.TMA) and gpu.has(Feature.PDL)}
+    options = {"num_warps": slices, "maxnreg": registers}
+    walk = {"SLICES": slices, "AHEAD": min(ahead, _steps(k, slices))}
+    return sizes | gate | walk | flags | launch_options(gpu) | options
+
+
+def _second(k: int, rows: int, mlp_k: int, top_k: int, gpu: Gpu) -> dict[str, Any]:
+    """Constants and options of ``down_with_mlp``."""
+    experts = _warps(top_k)
+    sizes = {"K": k, "MLP_K": mlp_k, "ROW_TILES": rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts, "BITS": 8}
+    options = {"num_warps": experts, "maxnreg": DOWN_REGISTERS}
+    ahead = {"AHEAD": min(DOWN_AHEAD, _steps(k, 1)), "MLP_AHEAD": min(DOWN_AHEAD, _steps(mlp_k, experts // 2))}
+    return sizes | ahead | launch_options(gpu) | options
+
+
+def variants(gpu: Gpu, implementation: str) -> Iterator[Variant]:
+    """Both kernels for Gemma 4, the one model that has them."""
+    if not gpu.has(Feature.WGMMA):
+        return
+    gate = {"GELU": True, "ALPHA": 1.702, "LIMIT": 7.0}
+    for tokens in range(1, MAX_TOKENS + 1):
+        first = _first(2816, 1408, 4224, tokens, 8, gate, gpu)
+        label = f"gate_up_with_mlp Gemma 4 {tokens}"
+        yield make_variant(implementation, label, jit.gate_up_with_mlp, first["num_warps"], first, TYPES, MMA)
+    second = _second(704, 2816, 2112, 8, gpu)
+    yield make_variant(
+        implementation, "down_with_mlp Gemma 4", jit.down_with_mlp, second["num_warps"], second, TYPES, MMA
+    )

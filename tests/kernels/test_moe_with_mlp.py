@@ -1,0 +1,47 @@
+"""Experts with a dense MLP in their launches, without a GPU: what the kernels rely on. They run in ``tests/gpu``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from microscale.formats import MXFP8, BlockScaled, encode
+from microscale.hardware import KNOWN, Feature, Gpu, known
+from microscale.kernels import layouts
+from microscale.kernels.dense.packed import pack
+from microscale.kernels.dense.spec import DenseWeights
+from microscale.kernels.layouts import RowOrder
+from microscale.kernels.moe import with_mlp
+from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.models.gemma4 import in_runs
+
+
+def test_an_mlp_in_runs_has_the_row_tiles_of_an_expert() -> None:
+    """The same words and scales as an expert of that size: gates in the upper half of a tile, ups in the lower."""
+    gate_up = encode(torch.randn(2 * 48, 160, generator=torch.Generator().manual_seed(0)), MXFP8)
+    ours = in_runs(gate_up)
+    assert isinstance(ours, BlockScaled)
+    dense = pack(DenseWeights(ours))
+    expert = layouts.pack(BlockScaled(gate_up.values[None], gate_up.scales[None], MXFP8), RowOrder.HALVES)
+    assert torch.equal(dense.weight, expert.words[0])
+    assert dense.groups is not None
+    assert torch.equal(dense.groups, expert.scales[0])
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+def test_one_wave_where_it_is_served(gpu: Gpu) -> None:
+    """One and two tokens of Gemma 4: 88 row tiles for each of 8 experts, 264 of the MLP."""
+    found = [v for v in TritonW8A16().variants(gpu) if "with_mlp" in v.name]
+    assert len(found) == (3 if gpu.has(Feature.WGMMA) else 0)
+    for tokens, variant in enumerate(found[:-1], start=1):
+        warps = variant.options["num_warps"] * (tokens * 8 * 88 + 264)
+        assert warps <= gpu.num_sms * (gpu.registers_per_sm // (32 * variant.options["maxnreg"])), tokens
+        assert variant.constants["PREFETCH"]
+
+
+def test_walks_have_no_empty_slice() -> None:
+    for k, slices in ((2816, 2), (2112, 4), (704, 1), (352, 2), (160, 2)):
+        assert with_mlp._whole(k, slices)
+    assert not with_mlp._whole(64, 2)
+    first = with_mlp._first(160, 64, 96, 1, 3, {}, known("h200"))
+    assert first["AHEAD"] == 2  # three tiles of 64 in two slices
