@@ -40,6 +40,7 @@ class Case:
 CASES = [
     Case("one token", 1),
     Case("two tokens, no bias", 2, bias=False),
+    Case("two tokens, three experts each", 2, top_k=3),
     Case("odd number of tokens", 37, num_experts=5, top_k=3),
     Case("all tokens on one expert", 35, top_k=1, spread="one"),
     Case("unused experts", 6, num_experts=16, spread="unused"),

@@ -157,7 +157,9 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
     tokens, top_k = routing.expert_ids.shape
-    h = torch.empty((tokens * top_k, packed.intermediate), dtype=torch.bfloat16, device=x.device)
+    # down_direct reads, and does not use, rows up to a power of two.
+    rows = tokens * top_k + int(triton.next_power_of_2(top_k)) - top_k
+    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
     y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y

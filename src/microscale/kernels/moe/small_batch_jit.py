@@ -321,7 +321,7 @@ def down_small(
 
 @gluon.jit
 def down_direct(
-    h_ptr,  # bf16 [pairs, K] by pair, times 2**64
+    h_ptr,  # bf16 [pairs + EXPERTS - TOP_K, K] by pair, times 2**64
     w_ptr,
     s_ptr,
     bias_ptr,  # bf16 [experts, 16 * ROW_TILES]
@@ -350,13 +350,11 @@ def down_direct(
         gdc_launch_dependents()
     token = gl.program_id(0) // BLOCKS
     row_tile = gl.program_id(0) % BLOCKS * B
-    # Slots past TOP_K repeat the last expert with weight 0.
+    # Slots past TOP_K repeat the last expert, and read rows of ``h`` that nobody wrote: they count for nothing.
     s = gl.arange(0, S, LE)
     pair = token * TOP_K + gl.minimum(s // SLICES, TOP_K - 1)
     expert = gl.load(ids_ptr + pair)
     weight = gl.load(weights_ptr + pair)
-    if EXPERTS != TOP_K:
-        weight = gl.where(s // SLICES < TOP_K, weight, 0.0)
     acc = walk(
         h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
         K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, mma,
@@ -369,7 +367,10 @@ def down_direct(
         at = expert[:, None] * (ROW_TILES * 16) + row3[None, :]
         once = (s % SLICES == 0)[:, None] & (row3 < ROW_TILES * 16)[None, :]
         acc += gl.load(bias_ptr + at, mask=once, other=0.0).to(gl.float32)[:, :, None]
-    r = gl.sum(acc * weight[:, None, None], axis=0)
+    acc *= weight[:, None, None]
+    if EXPERTS != TOP_K:
+        acc = gl.where((s // SLICES < TOP_K)[:, None, None], acc, 0.0)
+    r = gl.sum(acc, axis=0)
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     n = gl.arange(0, 8, gl.SliceLayout(0, L2))
     at = token * (ROW_TILES * 16) + row[:, None] + n[None, :] * 0
