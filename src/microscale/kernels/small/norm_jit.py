@@ -214,8 +214,10 @@ def norm_add_norm_route(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    y = _rounded(_normed(_load(x_ptr + row, column, mask), width, epsilon) * x_weight, PLAIN)
-    total = _rounded(_rounded(_load(residual_ptr + row, column, mask) + y, PLAIN) * scale, PLAIN)
+    x = tl.load(x_ptr + row + column, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + row + column, mask=mask, other=0.0)  # now: no load passes the barrier of a sum
+    y = _rounded(_normed(x.to(tl.float32), width, epsilon) * x_weight, PLAIN)
+    total = _rounded(_rounded(residual.to(tl.float32) + y, PLAIN) * scale, PLAIN)
     normed = _normed(total, width, epsilon)
     seen = _rounded(normed * router_norm, PLAIN)
     logits = tl.sum(router.to(tl.float32) * seen[None, :], axis=1)
