@@ -94,7 +94,6 @@ _DECODE = {
 }
 # The first keys are on their way before the queries are: at short contexts attention is nothing but latency.
 _DECODE_WGMMA = _DECODE | {
-    64: (Tile(16, 128, 4, 3, prefetch=128),),
     256: (Tile(16, 32, 4, 3, prefetch=32),),
     512: (Tile(16, 64, 8, 3, 255, prefetch=64),),
 }
@@ -105,7 +104,7 @@ _DECODE_FP8 = _DECODE | {
     512: _DECODE[512][1:],
 }
 # 8 sequences of 8192 on H200: 34 µs, four programs an SM; with 168 registers three, 45; 16 x 64 37 to 49.
-_DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 128, prefetch=128),), 256: _DECODE[256]}
+_DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 128),), 256: _DECODE[256]}
 
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:

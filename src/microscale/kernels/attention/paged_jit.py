@@ -23,9 +23,9 @@ other sequences, block of rows by block of rows.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.attention.pieces_jit import merge_in_place, prefetch_keys
+from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -318,8 +318,7 @@ def attend_short(
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
     state = _start(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
-        gdc_launch_dependents()
-        gdc_wait()
+        let_next_begin_and_wait()
     if (not found) | (query_len == 0) | (query_len > block_q):
         return
 

@@ -9,8 +9,8 @@ and the early fetch are for layers whose attention is all latency: a window of 1
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 
 # Numbers of two bytes in a line of the cache.
@@ -97,8 +97,7 @@ def merge_pieces(
     seq = tl.program_id(0)
     head = tl.program_id(1)
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+        let_next_begin_and_wait()
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
     if (query_len == 0) | (query_len > BLOCK_M // group):

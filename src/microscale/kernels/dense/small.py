@@ -46,6 +46,12 @@ MANY_ROWS_PER_SM = 256
 ONE_WAVE_ROWS_PER_SM = 48
 FOUR_PROGRAMS = 128
 """Registers of a thread with which an SM holds four programs of four warps."""
+# Rows that are at most two programs an SM: warps along K, tiles ahead and registers (H200, one token: 24 layers of
+# gpt-oss-20b 1091 us, with four warps, 3 tiles and 168 registers 1101; 30 of Gemma 4 1458 and 1492).
+TWO_PROGRAMS_ROWS_PER_SM = 32
+TWO_PROGRAMS = {"bf16": (4, 4, 255), "mxfp8": (8, 2, 128)}
+# Tiles ahead where four programs share an SM (30 layers of Gemma 4: 1491 us with 1, 1507 with 2).
+AHEAD_CROWDED = {"mxfp8": 1}
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,11 @@ class Tiles:
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tiles:
     """Many rows: a warp for one or two row tiles. Few: four warps share one along K, so that the card is full."""
     columns = next((size for size in COLUMNS if tokens <= size), COLUMNS[-1])
-    many, few, crowded = possible(weight_format, columns, gpu)
+    many, fewest, few, crowded = possible(weight_format, columns, gpu)
     if rows >= MANY_ROWS_PER_SM * gpu.num_sms:
         return many
+    if rows <= TWO_PROGRAMS_ROWS_PER_SM * gpu.num_sms:
+        return fewest
     return few if rows <= ONE_WAVE_ROWS_PER_SM * gpu.num_sms else crowded
 
 
@@ -94,17 +102,22 @@ def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
     return tokens <= MAX_TOKENS or few
 
 
-def possible(weight_format: str, columns: int, gpu: Gpu) -> tuple[Tiles, Tiles, Tiles]:
-    """What ``choose`` may return on this card: for many rows, for few, and for few that are more than one wave."""
+def possible(weight_format: str, columns: int, gpu: Gpu) -> tuple[Tiles, Tiles, Tiles, Tiles]:
+    """What ``choose`` may return on this card: for many rows, for the fewest, for few, and for those few that are more
+    than one wave."""
     ahead = AHEAD[columns][weight_format]
     few = AHEAD_FEW_ROWS.get(weight_format, ahead) if columns == COLUMNS[0] else ahead
     if not gpu.has(Feature.WGMMA):  # elsewhere nothing was measured, and fewer registers spill
-        return Tiles(columns, 4, 4, 1, ahead, 255), *2 * (Tiles(columns, 1, 1, 4, few, 255),)
+        return Tiles(columns, 4, 4, 1, ahead, 255), *3 * (Tiles(columns, 1, 1, 4, few, 255),)
     # Three programs of four warps an SM.
     slices = Tiles(columns, 1, 1, 4, few, 168)
     # Gemma 4's QKV, 8192 x 2816 MXFP8, is 512 programs: 1.3 waves of three an SM, one of four (1.6 us less of 9.5).
-    crowded = replace(slices, ahead=2, registers=FOUR_PROGRAMS) if columns == COLUMNS[0] else slices
-    return _many_rows(weight_format, columns), slices, crowded
+    crowded, fewest = slices, slices
+    if columns == COLUMNS[0]:
+        crowded = replace(slices, ahead=AHEAD_CROWDED.get(weight_format, 2), registers=FOUR_PROGRAMS)
+        if weight_format in TWO_PROGRAMS:
+            fewest = Tiles(columns, 1, 1, *TWO_PROGRAMS[weight_format])
+    return _many_rows(weight_format, columns), fewest, slices, crowded
 
 
 def _many_rows(weight_format: str, columns: int) -> Tiles:

@@ -34,12 +34,10 @@ RUN = 8
 """Gate rows of the MLP that stand before as many up rows: half of a row tile."""
 # Warps along K, registers of a thread and tiles of MXFP8 in a batch; the first that is one wave. One token of Gemma 4
 # is 968 row tiles, two are 1672: two slices at 128 registers take 92 % of an H200, one slice 79 %.
-ONE_WAVE = ((2, 128, 3), (1, 128, 3))
+ONE_WAVE = ((2, 128, 2), (1, 128, 3))
 DOWN_AHEAD = 3
 DOWN_REGISTERS = 128
 """Two programs of eight warps on an SM: one token's 264 are one wave on an H200."""
-PREFETCH = True
-"""The MLP's rows go to L2 while the router chooses."""
 TYPES = {"mlp_w_ptr": "*i32", "mlp_s_ptr": "*i32", "mlp_h_ptr": "*bf16", "y_ptr": "*bf16", "tokens": "i32"}
 
 
@@ -107,10 +105,9 @@ def _first(k: int, rows: int, mlp_rows: int, tokens: int, top_k: int, gate: dict
     tiles, mlp_tiles = rows // TILE_ROWS, mlp_rows // TILE_ROWS
     slices, registers, ahead = slices_for(tokens * top_k * tiles + mlp_tiles, gpu)
     sizes = {"K": k, "ROW_TILES": tiles, "MLP_TILES": mlp_tiles, "TOP_K": top_k, "BITS": 8}
-    flags = {"PREFETCH": PREFETCH and gpu.has(Feature.TMA) and gpu.has(Feature.PDL)}
     options = {"num_warps": slices, "maxnreg": registers}
     walk = {"SLICES": slices, "AHEAD": min(ahead, _steps(k, slices))}
-    return sizes | gate | walk | flags | launch_options(gpu) | options
+    return sizes | gate | walk | launch_options(gpu) | options
 
 
 def _second(k: int, rows: int, mlp_k: int, top_k: int, gpu: Gpu) -> dict[str, Any]:

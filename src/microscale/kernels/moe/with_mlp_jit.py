@@ -1,7 +1,7 @@
 """Jit code of an expert layer with a dense MLP in its launches: one or two tokens of a model that has both (Gemma 4).
 
 The MLP has the experts' gate and its own input and output; its programs are the first of each launch. Those of
-``gate_up`` know their weights before the router has chosen: they fetch them, to registers and to L2, while it does.
+``gate_up`` know their weights before the router has chosen: they fetch the first of them while it does.
 ``gate_up`` of the MLP has runs of 8 gate rows and 8 up rows, so that its row tiles are those of an expert.
 
 The walk along K and the rest of the arithmetic are ``small_batch_jit``'s.
@@ -15,18 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.fragments_jit import MXFP4_UNSCALE, MXFP8_UNSCALE, X_SCALE, gated, to_l2
+from microscale.kernels.fragments_jit import MXFP4_UNSCALE, MXFP8_UNSCALE, X_SCALE, gated
 from microscale.kernels.moe.small_batch_jit import walk
-
-
-@gluon.jit
-def _prefetch_row_tile(w_ptr, s_ptr, row_tile, KT: gl.constexpr, BITS: gl.constexpr, S: gl.constexpr, LE: gl.constexpr):
-    """All of a row tile to L2, a part for each warp, in pieces of whole 16 bytes."""
-    part = gl.arange(0, S, LE)
-    WORDS: gl.constexpr = KT * 32 * BITS // S // 4 * 4
-    SCALES: gl.constexpr = KT * 8 // S // 4 * 4
-    to_l2(w_ptr + (row_tile * (KT * 32 * BITS) + part * WORDS), part * 0 + WORDS * 4)
-    to_l2(s_ptr + (row_tile * (KT * 8) + part * SCALES), part * 0 + SCALES * 4)
 
 
 @gluon.jit
@@ -68,7 +58,6 @@ def gate_up_with_mlp(
     LIMIT: gl.constexpr,
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
-    PREFETCH: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Grid: (row tiles of the MLP, which serve all tokens, then those of each expert of each token)."""
@@ -82,8 +71,6 @@ def gate_up_with_mlp(
         # do so only after the router.
         if PDL:
             gdc_launch_dependents()
-        if PREFETCH:
-            _prefetch_row_tile(mlp_w_ptr, mlp_s_ptr, program, (K + 63) // 64, BITS, SLICES, LE)
         acc = walk(
             x_ptr, gl.minimum(n, tokens - 1), mlp_w_ptr, mlp_s_ptr, gl.zeros([SLICES], gl.int32, LE), program, K, 0,
             K, MLP_TILES, 1, 1, 1, SLICES, AHEAD, BITS, True, PDL, mma,

@@ -1,19 +1,14 @@
-"""The jit code of ``triton_small``'s norms: one program normalises one token, in float32, in one pass over its data.
-
-Small kernels let the next one start before they wait themselves: a matrix's first weights are then on their way while a
-norm, a rotation and attention still stand in line. Whoever waits for a kernel waits for its end, and it ends only after
-its own wait, so nobody overtakes what it reads.
-"""
+"""The jit code of ``triton_small``'s norms: one program normalises one token, in float32, in one pass over its data."""
 
 # mypy: ignore-errors
 # (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.moe.routing_jit import NEVER
 from microscale.kernels.mxfp8_jit import round_e4m3
+from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 
 
@@ -117,8 +112,7 @@ def rms_norm(
     if WEIGHTED:
         weight = _load(weight_ptr, column, mask)
     if PDL:  # the weight was there before; the tokens come from the kernel before
-        gdc_launch_dependents()
-        gdc_wait()
+        let_next_begin_and_wait()
     x = _load(x_ptr + token * stride_x, column, mask)
     if ADD:
         x += _load(residual_ptr + token * stride_residual, column, mask)
@@ -161,8 +155,7 @@ def norm_add_norm(
     for i in tl.static_range(OUTPUTS):
         weights = weights + (_early(weights_ptr + i * width, column, mask, EARLY),)
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+        let_next_begin_and_wait()
     residual = tl.load(residual_ptr + row + column, mask=mask, other=0.0)
     x = tl.load(x_ptr + row + column, mask=mask, other=0.0)
     if JOIN:
@@ -212,8 +205,7 @@ def norm_add_norm_route(
     every = tl.arange(0, E_PAD)
     expert_scale = tl.load(expert_scale_ptr + every, mask=every < num_experts, other=0.0)
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+        let_next_begin_and_wait()
     x = tl.load(x_ptr + row + column, mask=mask, other=0.0)
     residual = tl.load(residual_ptr + row + column, mask=mask, other=0.0)  # now: no load passes the barrier of a sum
     y = _rounded(_normed(x.to(tl.float32), width, epsilon) * x_weight, PLAIN)
@@ -261,8 +253,7 @@ def add_norm_route(
     weight = _load(weight_ptr, column, mask)
     bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+        let_next_begin_and_wait()
     x = _load(x_ptr + token * stride_x, column, mask) + _load(residual_ptr + token * stride_residual, column, mask)
     x = _rounded(x, PLAIN)
     y = _rounded(_normed(x, width, epsilon) * weight, PLAIN)
