@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,9 +28,10 @@ from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.kernels.dense import small
 from microscale.kernels.dense.packed import PackedDense, pack, row_major
-from microscale.kernels.dense.reference import dense
+from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
+from support.errors import step
 
 IMPLEMENTATIONS: list[DenseOp] = [
     registry.find("dense", f"triton_{fmt}")  # type: ignore[misc]
@@ -65,7 +67,7 @@ def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     for tiles in small.possible(fmt, 8 if tokens <= 8 else 16, GPU):
         check_bf16(small.run(packed, GPU, problem.x, problem.residual, tiles), problem.expected)
         check_bf16(small.run(packed, GPU, problem.x, None, tiles), dense(problem.x, problem.weights))
-        check_logits(small.run_logits(packed, GPU, problem.x, tiles), dense(problem.x, problem.weights), columns)
+        check_logits(small.run_logits(packed, GPU, problem.x, tiles=tiles), dense(problem.x, problem.weights), columns)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
@@ -86,6 +88,23 @@ def test_logits_of_an_lm_head(name: str) -> None:
         packed = implementation.pack(problem.weights, spec_of(problem))  # type: ignore[attr-defined]
         logits = implementation.run_logits(packed, spec_of(problem), GPU, problem.x)  # type: ignore[attr-defined]
         check_logits(logits, dense(problem.x, problem.weights), 64)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
+@pytest.mark.parametrize("tokens", [1, 13, 40])
+def test_capped_logits_have_the_blocks_of_what_they_are(implementation: DenseOp, tokens: int) -> None:
+    problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 1008, 352)
+    spec, x = spec_of(problem), problem.x * 40
+    packed = implementation.pack(problem.weights, spec)
+    plain = implementation.run_logits(packed, spec, GPU, x).values
+    assert plain.abs().max() > 30
+    found = implementation.run_logits(packed, replace(spec, softcap=30.0), GPU, x)
+    # Four roundings of numbers up to 1 (the exponential, the quotient, the difference; torch's own tanh), times 30.
+    torch.testing.assert_close(found.values, capped(plain, 30.0), rtol=0, atol=30 * 4 * step("float32"))
+    blocks = summarise(found.values, found.block_rows)
+    assert torch.equal(found.block_max, blocks.block_max)
+    assert torch.equal(found.block_argmax, blocks.block_argmax)
+    torch.testing.assert_close(found.block_sum, blocks.block_sum, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch
 from microscale.models.batch import ForwardBatch
@@ -29,36 +30,42 @@ class Chunk:
 
 
 def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -> ForwardBatch:
-    """Lay the chunks end to end; rows of logits as the chunks want them, in their order."""
-    starts = [0, *accumulate(len(chunk.token_ids) for chunk in chunks)]
-    positions = [range(c.first_position, c.context_len) for c in chunks]
+    """Lay the chunks end to end; rows of logits as the chunks want them, in their order.
+
+    The GPU has nothing to do meanwhile, and a prompt has thousands of tokens: no loop over them.
+    """
+    lengths = [len(chunk.token_ids) for chunk in chunks]
+    starts = [0, *accumulate(lengths)]
+    spans = [torch.arange(c.first_position, c.context_len) for c in chunks]
     query_start = torch.tensor(starts, dtype=torch.int32, device=device)
     context_lens = torch.tensor([c.context_len for c in chunks], dtype=torch.int32, device=device)
-    longest = max((len(chunk.token_ids) for chunk in chunks), default=0)
     attention, slots = {}, {}
     for kind in LayerKind:
-        tables = [list(chunk.pages[kind]) for chunk in chunks]
-        width = max(map(len, tables), default=0)
-        padded = [table + [0] * (width - len(table)) for table in tables]
-        page_table = torch.tensor(padded, dtype=torch.int32, device=device).view(len(chunks), width)
-        attention[kind] = AttentionBatch(query_start, context_lens, page_table, longest)
-        slots[kind] = torch.tensor(
-            [
-                table[position // page_size] * page_size + position % page_size
-                for table, span in zip(tables, positions, strict=True)
-                for position in span
-            ],
-            dtype=torch.int64,
-            device=device,
-        )
+        tables = [torch.tensor(chunk.pages[kind], dtype=torch.int64) for chunk in chunks]
+        placed = [
+            table[span // page_size] * page_size + span % page_size for table, span in zip(tables, spans, strict=True)
+        ]
+        page_table = _padded(tables).to(device, torch.int32)
+        attention[kind] = AttentionBatch(query_start, context_lens, page_table, max(lengths, default=0))
+        slots[kind] = _joined(placed).to(device)
+    wanted = [torch.arange(end - chunk.num_logits, end) for end, chunk in zip(starts[1:], chunks, strict=True)]
     return ForwardBatch(
-        token_ids=torch.tensor([t for c in chunks for t in c.token_ids], dtype=torch.int64, device=device),
-        positions=torch.tensor([p for span in positions for p in span], dtype=torch.int64, device=device),
+        token_ids=_joined([torch.tensor(chunk.token_ids, dtype=torch.int64) for chunk in chunks]).to(device),
+        positions=_joined(spans).to(device),
         attention=attention,
         slots=slots,
-        logit_rows=torch.tensor(
-            [r for end, chunk in zip(starts[1:], chunks, strict=True) for r in range(end - chunk.num_logits, end)],
-            dtype=torch.int64,
-            device=device,
-        ),
+        logit_rows=_joined(wanted).to(device),
     )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+
+def _padded(tables: Sequence[Tensor]) -> Tensor:
+    """One row for each, filled up with zeros."""
+    width = max((len(table) for table in tables), default=0)
+    found = torch.zeros((len(tables), width), dtype=torch.int64)
+    for row, table in zip(found, tables, strict=True):
+        row[: len(table)] = table
+    return found

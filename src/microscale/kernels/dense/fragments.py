@@ -71,7 +71,7 @@ class Fragments(DenseOp):
     def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
         check_rows(self.name, x)
         if x.shape[0] <= small.MAX_TOKENS:
-            return tail.capped(small.run_logits(packed, gpu, x), spec.softcap)
+            return small.run_logits(packed, gpu, x, spec.softcap)
         return tail.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:

@@ -153,8 +153,10 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tiles
     return y
 
 
-def run_logits(packed: PackedDense, gpu: Gpu, x: Tensor, tiles: Tiles | None = None) -> Logits:
-    """``x [tokens, k]`` bf16 → float32 logits with their blocks, in one launch."""
+def run_logits(
+    packed: PackedDense, gpu: Gpu, x: Tensor, softcap: float | None = None, tiles: Tiles | None = None
+) -> Logits:
+    """``x [tokens, k]`` bf16 → float32 logits, capped if so wished, with their blocks, in one launch."""
     tokens = x.shape[0]
     tiles = tiles or choose(packed.format, packed.rows, tokens, gpu)
     out = empty_logits(tokens, packed.rows, tiles.rows, x.device)
@@ -162,7 +164,7 @@ def run_logits(packed: PackedDense, gpu: Gpu, x: Tensor, tiles: Tiles | None = N
         jit.small_logits[_grid(packed, tiles, tokens)](
             *_inputs(packed, x),
             out.values, out.block_max, out.block_argmax, out.block_sum,
-            tokens, packed.rows, packed.k, x.stride(0), int(packed.bias is not None),
+            tokens, packed.rows, packed.k, x.stride(0), int(packed.bias is not None), softcap or 0.0,
             **_format(packed.format), **tiles.constants(), **options(gpu, tiles),
         )  # fmt: skip
     return out
@@ -224,6 +226,7 @@ def variant(gpu: Gpu, implementation: str, weight_format: str, tiles: Tiles, fn:
     scales = SCALES[weight_format].value
     types = POINTERS | {
         "w_ptr": "*i32",
+        "softcap": "fp32",
         # Where there are no scales, the tokens stand in for them.
         "s_ptr": "*i32" if scales == jit.GROUP.value else "*bf16",
         "channel_ptr": "*fp32" if scales == jit.CHANNEL.value else "*bf16",

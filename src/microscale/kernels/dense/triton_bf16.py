@@ -9,7 +9,7 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense import small, tail
+from microscale.kernels.dense import small
 from microscale.kernels.dense.cost import FEW_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
@@ -51,9 +51,8 @@ class TritonBf16(DenseOp):
 
     def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
         check_rows(self.name, x)
-        return tail.capped(small.run_logits(row_major(packed), gpu, x), spec.softcap)
+        return small.run_logits(row_major(packed), gpu, x, spec.softcap)
 
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         if gpu.has(Feature.MMA_BF16):
             yield from small.variants(gpu, self.name, "bf16")
-            yield from tail.variants(self.name, only_capped=True)
