@@ -7,6 +7,7 @@ of each row compiles and is not counted. The ceiling is the same work at the car
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import statistics
@@ -88,6 +89,8 @@ def run(
     model: AnyModel, shape: Outline, setup: Setup, cases: Sequence[Case], step_tokens: int = 8192, repeats: int = 3
 ) -> Iterator[Row]:
     """Rows as they are measured: the median of ``repeats`` runs after one that is not counted."""
+    gc.collect()
+    gc.freeze()  # as the engine's process does
     for case in cases:
         engine = make_engine(model, case, step_tokens)
         rates = [_measure(model, engine, case, turn) for turn in range(repeats + 1)][1:]

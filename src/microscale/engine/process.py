@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -258,6 +259,9 @@ def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
     load: Factory = getattr(importlib.import_module(module), name)
     service = load(config, lambda done, total: connection.send(Loading(done, total)))
+    # A step must not wait for the collector to walk through what was loaded.
+    gc.collect()
+    gc.freeze()
     loop = Loop(service, connection, config.drain_s)
     # Only now: while it loads, SIGTERM ends the process as it ends any other.
     signal.signal(signal.SIGTERM, loop.on_sigterm)

@@ -79,6 +79,11 @@ _PREFILL = {
     # 4096 tokens on H200: 171 TFLOP/s; 32 x 32 82, 64 x 16 105.
     512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
 }
+# Three programs an SM for heads of 64 (8192 tokens: 375 TFLOP/s; 64 x 64 with four 358, with what ptxas takes 327);
+# with a window most blocks are masked in part, and smaller ones win (158 us and 216). Heads of 256, a prompt of 2048, window
+# 1024: 108 us; 128 x 32 138, 64 x 32 236.
+_PREFILL_WGMMA = _PREFILL | {64: (Tile(64, 128, 4, 3, 168),), 256: (Tile(128, 64, 8, 2),)}
+_PREFILL_WINDOW_WGMMA = _PREFILL_WGMMA | {64: (Tile(64, 64, 4, 3, 128),)}
 # 64 rows of 256 spill 248 bytes while they convert.
 _PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2, 255),), 512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2))}
 # Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
@@ -132,11 +137,13 @@ def prefetched(tile: Tile, gpu: Gpu) -> int:
     return tile.prefetch if gpu.has(Feature.PDL) and not triton.knobs.runtime.interpret else 0
 
 
-def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu) -> Tile:
+def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu, window: bool = False) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card."""
     if decode:
         choices_by_format = (_DECODE_WGMMA, _DECODE_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_DECODE, _DECODE_FP8)
         tiles = choices_by_format[fp8]
+    elif gpu.has(Feature.WGMMA) and not fp8:
+        tiles = _PREFILL_WINDOW_WGMMA if window else _PREFILL_WGMMA
     elif _operands_in_shared_memory(gpu):
         tiles = _PREFILL_FP8 if fp8 else _PREFILL
     else:
@@ -194,7 +201,7 @@ class _Call:
         return self.batch.context_lens.shape[0]
 
     def tile(self, decode: bool) -> Tile:
-        return choose_tile(decode, self.spec.head_dim, self.fp8, self.gpu)
+        return choose_tile(decode, self.spec.head_dim, self.fp8, self.gpu, self.spec.window is not None)
 
     @property
     def short_len(self) -> int:
@@ -313,7 +320,9 @@ class PagedAttention(Implementation[AttentionSpec]):
                 if INSIDE_PIECES[head_dim]:
                     yield _short_variant(head_dim, fp8, gpu, split=True, inside=True)
                 yield _short_variant(head_dim, fp8, gpu, split=False, inside=False)
-                yield _long_variant(head_dim, fp8, gpu)
+                tiles = {choose_tile(False, head_dim, fp8, gpu, window): window for window in (True, False)}
+                for tile, window in tiles.items():
+                    yield _long_variant(head_dim, fp8, gpu, tile, "_window" if window else "")
             yield _merge_variant(head_dim, gpu)
 
 
@@ -346,17 +355,24 @@ def _short_variant(head_dim: int, fp8: bool, gpu: Gpu, *, split: bool, inside: b
     return Variant("attention", PagedAttention.name, name, fn, signature, constants, options, divisible, promise=MMA)
 
 
-def _long_variant(head_dim: int, fp8: bool, gpu: Gpu) -> Variant:
-    tile = choose_tile(False, head_dim, fp8, gpu)
+def _long_variant(head_dim: int, fp8: bool, gpu: Gpu, tile: Tile, kind: str) -> Variant:
     signature, divisible = _arguments(fp8, short=False)
     constants = {
         "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "PLAIN": False,
     }  # fmt: skip
-    name = f"long_d{head_dim}_{'fp8' if fp8 else 'bf16'}"
+    name = f"long_d{head_dim}_{'fp8' if fp8 else 'bf16'}{kind}"
     fn, options = paged_jit.attend_long, compile_options(tile, gpu)
     reason = None
     if head_dim == 512 and tile.block_m == 64:
         reason = "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
+    if head_dim == 256 and tile.block_m * tile.block_n == 128 * 64:
+        reason = (
+            "128 x 64 of 256 fill the registers; 128 x 32 need none of it and reach 248 TFLOP/s and not 318 on H200"
+        )
+    if head_dim == 64 and tile.registers == 168:
+        reason = (
+            "one word, before and after the loops (Triton 3.7); with a program less on an SM 316 TFLOP/s and not 375"
+        )
     return Variant(
         "attention", PagedAttention.name, name, fn, signature, constants, options, divisible, MMA, reason
     )  # fmt: skip
