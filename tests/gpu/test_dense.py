@@ -99,8 +99,9 @@ def test_capped_logits_have_the_blocks_of_what_they_are(implementation: DenseOp,
     plain = implementation.run_logits(packed, spec, GPU, x).values
     assert plain.abs().max() > 30
     found = implementation.run_logits(packed, replace(spec, softcap=30.0), GPU, x)
-    # Four roundings of numbers up to 1 (the exponential, the quotient, the difference; torch's own tanh), times 30.
-    torch.testing.assert_close(found.values, capped(plain, 30.0), rtol=0, atol=30 * 4 * step("float32"))
+    # Eight roundings of numbers up to 1, times 30: two each of the exponential and the quotient, which a GPU only
+    # approximates, one of the difference and of the product; torch's own tanh and product.
+    torch.testing.assert_close(found.values, capped(plain, 30.0), rtol=0, atol=30 * 8 * step("float32"))
     blocks = summarise(found.values, found.block_rows)
     assert torch.equal(found.block_max, blocks.block_max)
     assert torch.equal(found.block_argmax, blocks.block_argmax)

@@ -80,8 +80,8 @@ _PREFILL = {
     512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
 }
 # Three programs an SM for heads of 64 (8192 tokens: 375 TFLOP/s; 64 x 64 with four 358, with what ptxas takes 327);
-# with a window most blocks are masked in part, and smaller ones win (158 us and 216). Heads of 256, a prompt of 2048, window
-# 1024: 108 us; 128 x 32 138, 64 x 32 236.
+# with a window most blocks are masked in part, and smaller ones win (158 us and 216). Heads of 256, a prompt of 2048,
+# window 1024: 108 us; 128 x 32 138, 64 x 32 236.
 _PREFILL_WGMMA = _PREFILL | {64: (Tile(64, 128, 4, 3, 168),), 256: (Tile(128, 64, 8, 2),)}
 _PREFILL_WINDOW_WGMMA = _PREFILL_WGMMA | {64: (Tile(64, 64, 4, 3, 128),)}
 # 64 rows of 256 spill 248 bytes while they convert.
