@@ -58,7 +58,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -
     )
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
 
