@@ -7,16 +7,20 @@ of the output to bf16, and sums in another order. Slots that no query may see ho
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from microscale import hardware
+from microscale.kernels.attention.fresh import Fresh, kinds
 from microscale.kernels.attention.paged import HEAD_DIMS, PagedAttention, choose_tile, wanted_pieces
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.op import Activations
+from microscale.kernels.small.fused import TritonSmall
+from microscale.kernels.small.reference import rope_and_write_kv
+from microscale.kernels.small.spec import HeadNorms, RopeTable
 from support.errors import assert_close, rms_step, step
 
 ON_GPU = torch.cuda.is_available()
@@ -204,6 +208,178 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
         want = attention(q, kv, batch, spec, None)
         spread = float(want.abs().max() / want.square().mean().sqrt())
         assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+
+
+FRESH = [
+    # heads, kv_heads, dim, window, page_size, context lengths, the new token included
+    (8, 1, 64, None, 16, [1]),
+    (16, 2, 64, 128, 16, [1, 2, 31, 127, 128, 129, 130, 300]),
+    (28, 2, 64, None, 32, [2049, 1, 257]),  # 14 heads in a group; pieces that the last program adds up
+    (8, 1, 64, None, 64, [2600, 3, 513]),  # and pieces that have a launch for it
+    (4, 2, 128, 1, 16, [1, 40]),
+    (4, 2, 256, 40, 16, [1, 32, 33, 34, 41, 65, 100]),
+    (16, 2, 512, None, 16, [1, 2, 33, 65, 129]),
+]
+if ON_GPU:
+    LENGTHS = [1, 2, 31, 32, 33, 64, 65, 127, 128, 129, 1000, 1024, 1025, 2047, 2048, 2049, 4100]
+    FRESH += [
+        (64, 8, 64, None, 16, [n]) for n in LENGTHS
+    ] + [
+        (64, 8, 64, None, 16, LENGTHS),
+        (64, 8, 64, 128, 16, LENGTHS),
+        (64, 8, 64, None, 16, [131071, 1, 9000]),
+        (32, 8, 128, None, 16, LENGTHS),
+        (16, 8, 256, 1024, 16, LENGTHS),
+        (16, 8, 256, 1024, 16, [1000]),
+        (16, 8, 256, 1024, 16, [20000]),
+        (16, 8, 256, 1024, 16, [160 + 3 * n for n in range(100)]),
+        (16, 2, 512, None, 16, LENGTHS),
+        (16, 2, 512, None, 16, [160]),
+        (16, 2, 512, None, 16, [30000, 1]),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FreshCase:
+    """One step of decoding from the projection's heads on. The newest slot holds NaN, as all that nobody wrote."""
+
+    spec: AttentionSpec
+    qkv: torch.Tensor
+    fresh: Fresh
+    kv: PagedKv
+    batch: AttentionBatch
+    positions: torch.Tensor
+    slots: torch.Tensor
+    sinks: torch.Tensor | None
+
+    def copy_of_kv(self) -> PagedKv:
+        return replace(self.kv, k=self.kv.k.clone(), v=self.kv.v.clone())
+
+
+def make_fresh_case(
+    case: tuple, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
+) -> FreshCase:
+    """``empty`` is a sequence without a new token."""
+    heads, kv_heads, dim, window, page_size, lens = case
+    new = [int(seq != empty) for seq in range(len(lens))]
+    sequences = [(n - 1, count) for n, count in zip(lens, new, strict=True)]
+    spec, _, kv, batch = make_case(heads, kv_heads, dim, window, page_size, sequences, fp8)
+    generator = torch.Generator().manual_seed(len(lens))
+    here = [seq for seq, count in enumerate(new) if count]
+    positions = batch.context_lens[here].long() - 1
+    slots = batch.page_table[here].long().gather(1, positions[:, None] // page_size)[:, 0] * page_size
+    slots += positions % page_size
+    for cache in (kv.k, kv.v):
+        cache[slots // page_size, :, slots % page_size] = 0x7F if fp8 else math.nan
+    qkv = torch.randn(len(here), heads + (1 if shared else 2) * kv_heads, dim, generator=generator) * 2
+    frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))
+    frequencies[dim // 4 :] *= not shared  # Gemma 4's full layers: a part of each head turns
+    norms = None
+    if norm:
+        weights = 1 + 0.2 * torch.randn(2, dim, generator=generator)
+        norms = HeadNorms(*weights.bfloat16().to(DEVICE), 1e-6)
+        spec = replace(spec, scale=0.25)
+    fresh = Fresh(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
+    noise = torch.randn(heads, generator=generator)
+    sinks = None if sink is None else (sink + noise).bfloat16().to(DEVICE)
+    return FreshCase(spec, qkv.bfloat16().to(DEVICE), fresh, kv, batch, positions, slots, sinks)
+
+
+def check_fresh(problem: FreshCase) -> None:
+    """Against the two references, and what is in the cache against the two launches' answer."""
+    spec, fresh, batch = problem.spec, problem.fresh, problem.batch
+    ours, exact, apart = problem.copy_of_kv(), problem.copy_of_kv(), problem.copy_of_kv()
+    heads = (spec.num_heads, problem.positions, fresh.rope)
+    q = rope_and_write_kv(problem.qkv, *heads, exact, problem.slots, fresh.norms)
+    want = attention(q, exact, batch, spec, problem.sinks)
+    out = PagedAttention().run_fresh(spec, GPU, problem.qkv, fresh, ours, batch, problem.sinks)
+    assert out is not None
+    assert out.shape == q.shape
+    # A head's sum of squares in another order: now and then a rounding to bf16, or then to E4M3, is the other one.
+    TritonSmall(GPU).rope_and_write_kv(problem.qkv, *heads, apart, problem.slots, fresh.norms)
+    for name, got, ref in (("k", ours.k, apart.k), ("v", ours.v, apart.v)):
+        bits = got if got.dtype == torch.uint8 else got.view(torch.int16)
+        bits_ref = ref if ref.dtype == torch.uint8 else ref.view(torch.int16)
+        distance = (bits.int() - bits_ref.int()).abs()
+        page, offset = problem.slots // spec.page_size, problem.slots % spec.page_size
+        newest = distance[page, :, offset]
+        assert int(distance.sum()) == int(newest.sum()), f"{name}: written outside of the newest slots"
+        if newest.numel():
+            assert int(newest.max()) <= 1, f"{name}: not what rope_and_write_kv writes, by {int(newest.max())} steps"
+            assert float((newest > 0).float().mean()) < 0.01, f"{name}: {(newest > 0).float().mean()} differ"
+    # As in the test of attention, and room for queries and keys of which one in some hundreds is rounded otherwise.
+    spread = float(want.abs().max() / want.square().mean().sqrt())
+    assert_close(out, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+
+
+@pytest.mark.parametrize("case", FRESH, ids=str)
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("kind", [(False, False), (True, False), (True, True)], ids=["plain", "normed", "shared"])
+def test_heads_to_attention_in_one_launch(case: tuple, fp8: bool, kind: tuple[bool, bool]) -> None:
+    if kind not in kinds(case[2]):
+        pytest.skip("no kernel: no model has such heads")
+    few = (FRESH.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
+    if not ON_GPU and few:
+        pytest.skip("one of three: the interpreter is slow")
+    check_fresh(make_fresh_case(case, fp8, *kind, sink=None if kind[0] else 0.5))
+
+
+@pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
+def test_one_launch_with_sinks(sink: float | None) -> None:
+    check_fresh(make_fresh_case((16, 2, 64, None, 16, [1, 20, 600]), False, False, False, sink))
+
+
+def test_one_launch_and_a_sequence_without_a_token() -> None:
+    check_fresh(make_fresh_case((8, 1, 64, None, 16, [5, 300, 70]), False, False, False, 0.0, empty=1))
+
+
+def test_one_launch_with_rows_of_no_one() -> None:
+    """Rows that fill a graph's batch share one slot of a page that belongs to nobody: none sees another's key."""
+    problem = make_fresh_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, False, False)
+    problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
+    ours = problem.copy_of_kv()
+    out = PagedAttention().run_fresh(problem.spec, GPU, problem.qkv, problem.fresh, ours, problem.batch)
+    assert out is not None
+    values = problem.qkv[1:, -2:].repeat_interleave(4, dim=1)  # a context of one token: its value
+    assert torch.equal(out[1:], values)
+    assert not out.isnan().any()
+
+
+def test_what_is_not_one_launch() -> None:
+    problem = make_fresh_case((8, 2, 64, None, 16, [70, 1]), False, False, False)
+    run = PagedAttention().run_fresh
+    arguments = (problem.qkv, problem.fresh, problem.kv)
+    assert run(problem.spec, GPU, *arguments, replace(problem.batch, max_query_len=2)) is None
+    assert run(problem.spec, hardware.known("rtx4090"), *arguments, problem.batch) is None
+    assert run(replace(problem.spec, num_heads=30), GPU, *arguments, problem.batch) is None
+    assert run(replace(problem.spec, head_dim=256), GPU, *arguments, problem.batch) is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
+@pytest.mark.parametrize("heads", [(64, 8, 64, None, False), (16, 8, 256, 1024, True), (16, 2, 512, None, True)], ids=str)
+def test_a_graph_of_one_launch(heads: tuple) -> None:
+    """Lengths that change between replays, and the keys of the replay before among those that are read."""
+    *sizes, window, norm = heads
+    problem = make_fresh_case((*sizes, window, 16, [1500, 700, 30]), False, norm, norm and sizes[2] == 512)
+    spec, batch, fresh = problem.spec, problem.batch, problem.fresh
+    ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
+    run = PagedAttention().run_fresh
+    run(spec, GPU, problem.qkv, fresh, problem.copy_of_kv(), batch)
+    graph = torch.cuda.CUDAGraph()
+    batch.context_lens.sub_(8)
+    with torch.cuda.graph(graph):
+        out = run(spec, GPU, problem.qkv, fresh, ours, batch)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(8):
+        batch.context_lens.add_(1)
+        problem.qkv.copy_(torch.randn(problem.qkv.shape, generator=generator) * 2)
+        graph.replay()
+        positions = batch.context_lens.long() - 1
+        slots = batch.page_table.long().gather(1, positions[:, None] // 16)[:, 0] * 16 + positions % 16
+        q = rope_and_write_kv(problem.qkv, spec.num_heads, positions, fresh.rope, exact, slots, fresh.norms)
+        want = attention(q, exact, batch, spec, None)
+        spread = float(want.abs().max() / want.square().mean().sqrt())
+        assert_close(out, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
 
 
 def test_pieces_fill_the_machine() -> None:

@@ -23,6 +23,8 @@ from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name, take_rows
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
+from microscale.kernels.attention.fresh import Fresh
+from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
@@ -111,6 +113,17 @@ class Attention:
     def __call__(self, q: Tensor, kv: PagedKv, batch: AttentionBatch) -> Tensor:
         implementation, spec = self._choice.pick(q.shape[0])
         return implementation.run(spec, self._gpu, q, kv, batch, self._sinks)  # type: ignore[no-any-return]
+
+    def from_heads(
+        self, qkv: Tensor, rope: RopeTable, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch
+    ) -> Tensor | None:
+        """As ``small.rope_and_write_kv`` and a call, in one launch where there is such: ``qkv [tokens, heads and KV
+        heads, head_dim]``, one token of each sequence."""
+        implementation, spec = self._choice.pick(qkv.shape[0])
+        if not isinstance(implementation, PagedAttention):
+            return None
+        fresh = Fresh(rope, norms, shared=qkv.shape[1] == spec.num_heads + spec.num_kv_heads)
+        return implementation.run_fresh(spec, self._gpu, qkv, fresh, kv, batch, self._sinks)
 
 
 class Embedding:

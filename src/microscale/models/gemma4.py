@@ -100,10 +100,12 @@ class Gemma4DecoderLayer:
         """``x [tokens, hidden]``, the residual stream, and its norm for this layer → both for the next one."""
         small = self.small
         qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
-        q = small.rope_and_write_kv(
-            qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
-        )
-        attended = self.attention(q, kv, batch.attention[self.kind])
+        attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, batch.attention[self.kind])
+        if attended is None:
+            q = small.rope_and_write_kv(
+                qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
+            )
+            attended = self.attention(q, kv, batch.attention[self.kind])
         # Softmax over all experts, renormalised over the chosen: the same as a softmax over those.
         normed, x, routing = small.norm_add_norm_route(
             self.o(attended.flatten(1)), x, self.middle, self.router, self.config.top_k

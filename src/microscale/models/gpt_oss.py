@@ -85,8 +85,10 @@ class DecoderLayer:
         else:
             normed, x = small.add_rms_norm(added, x, self.attn_norm, config.rms_epsilon)
         qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
-        q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
-        attended = self.attention(q, kv, batch.attention[self.kind])
+        attended = self.attention.from_heads(qkv, rope, None, kv, batch.attention[self.kind])
+        if attended is None:
+            q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
+            attended = self.attention(q, kv, batch.attention[self.kind])
         added = self.o(attended.flatten(1))
         normed, x, routing = small.add_norm_route(
             added, x, self.mlp_norm, config.rms_epsilon, self.router, config.top_k

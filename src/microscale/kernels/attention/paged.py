@@ -4,6 +4,8 @@ Short sequences (one new token, or two) cut their keys into pieces for the whole
 blocks of query rows. A batch that mixes both takes both ways, so that a decoding sequence with much context does not
 hold up a prefill. Grids follow from sizes that the host knows (tokens, sequences, width of the page
 table); lengths are read on the device.
+
+Where all sequences decode, norms and rotation of the new heads and the KV write are in the same launch (``run_fresh``).
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.arrivals import arrivals
-from microscale.kernels.attention import paged_jit, pieces_jit
+from microscale.kernels.attention import fresh, fresh_jit, paged_jit, pieces_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
+from microscale.kernels.attention.fresh import Fresh
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.op import Activations, Cost, Implementation, Reason, Variant
 
@@ -38,6 +41,8 @@ INSIDE_PIECES = {64: 8, 128: 0, 256: 40, 512: 0}
 MERGE_WARPS = 4
 NO_WINDOW = 1 << 30
 """Wider than any context: a layer without a window sees everything."""
+FRESH = True
+"""Whether decoding steps take their heads straight from the projection, in one launch."""
 MMA = r"mma\.sync\S*bf16|wgmma\S*bf16|tcgen05\.mma"
 
 
@@ -53,6 +58,8 @@ class Tile:
     """The most registers a thread may have; without it, what ``compile_options`` says."""
     prefetch: int = 0
     """Keys of a piece that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
+    early: int = 0
+    """1: a piece's first keys, 2: and values come to registers while the kernel before runs (``attend_fresh``)."""
 
     def least_blocks(self, head_dim: int) -> int:
         """Blocks of keys in a piece, at least."""
@@ -111,6 +118,15 @@ _DECODE_FP8 = _DECODE | {
 # 8 sequences of 8192 on H200: 34 µs, four programs an SM; with 168 registers three, 45; 16 x 64 37 to 49.
 _DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 128),), 256: _DECODE[256]}
 
+# With the newest heads' tile in registers too. Three programs an SM for heads of 64, two for 128 and 256.
+_FRESH = {
+    64: (Tile(16, 128, 4, 3, 168, early=2),),
+    128: (Tile(16, 64, 4, 3, 255, early=2),),
+    256: (Tile(16, 32, 4, 3, 255, early=2), Tile(16, 32, 4, 2, 255, early=2)),
+    512: (Tile(16, 32, 8, 3, 255, prefetch=32), Tile(16, 16, 8, 3, 255, prefetch=16)),
+}
+_FRESH_FP8 = _FRESH
+
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:
     """Whether large products read their operands from shared memory, and not from registers."""
@@ -137,9 +153,13 @@ def prefetched(tile: Tile, gpu: Gpu) -> int:
     return tile.prefetch if gpu.has(Feature.PDL) and not triton.knobs.runtime.interpret else 0
 
 
-def choose_tile(decode: bool, head_dim: int, fp8: bool, gpu: Gpu, window: bool = False) -> Tile:
-    """The best tile whose shared memory fits; the last one fits every card."""
-    if decode:
+def choose_tile(
+    decode: bool, head_dim: int, fp8: bool, gpu: Gpu, *, window: bool = False, heads_too: bool = False
+) -> Tile:
+    """The best tile whose shared memory fits; the last one fits every card. ``heads_too``: for ``attend_fresh``."""
+    if heads_too:
+        tiles = _FRESH_FP8 if fp8 else _FRESH
+    elif decode:
         choices_by_format = (_DECODE_WGMMA, _DECODE_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_DECODE, _DECODE_FP8)
         tiles = choices_by_format[fp8]
     elif gpu.has(Feature.WGMMA) and not fp8:
@@ -187,6 +207,8 @@ class _Call:
     batch: AttentionBatch
     sinks: Tensor
     out: Tensor
+    fresh: Fresh | None = None
+    """Where ``q`` is the projection's whole answer, of one token in every sequence: what becomes of its heads."""
 
     @property
     def fp8(self) -> bool:
@@ -201,7 +223,10 @@ class _Call:
         return self.batch.context_lens.shape[0]
 
     def tile(self, decode: bool) -> Tile:
-        return choose_tile(decode, self.spec.head_dim, self.fp8, self.gpu, self.spec.window is not None)
+        window = self.spec.window is not None
+        return choose_tile(
+            decode, self.spec.head_dim, self.fp8, self.gpu, window=window, heads_too=self.fresh is not None
+        )
 
     @property
     def short_len(self) -> int:
@@ -232,23 +257,26 @@ class _Call:
         tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
         max_keys = self.batch.page_table.shape[1] * self.kv.page_size
         if self.spec.window is not None:
-            max_keys = min(max_keys, self.spec.window + self.short_len)
+            max_keys = min(max_keys, self.spec.window + (self.short_len if self.fresh is None else 1) - 1)
         wanted = wanted_pieces(kv_heads, self.spec.head_dim, self.gpu)
         least = tile.least_blocks(self.spec.head_dim)
         most = -(-max_keys // tile.block_n) // least  # pieces of a sequence
         split = most > 1
         inside = split and most <= INSIDE_PIECES[self.spec.head_dim]
-        programs = self.sequences
-        if split:  # each sequence may have one more than its share
-            programs += min(wanted, self.sequences * -(-max_keys // tile.block_n))
+        # Each sequence may have one more than its share.
+        programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
         rows = programs * kv_heads * tile.block_m if split else 0
         partial = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
         spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
         counters = arrivals(device, self.sequences * kv_heads) if inside else spans
-        paged_jit.attend_short[(programs, kv_heads)](
+        attend, others, constants = paged_jit.attend_short, (), {}
+        if self.fresh is not None:
+            attend, others, (norm, shared) = fresh_jit.attend_fresh, self.fresh.arguments(self.q), self.fresh.kind
+            constants = {"EARLY": tile.early, "NORM": norm, "SHARED": shared}
+        attend[(programs, kv_heads)](
             self.q, *self.words(), self.sinks, self.out, partial, summary, spans, counters,
-            *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(),
+            *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others, **constants,
             HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8, SPLIT=split,
             INSIDE=inside, PREFETCH=prefetched(tile, self.gpu), **compile_options(tile, self.gpu),
             **pdl_options(self.gpu),
@@ -313,14 +341,33 @@ class PagedAttention(Implementation[AttentionSpec]):
             call.run_long(call.short_len)
         return out
 
+    def run_fresh(
+        self, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, heads: Fresh, kv: PagedKv, batch: AttentionBatch,
+        sinks: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """What ``small.rope_and_write_kv`` and ``run`` do, of ``qkv [tokens, all heads, head_dim]``; ``None`` where
+        it is not one launch. Position and slot of each token follow from its sequence's length and pages."""
+        possible = heads.kind in fresh.kinds(spec.head_dim) and spec.num_heads // spec.num_kv_heads <= fresh.MAX_HEADS
+        if not FRESH or not possible or batch.max_query_len != 1 or not gpu.has(Feature.PDL):
+            return None
+        out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+        if qkv.shape[0]:
+            sinks = _no_sinks(out) if sinks is None else sinks
+            _Call(spec, gpu, qkv.contiguous(), kv, batch, sinks, out, heads).run_short()
+        return out
+
     def variants(self, gpu: Gpu) -> Iterator[Variant]:
         for head_dim in HEAD_DIMS:
             for fp8 in (False, True):
-                yield _short_variant(head_dim, fp8, gpu, split=True, inside=False)
-                if INSIDE_PIECES[head_dim]:
-                    yield _short_variant(head_dim, fp8, gpu, split=True, inside=True)
-                yield _short_variant(head_dim, fp8, gpu, split=False, inside=False)
-                tiles = {choose_tile(False, head_dim, fp8, gpu, window): window for window in (True, False)}
+                ways = [(True, False), (False, False)] + ([(True, True)] if INSIDE_PIECES[head_dim] else [])
+                for split, inside in ways:
+                    yield _short_variant(choose_tile(True, head_dim, fp8, gpu), head_dim, fp8, gpu, split, inside)
+                    if gpu.has(Feature.PDL):
+                        tile = choose_tile(True, head_dim, fp8, gpu, heads_too=True)
+                        beside = _short_variant(tile, head_dim, fp8, gpu, split, inside)
+                        for kind in fresh.kinds(head_dim):
+                            yield fresh.make_variant(beside, tile.early, *kind)
+                tiles = {choose_tile(False, head_dim, fp8, gpu, window=window): window for window in (True, False)}
                 for tile, window in tiles.items():
                     yield _long_variant(head_dim, fp8, gpu, tile, "_window" if window else "")
             yield _merge_variant(head_dim, gpu)
@@ -341,8 +388,7 @@ def _arguments(fp8: bool, *, short: bool) -> tuple[dict[str, str], tuple[str, ..
     return signature, (*pointers, *strides)
 
 
-def _short_variant(head_dim: int, fp8: bool, gpu: Gpu, *, split: bool, inside: bool) -> Variant:
-    tile = choose_tile(True, head_dim, fp8, gpu)
+def _short_variant(tile: Tile, head_dim: int, fp8: bool, gpu: Gpu, split: bool, inside: bool) -> Variant:
     signature, divisible = _arguments(fp8, short=True)
     options = compile_options(tile, gpu) | pdl_options(gpu) | {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
     constants = {

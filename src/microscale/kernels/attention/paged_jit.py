@@ -24,7 +24,7 @@ other sequences, block of rows by block of rows.
 import triton
 import triton.language as tl
 
-from microscale.kernels.attention.pieces_jit import merge_in_place, prefetch_keys
+from microscale.kernels.attention.pieces_jit import find_work, merge_in_place, prefetch_keys
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 
@@ -32,8 +32,6 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # E4M3 bits moved into bf16 are 2**120 too small. Half of that is put on the other operand, half on the result: both
 # stay far from the ends of bf16.
 HALF_SHIFT = tl.constexpr(2.0**60)
-# Sequences whose lengths a program of attend_short reads at a time: a warp's worth, so that sums need no shared memory.
-BLOCK_S = tl.constexpr(32)
 
 
 @triton.jit
@@ -68,7 +66,7 @@ def _e4m3_to_bf16(x, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
+def columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """The places in a head of what stands in part 0 or, for E4M3, of the even and of the odd ones."""
     if KV_FP8:
         return tl.arange(0, HEAD_DIM // 2) * 2 + part
@@ -77,7 +75,7 @@ def _columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
 
 
 @triton.jit
-def _slots(table_ptr, n, valid, stride_page, page_shift, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+def find_slots(table_ptr, n, valid, stride_page, page_shift, WIDTH: tl.constexpr, MASKED: tl.constexpr):
     """Where positions ``n`` of a sequence lie within one KV head: ``[BLOCK_N]`` element offsets."""
     if MASKED:
         page = tl.load(table_ptr + (n >> page_shift), mask=valid, other=0).to(tl.int64)
@@ -87,7 +85,7 @@ def _slots(table_ptr, n, valid, stride_page, page_shift, WIDTH: tl.constexpr, MA
 
 
 @triton.jit
-def _load_rows(
+def load_rows(
     ptr, slots, valid, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr
 ):
     """Keys or values in bf16, in parts ``[BLOCK_N, width]``; zeros where not ``valid`` if MASKED."""
@@ -104,7 +102,7 @@ def _load_rows(
 
 
 @triton.jit
-def _dot(a, b, PLAIN: tl.constexpr):
+def dot(a, b, PLAIN: tl.constexpr):
     """``a @ b`` in float32. PLAIN is for Triton's interpreter, which multiplies the bits of bf16 operands."""
     if PLAIN:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -113,38 +111,51 @@ def _dot(a, b, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _attend(
-    state, q, k_ptr, v_ptr, table_ptr, positions, window, begin, first, last, stride_page, page_shift, scale,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Fold the BLOCK_N keys from ``begin`` on into the running softmax ``(acc, top, total)``; ``q`` and ``acc`` are in
-    parts, as the keys are."""
-    acc, top, total = state
-    n = begin + tl.arange(0, BLOCK_N)
-    # A value outside first..last may be NaN from a page that was freed or never written, and 0 * NaN is NaN.
-    valid = (n >= first) & (n < last)
-    WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
-    slots = _slots(table_ptr, n, valid, stride_page, page_shift, WIDTH, MASKED)
-    k = _load_rows(k_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
-    scores = _dot(q[0], tl.trans(k[0]), PLAIN)
+def weigh(state, q, k, visible, scale, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr):
+    """Weights of a block of keys, how the sums before it shrink, and the new top and total."""
+    _, top, total = state
+    scores = dot(q[0], tl.trans(k[0]), PLAIN)
     if KV_FP8:
-        scores += _dot(q[1], tl.trans(k[1]), PLAIN)
+        scores += dot(q[1], tl.trans(k[1]), PLAIN)
     if MASKED:
-        visible = (n[None, :] <= positions[:, None]) & (n[None, :] > positions[:, None] - window) & valid[None, :]
         scores = tl.where(visible, scores, float("-inf"))
     # Scaled in the subtraction, one instruction: for heads of 64 the softmax takes as long as the products.
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     weights = tl.exp2(scores * scale - new_top[:, None])
     shrink = tl.exp2(top - new_top)
-    total = total * shrink + tl.sum(weights, axis=1)
-    v = _load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
+    return weights, shrink, new_top, total * shrink + tl.sum(weights, axis=1)
+
+
+@triton.jit
+def add_values(acc, weights, shrink, v, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
     if KV_FP8:
         weights = to_bf16(weights * HALF_SHIFT, PLAIN)
-        low = acc[0] * shrink[:, None] + _dot(weights, v[0], PLAIN)
-        acc = (low, acc[1] * shrink[:, None] + _dot(weights, v[1], PLAIN))
+        low = acc[0] * shrink[:, None] + dot(weights, v[0], PLAIN)
+        return low, acc[1] * shrink[:, None] + dot(weights, v[1], PLAIN)
     else:
-        acc = (acc[0] * shrink[:, None] + _dot(to_bf16(weights, PLAIN), v[0], PLAIN),)
-    return acc, new_top, total
+        return (acc[0] * shrink[:, None] + dot(to_bf16(weights, PLAIN), v[0], PLAIN),)
+
+
+@triton.jit
+def attend_block(
+    state, q, k_ptr, v_ptr, table_ptr, positions, window, begin, first, last, stride_page, page_shift, scale,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Fold the BLOCK_N keys from ``begin`` on into the running softmax ``(acc, top, total)``; ``q`` and ``acc`` are in
+    parts, as the keys are."""
+    n = begin + tl.arange(0, BLOCK_N)
+    # A value outside first..last may be NaN from a page that was freed or never written, and 0 * NaN is NaN.
+    valid = (n >= first) & (n < last)
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
+    slots = find_slots(table_ptr, n, valid, stride_page, page_shift, WIDTH, MASKED)
+    k = load_rows(k_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
+    if MASKED:
+        visible = (n[None, :] <= positions[:, None]) & (n[None, :] > positions[:, None] - window) & valid[None, :]
+    else:
+        visible = True
+    weights, shrink, top, total = weigh(state, q, k, visible, scale, KV_FP8, PLAIN, MASKED)
+    v = load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
+    return add_values(state[0], weights, shrink, v, KV_FP8, PLAIN), top, total
 
 
 @triton.jit
@@ -165,68 +176,14 @@ def _find_sequence(query_start_ptr, num_sequences, block, block_q):
 
 
 @triton.jit
-def _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N: tl.constexpr):
-    """Blocks of keys that short sequences ``seq`` need; none for those that are not short or have no new token."""
-    query_first = tl.load(query_start_ptr + seq, mask=mask, other=0)
-    query_len = tl.load(query_start_ptr + seq + 1, mask=mask, other=0) - query_first
-    last = tl.load(context_lens_ptr + seq, mask=mask, other=0)
-    first = tl.maximum(last - query_len - window + 1, 0)
-    blocks = tl.cdiv(last - first, BLOCK_N)
-    return tl.where((query_len > 0) & (query_len <= block_q), blocks, 0)
-
-
-@triton.jit
-def _cut(blocks, size):
-    """Pieces of ``blocks`` blocks, and the blocks of each: no fewer than ``size``, evenly, and none left empty."""
-    share = tl.cdiv(blocks, tl.maximum(blocks // size, 1))
-    return tl.cdiv(blocks, tl.maximum(share, 1)), share
-
-
-@triton.jit
-def _find_piece(
-    query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N: tl.constexpr
-):
-    """Of ``program``: its sequence (-1: none), the blocks of a piece, the sequence's first program and its pieces.
-
-    Sequences are cut in proportion to their blocks, so that there are ``wanted`` pieces of all keys or fewer; a
-    sequence shorter than that has one, so there may be one more for each.
-    """
-    lane = tl.arange(0, BLOCK_S)
-    total = 0
-    for at in tl.range(0, num_sequences, BLOCK_S):
-        seq = at + lane
-        mask = seq < num_sequences
-        total += tl.sum(_num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N), axis=0)
-    size = tl.maximum(tl.cdiv(total, wanted), least)
-    found = -1
-    share = 0
-    first = 0
-    pieces = 0
-    before = 0
-    for at in tl.range(0, num_sequences, BLOCK_S):
-        seq = at + lane
-        mask = seq < num_sequences
-        blocks = _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N)
-        count, shares = _cut(blocks, size)
-        begin = before + tl.cumsum(count, axis=0) - count
-        mine = (begin <= program) & (program < begin + count)
-        found += tl.sum(tl.where(mine, seq + 1, 0), axis=0)
-        share += tl.sum(tl.where(mine, shares, 0), axis=0)
-        first += tl.sum(tl.where(mine, begin, 0), axis=0)
-        pieces += tl.sum(tl.where(mine, count, 0), axis=0)
-        before += tl.sum(count, axis=0)
-    return found, share, first, pieces
-
-
-@triton.jit
 def _load_queries(
     q_ptr, query, head, row_valid, stride_q_token, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr
 ):
     """In parts, as the keys are."""
     at = (query * stride_q_token + head * HEAD_DIM)[:, None]
-    q = tl.load(q_ptr + (at + _columns(0, HEAD_DIM, KV_FP8)[None, :]), row_valid[:, None], other=0.0)
+    q = tl.load(q_ptr + (at + columns(0, HEAD_DIM, KV_FP8)[None, :]), row_valid[:, None], other=0.0)
     if KV_FP8:
-        odd = tl.load(q_ptr + (at + _columns(1, HEAD_DIM, KV_FP8)[None, :]), row_valid[:, None], other=0.0)
+        odd = tl.load(q_ptr + (at + columns(1, HEAD_DIM, KV_FP8)[None, :]), row_valid[:, None], other=0.0)
         return to_bf16(q.to(tl.float32) * HALF_SHIFT, PLAIN), to_bf16(odd.to(tl.float32) * HALF_SHIFT, PLAIN)
     else:
         return (q,)
@@ -240,11 +197,11 @@ def _store_rows(ptr, at, acc, factor, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl.c
         values = acc[part] * factor[:, None]
         if ptr.dtype.element_ty == tl.bfloat16:
             values = to_bf16(values, PLAIN)
-        tl.store(ptr + (at[:, None] + _columns(part, HEAD_DIM, KV_FP8)[None, :]), values, mask=mask[:, None])
+        tl.store(ptr + (at[:, None] + columns(part, HEAD_DIM, KV_FP8)[None, :]), values, mask=mask[:, None])
 
 
 @triton.jit
-def _start(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
+def start_softmax(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """The running softmax before any key: the sink takes part as a key without a value."""
     sink = tl.load(sinks_ptr + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
     top = tl.maximum(sink, -1.0e30)
@@ -254,6 +211,47 @@ def _start(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr,
         return (acc, acc), top, tl.exp2(sink - top)
     else:
         return (acc,), top, tl.exp2(sink - top)
+
+
+@triton.jit
+def finish(
+    state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr, v_scale_ptr, seq,
+    piece, first_program, pieces, query_first, query_len, group, stride_out_token, stride_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr, INSIDE: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The answer of a sequence in one piece, or this piece of it for the merge, which the last program does itself if
+    INSIDE."""
+    kv_head = tl.program_id(1)
+    kv_heads = tl.num_programs(1)
+    rows = tl.arange(0, BLOCK_M)
+    acc, top, total = state
+    factor = tl.full([BLOCK_M], 1.0, tl.float32)
+    if KV_FP8:  # not before the loop, where it would take a register from 128 that are all in use
+        factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
+    if SPLIT:
+        if not INSIDE:
+            if (piece == 0) & (kv_head == 0):
+                tl.store(spans_ptr + 2 * seq, first_program)
+                tl.store(spans_ptr + 2 * seq + 1, pieces)
+        if pieces > 1:
+            row = (tl.program_id(0) * kv_heads + kv_head) * BLOCK_M + rows
+            _store_rows(partial_ptr, row * HEAD_DIM, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)
+            tl.store(summary_ptr + row * 2, top, mask=row_valid)
+            tl.store(summary_ptr + row * 2 + 1, total, mask=row_valid)
+            if INSIDE:
+                counter = arrivals_ptr + seq * kv_heads + kv_head
+                # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
+                tl.debug_barrier()
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+                    tl.store(counter, 0)
+                    merge_in_place(
+                        partial_ptr, summary_ptr, out_ptr, first_program, pieces, kv_head, kv_heads, query_first,
+                        query_len * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
+                    )  # fmt: skip
+        row_valid = row_valid & (pieces == 1)
+    at = query * stride_out_token + head * HEAD_DIM
+    _store_rows(out_ptr, at, acc, factor / total, row_valid, HEAD_DIM, KV_FP8, PLAIN)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "wanted", "least", "stride_scale"])
@@ -271,37 +269,17 @@ def attend_short(
     and how many they are to ``spans [sequences, 2]``. If INSIDE, the last program of a sequence and a KV head adds them
     up, by ``arrivals [sequences, KV heads]``. PREFETCH: keys of a piece that are fetched to L2 before the wait.
     """
-    program = tl.program_id(0)
     kv_head = tl.program_id(1)
-    block_q = BLOCK_M // group
     # Lengths and tables come with the step, sinks and scales with the model: all are older than the kernel before,
     # which only makes queries and keys.
-    if SPLIT:
-        seq, size, first_program, pieces = _find_piece(
-            query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
-        )
-        found = seq >= 0
-        seq = tl.maximum(seq, 0)
-        piece = program - first_program
-    else:
-        found = True
-        seq = program
-        piece = 0
-    query_first = tl.load(query_start_ptr + seq)
-    query_len = tl.load(query_start_ptr + seq + 1) - query_first
-    last = tl.load(context_lens_ptr + seq)
-    first = tl.maximum(last - query_len - window + 1, 0)
-    # Blocks are counted from the window's first key on: a window of 128 is one block of 128 and not two.
-    begin = first
-    end = last
-    if SPLIT:
-        begin += piece * size * BLOCK_N
-        end = tl.minimum(begin + size * BLOCK_N, last)
+    live, seq, piece, first_program, pieces, query_first, query_len, first, last, begin, end = find_work(
+        query_start_ptr, context_lens_ptr, num_sequences, window, BLOCK_M // group, wanted, least, BLOCK_N, SPLIT
+    )
     k_head_ptr = k_ptr + kv_head * stride_kv_head
     v_head_ptr = v_ptr + kv_head * stride_kv_head
     table_ptr = page_table_ptr + seq * stride_table
     if PREFETCH > 0:
-        if found & (query_len > 0):
+        if live:
             WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
             prefetch_keys(
                 k_head_ptr, v_head_ptr, table_ptr, begin, first, end, stride_page, page_shift, WIDTH, PREFETCH
@@ -316,46 +294,23 @@ def attend_short(
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    state = _start(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
+    state = start_softmax(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
         let_next_begin_and_wait()
-    if (not found) | (query_len == 0) | (query_len > block_q):
+    if not live:
         return
 
     q = _load_queries(q_ptr, query, head, row_valid, stride_q_token, HEAD_DIM, KV_FP8, PLAIN)
     for start in tl.range(begin, end, BLOCK_N):  # all masked: that costs nothing beside the loads
-        state = _attend(
+        state = attend_block(
             state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, first, last,
             stride_page, page_shift, scale, BLOCK_N, HEAD_DIM, KV_FP8, PLAIN, True,
         )  # fmt: skip
-    acc, top, total = state
-    factor = tl.full([BLOCK_M], 1.0, tl.float32)
-    if KV_FP8:  # not before the loop, where it would take a register from 128 that are all in use
-        factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    if SPLIT:
-        if not INSIDE:
-            if (piece == 0) & (kv_head == 0):
-                tl.store(spans_ptr + 2 * seq, first_program)
-                tl.store(spans_ptr + 2 * seq + 1, pieces)
-        if pieces > 1:
-            row = (program * tl.num_programs(1) + kv_head) * BLOCK_M + rows
-            _store_rows(partial_ptr, row * HEAD_DIM, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)
-            tl.store(summary_ptr + row * 2, top, mask=row_valid)
-            tl.store(summary_ptr + row * 2 + 1, total, mask=row_valid)
-            if INSIDE:
-                kv_heads = tl.num_programs(1)
-                counter = arrivals_ptr + seq * kv_heads + kv_head
-                # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
-                tl.debug_barrier()
-                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == pieces - 1:
-                    tl.store(counter, 0)
-                    merge_in_place(
-                        partial_ptr, summary_ptr, out_ptr, first_program, pieces, kv_head, kv_heads, query_first,
-                        query_len * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
-                    )  # fmt: skip
-        row_valid = row_valid & (pieces == 1)
-    at = query * stride_out_token + head * HEAD_DIM
-    _store_rows(out_ptr, at, acc, factor / total, row_valid, HEAD_DIM, KV_FP8, PLAIN)
+    finish(
+        state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr, v_scale_ptr, seq,
+        piece, first_program, pieces, query_first, query_len, group, stride_out_token, stride_scale,
+        HEAD_DIM, BLOCK_M, KV_FP8, SPLIT, INSIDE, PLAIN,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "short_len", "stride_scale"])
@@ -403,9 +358,9 @@ def attend_long(
     k_head_ptr = k_ptr + kv_head * stride_kv_head
     v_head_ptr = v_ptr + kv_head * stride_kv_head
     table_ptr = page_table_ptr + seq * stride_table
-    state = _start(sinks_ptr, head, row_valid, BLOCK_M, HEAD_DIM, KV_FP8)
+    state = start_softmax(sinks_ptr, head, row_valid, BLOCK_M, HEAD_DIM, KV_FP8)
     for start in tl.range(left, right, BLOCK_N):
-        state = _attend(
+        state = attend_block(
             state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, first, last,
             stride_page, page_shift, scale, BLOCK_N, HEAD_DIM, KV_FP8, PLAIN, False,
         )  # fmt: skip
@@ -413,7 +368,7 @@ def attend_long(
     num_left = tl.cdiv(left - begin, BLOCK_N)
     for index in tl.range(0, num_left + tl.cdiv(last - right, BLOCK_N)):
         start = tl.where(index < num_left, begin + index * BLOCK_N, right + (index - num_left) * BLOCK_N)
-        state = _attend(
+        state = attend_block(
             state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, first, last,
             stride_page, page_shift, scale, BLOCK_N, HEAD_DIM, KV_FP8, PLAIN, True,
         )  # fmt: skip

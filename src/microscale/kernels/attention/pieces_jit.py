@@ -15,11 +15,104 @@ from microscale.kernels.plain_jit import to_bf16
 
 # Numbers of two bytes in a line of the cache.
 LINE = tl.constexpr(64)
+# Sequences whose lengths a program of attend_short reads at a time: a warp's worth, so that sums need no shared memory.
+BLOCK_S = tl.constexpr(32)
 # Pieces that a program of merge_pieces loads at a time.
 BLOCK_P = tl.constexpr(32)
 # Numbers that the last program adds up at a time, of one piece: all rows of one token in Gemma 4's sliding layers (two
 # of 256) and in gpt-oss (eight of 64).
 MERGE_NUMBERS = tl.constexpr(512)
+
+
+@triton.jit
+def _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N: tl.constexpr):
+    """Blocks of keys that short sequences ``seq`` need; none for those that are not short or have no new token."""
+    query_first = tl.load(query_start_ptr + seq, mask=mask, other=0)
+    query_len = tl.load(query_start_ptr + seq + 1, mask=mask, other=0) - query_first
+    last = tl.load(context_lens_ptr + seq, mask=mask, other=0)
+    first = tl.maximum(last - query_len - window + 1, 0)
+    blocks = tl.cdiv(last - first, BLOCK_N)
+    return tl.where((query_len > 0) & (query_len <= block_q), blocks, 0)
+
+
+@triton.jit
+def _cut(blocks, size):
+    """Pieces of ``blocks`` blocks, and the blocks of each: no fewer than ``size``, evenly, and none left empty."""
+    share = tl.cdiv(blocks, tl.maximum(blocks // size, 1))
+    return tl.cdiv(blocks, tl.maximum(share, 1)), share
+
+
+@triton.jit
+def _find_piece(
+    query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N: tl.constexpr
+):
+    """Of ``program``: its sequence (-1: none), the blocks of a piece, the sequence's first program and its pieces.
+
+    Sequences are cut in proportion to their blocks, so that there are ``wanted`` pieces of all keys or fewer; a
+    sequence shorter than that has one, so there may be one more for each.
+    """
+    lane = tl.arange(0, BLOCK_S)
+    total = 0
+    for at in tl.range(0, num_sequences, BLOCK_S):
+        seq = at + lane
+        mask = seq < num_sequences
+        total += tl.sum(_num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N), axis=0)
+    size = tl.maximum(tl.cdiv(total, wanted), least)
+    found = -1
+    share = 0
+    first = 0
+    pieces = 0
+    before = 0
+    for at in tl.range(0, num_sequences, BLOCK_S):
+        seq = at + lane
+        mask = seq < num_sequences
+        blocks = _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N)
+        count, shares = _cut(blocks, size)
+        begin = before + tl.cumsum(count, axis=0) - count
+        mine = (begin <= program) & (program < begin + count)
+        found += tl.sum(tl.where(mine, seq + 1, 0), axis=0)
+        share += tl.sum(tl.where(mine, shares, 0), axis=0)
+        first += tl.sum(tl.where(mine, begin, 0), axis=0)
+        pieces += tl.sum(tl.where(mine, count, 0), axis=0)
+        before += tl.sum(count, axis=0)
+    return found, share, first, pieces
+
+
+@triton.jit
+def find_work(
+    query_start_ptr, context_lens_ptr, num_sequences, window, block_q, wanted, least,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """What this program is to do: whether anything, which piece, of which sequence, and that one's tokens and keys.
+
+    Keys are ``first`` to ``last`` for the sequence, ``begin`` to ``end`` for the piece. Blocks are counted from the
+    window's first key on: a window of 128 is one block of 128 and not two.
+    """
+    program = tl.program_id(0)
+    if SPLIT:
+        seq, size, first_program, pieces = _find_piece(
+            query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
+        )
+        found = seq >= 0
+        seq = tl.maximum(seq, 0)
+        piece = program - first_program
+    else:
+        found = program >= 0
+        seq = program
+        piece = 0
+        first_program = program
+        pieces = 1
+    query_first = tl.load(query_start_ptr + seq)
+    query_len = tl.load(query_start_ptr + seq + 1) - query_first
+    last = tl.load(context_lens_ptr + seq)
+    first = tl.maximum(last - query_len - window + 1, 0)
+    begin = first
+    end = last
+    if SPLIT:
+        begin += piece * size * BLOCK_N
+        end = tl.minimum(begin + size * BLOCK_N, last)
+    live = found & (query_len > 0) & (query_len <= block_q)
+    return live, seq, piece, first_program, pieces, query_first, query_len, first, last, begin, end
 
 
 @triton.jit

@@ -21,6 +21,18 @@ def _put(cache_ptr, place, low, high, scale_ptr, kv_head, stride_scale, mask, HA
     tl.store(cache_ptr + place + HALF, high, mask=mask)
 
 
+@triton.jit
+def weigh_head(x, weight, PLAIN: tl.constexpr):
+    """Normed numbers times the norm's weight, rounded as a norm's answer is."""
+    return to_bf16(x * weight.to(tl.float32), PLAIN).to(tl.float32)
+
+
+@triton.jit
+def turn(x, partner, cos, sin, PLAIN: tl.constexpr):
+    """One half of a head turned, where ``partner`` is the other half, and ``sin`` is negative for the first."""
+    return to_bf16(x * cos + partner * sin, PLAIN)
+
+
 @triton.jit(do_not_specialize=["heads", "kv_heads", "page_size", "stride_scale"])
 def rope_and_write_kv(
     qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
@@ -66,13 +78,11 @@ def rope_and_write_kv(
     v_first = to_bf16(first, PLAIN)
     v_second = to_bf16(second, PLAIN)
     if NORM:
-        low_weight = tl.where(is_query, q_low[None, :], k_low[None, :]).to(tl.float32)
-        high_weight = tl.where(is_query, q_high[None, :], k_high[None, :]).to(tl.float32)
-        first = to_bf16(first * low_weight, PLAIN).to(tl.float32)
-        second = to_bf16(second * high_weight, PLAIN).to(tl.float32)
+        first = weigh_head(first, tl.where(is_query, q_low[None, :], k_low[None, :]), PLAIN)
+        second = weigh_head(second, tl.where(is_query, q_high[None, :], k_high[None, :]), PLAIN)
 
-    low = to_bf16(first * cos - second * sin, PLAIN)
-    high = to_bf16(second * cos + first * sin, PLAIN)
+    low = turn(first, second, cos, -sin, PLAIN)
+    high = turn(second, first, cos, sin, PLAIN)
 
     target = q_ptr + (token * heads + head)[:, None] * (2 * HALF) + pair[None, :]
     tl.store(target, low, mask=is_query)
