@@ -356,7 +356,9 @@ def test_what_is_not_one_launch() -> None:
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
-@pytest.mark.parametrize("heads", [(64, 8, 64, None, False), (16, 8, 256, 1024, True), (16, 2, 512, None, True)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(64, 8, 64, None, False), (16, 8, 256, 1024, True), (16, 2, 512, None, True)], ids=str
+)
 def test_a_graph_of_one_launch(heads: tuple) -> None:
     """Lengths that change between replays, and the keys of the replay before among those that are read."""
     *sizes, window, norm = heads
@@ -384,14 +386,14 @@ def test_a_graph_of_one_launch(heads: tuple) -> None:
 
 def test_pieces_fill_the_machine() -> None:
     h200 = hardware.known("h200")
-    assert 2 * 132 <= 8 * wanted_pieces(8, 64, h200) <= 4 * 132
-    assert wanted_pieces(100000, 64, h200) == 1
+    assert 2 * 132 <= 8 * wanted_pieces(8, 4, h200) <= 4 * 132
+    assert wanted_pieces(100000, 4, h200) == 1
 
 
 def test_every_tile_fits_every_card() -> None:
     for gpu in hardware.KNOWN.values():
         for head_dim in HEAD_DIMS:
             for fp8 in (False, True):
-                for decode in (False, True):
-                    tile = choose_tile(decode, head_dim, fp8, gpu)
+                for decode, heads_too in ((False, False), (True, False), (True, True)):
+                    tile = choose_tile(decode, head_dim, fp8, gpu, heads_too=heads_too)
                     assert tile.shared_bytes(head_dim, 1 if fp8 else 2, decode) <= gpu.shared_per_block

@@ -1,4 +1,4 @@
-"""What ``attend_fresh`` takes beyond ``attend_short``: the heads' norms and rotation. Owns no launch; ``paged`` does."""
+"""What ``attend_fresh`` takes beyond ``attend_short``: the heads' norms and rotation. ``paged`` launches it."""
 
 from __future__ import annotations
 

@@ -11,9 +11,7 @@ from ``qkv``, rounded as the cache holds them, stores them for later steps, with
 softmax with them.
 
 The tile that the queries come in has room for the key and the value: one row each behind the group's. So all of them
-are loaded, normed and turned at once, and the same tile serves as a block of keys of which one is visible. A row's
-partner in the rotation is loaded and not shuffled: number c of a head and c ± HEAD_DIM / 2 are two loads of the same
-lines.
+are loaded, normed and turned at once, and the same tile serves as a block of keys of which one is visible.
 """
 
 # mypy: ignore-errors
@@ -26,7 +24,6 @@ from microscale.kernels.attention.paged_jit import (
     HALF_SHIFT,
     LOG2E,
     add_values,
-    columns,
     dot,
     find_slots,
     finish,
@@ -42,45 +39,61 @@ from microscale.kernels.small.fused_jit import turn, weigh_head
 
 
 @triton.jit
-def _partners(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
-    """The columns that turn with ``columns(part)``."""
-    partner = (columns(part, HEAD_DIM, KV_FP8) + HEAD_DIM // 2) % HEAD_DIM
-    return partner if KV_FP8 else tl.max_contiguous(partner, 8)
+def _half_columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
+    """Those of ``columns(part)`` in the first half of a head. Column c turns with c + HEAD_DIM / 2."""
+    if KV_FP8:
+        return tl.arange(0, HEAD_DIM // 4) * 2 + part
+    else:
+        return tl.arange(0, HEAD_DIM // 2)
 
 
 @triton.jit
 def _rotation(position, frequencies_ptr, scale, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
-    """Cosine and sine of a part's columns, ``[1, width]`` each; the sine of the first half is negative."""
-    column = columns(part, HEAD_DIM, KV_FP8)
-    angle = position.to(tl.float32) * tl.load(frequencies_ptr + column % (HEAD_DIM // 2))
-    sin = tl.sin(angle) * scale
-    return (tl.cos(angle) * scale)[None, :], tl.where(column < HEAD_DIM // 2, -sin, sin)[None, :]
+    """Cosine and sine of a part's pairs of columns, ``[1, pairs]`` each."""
+    angle = position.to(tl.float32) * tl.load(frequencies_ptr + _half_columns(part, HEAD_DIM, KV_FP8))
+    return (tl.cos(angle) * scale)[None, :], (tl.sin(angle) * scale)[None, :]
 
 
 @triton.jit
-def _weights(ptr, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
-    """Weights of a part's columns and of their partners, ``[1, width]`` each."""
-    own = tl.load(ptr + columns(part, HEAD_DIM, KV_FP8))[None, :]
-    return own, tl.load(ptr + _partners(part, HEAD_DIM, KV_FP8))[None, :]
+def _weights(q_ptr, k_ptr, is_key, mask, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
+    """Weights of both columns of a part's pairs, ``[BLOCK_M, pairs]`` each: loaded as the heads are, so that they need
+    no change of layout after the wait."""
+    low = tl.where(is_key, k_ptr, q_ptr)[:, None] + _half_columns(part, HEAD_DIM, KV_FP8)[None, :]
+    first = tl.load(low, mask[:, None], other=0.0)
+    return first, tl.load(low + HEAD_DIM // 2, mask[:, None], other=0.0)
 
 
 @triton.jit
 def _load_heads(ptr, at, mask, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
-    """A part's columns of the heads at ``at [BLOCK_M]``, and their partners, in float32."""
-    own = tl.load(ptr + (at[:, None] + columns(part, HEAD_DIM, KV_FP8)[None, :]), mask[:, None], other=0.0)
-    partner = tl.load(ptr + (at[:, None] + _partners(part, HEAD_DIM, KV_FP8)[None, :]), mask[:, None], other=0.0)
-    return own.to(tl.float32), partner.to(tl.float32)
+    """A part of the heads at ``at [BLOCK_M]`` in float32: what stands in the first half, and in the second."""
+    low = ptr + (at[:, None] + _half_columns(part, HEAD_DIM, KV_FP8)[None, :])
+    first = tl.load(low, mask[:, None], other=0.0)
+    second = tl.load(low + HEAD_DIM // 2, mask[:, None], other=0.0)
+    return first.to(tl.float32), second.to(tl.float32)
 
 
 @triton.jit
-def _turn(head, is_key, weights, rotation, NORM: tl.constexpr, PLAIN: tl.constexpr):
+def _whole(first, second):
+    """Both halves of a part side by side."""
+    return tl.join(first, second).permute(0, 2, 1).reshape(first.shape[0], 2 * first.shape[1])
+
+
+@triton.jit
+def _shifted(halves, PLAIN: tl.constexpr):
+    """Queries as they meet E4M3 keys."""
+    first = to_bf16(halves[0].to(tl.float32) * HALF_SHIFT, PLAIN)
+    return _whole(first, to_bf16(halves[1].to(tl.float32) * HALF_SHIFT, PLAIN))
+
+
+@triton.jit
+def _turn(heads, weights, rotation, NORM: tl.constexpr, PLAIN: tl.constexpr):
     """One part of heads, weighted and turned, in bf16."""
-    own, partner = head
+    first, second = heads
+    cos, sin = rotation
     if NORM:
-        q_weights, k_weights = weights
-        own = weigh_head(own, tl.where(is_key, k_weights[0], q_weights[0]), PLAIN)
-        partner = weigh_head(partner, tl.where(is_key, k_weights[1], q_weights[1]), PLAIN)
-    return turn(own, partner, rotation[0], rotation[1], PLAIN)
+        first = weigh_head(first, weights[0], PLAIN)
+        second = weigh_head(second, weights[1], PLAIN)
+    return turn(first, second, cos, -sin, PLAIN), turn(second, first, cos, sin, PLAIN)
 
 
 @triton.jit
@@ -101,20 +114,28 @@ def _decode(code, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _keep(cache_ptr, at, x, scale_ptr, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
-    """Store the row of ``x`` that ``mask [BLOCK_M, 1]`` shows, bf16 in parts, as the cache has it. → What later steps
-    will read there, as ``load_rows`` gives it, and zeros in the other rows."""
-    WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
-    place = cache_ptr + (at + tl.zeros_like(mask.to(tl.int32)) + tl.arange(0, WIDTH)[None, :])
+def _keep_codes(place, even, odd, scale, mask, PLAIN: tl.constexpr):
+    low = tl.where(mask, _codes(even, scale), 0)
+    high = tl.where(mask, _codes(odd, scale), 0)
+    tl.store(place, (low | (high << 8)).to(tl.int16), mask=mask)
+    return _decode(low, PLAIN), _decode(high, PLAIN)
+
+
+@triton.jit
+def _keep(cache_ptr, x, odd, scale_ptr, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
+    """Store the row of ``x`` that ``mask [BLOCK_M, 1]`` shows, both halves in bf16, as the cache has it. → What later
+    steps will read there, in parts as ``load_rows`` gives it, and zeros in the other rows."""
+    HALF: tl.constexpr = HEAD_DIM // 4 if KV_FP8 else HEAD_DIM // 2
+    place = cache_ptr + (tl.zeros_like(mask.to(tl.int32)) + tl.arange(0, HALF)[None, :])
     if KV_FP8:
         scale = tl.load(scale_ptr)
-        low = tl.where(mask, _codes(x[0], scale), 0)
-        high = tl.where(mask, _codes(x[1], scale), 0)
-        tl.store(place, (low | (high << 8)).to(tl.int16), mask=mask)
-        return _decode(low, PLAIN), _decode(high, PLAIN)
+        first = _keep_codes(place, x[0], odd[0], scale, mask, PLAIN)
+        second = _keep_codes(place + HALF, x[1], odd[1], scale, mask, PLAIN)
+        return _whole(first[0], second[0]), _whole(first[1], second[1])
     else:
         tl.store(place, x[0], mask=mask)
-        return (tl.where(mask, x[0], 0.0),)
+        tl.store(place + HALF, x[1], mask=mask)
+        return (_whole(tl.where(mask, x[0], 0.0), tl.where(mask, x[1], 0.0)),)
 
 
 @triton.jit
@@ -138,7 +159,7 @@ def _attend_old(
     state, q, k_ptr, v_ptr, table_ptr, begin, end, stride_page, page_shift, scale,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Fold the BLOCK_N keys from ``begin`` on into the running softmax. The one query of a row sees all up to ``end``."""
+    """Fold the BLOCK_N keys from ``begin`` on into the running softmax. A row's query sees all up to ``end``."""
     n = begin + tl.arange(0, BLOCK_N)
     valid = n < end
     slots = find_slots(table_ptr, n, valid, stride_page, page_shift, HEAD_DIM // 2 if KV_FP8 else HEAD_DIM, True)
@@ -166,7 +187,7 @@ def attend_fresh(
     """
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
-    live, seq, piece, first_program, pieces, query_first, query_len, first, last, begin, end = find_work(
+    live, seq, piece, first_program, pieces, query_first, _, first, last, begin, end = find_work(
         query_start_ptr, context_lens_ptr, num_sequences, window, 1, wanted, least, BLOCK_N, SPLIT
     )
     newest = last - 1
@@ -194,6 +215,7 @@ def attend_fresh(
     row_valid = rows < group
     is_key = (rows == group) & newest_here
     is_value = is_key if SHARED else (rows == group + 1) & newest_here
+    needed = row_valid | is_key | is_value
     query = query_first.to(tl.int64)
     heads = kv_heads * group
     head = kv_head * group + rows
@@ -203,12 +225,12 @@ def attend_fresh(
     rotation = _rotation(newest, frequencies_ptr, rope_scale, 0, HEAD_DIM, KV_FP8)
     norm_weights = 0
     if NORM:
-        norm_weights = _weights(q_weight_ptr, 0, HEAD_DIM, KV_FP8), _weights(k_weight_ptr, 0, HEAD_DIM, KV_FP8)
+        norm_weights = _weights(q_weight_ptr, k_weight_ptr, is_key, needed, 0, HEAD_DIM, KV_FP8)
     if KV_FP8:
         odd_rotation = _rotation(newest, frequencies_ptr, rope_scale, 1, HEAD_DIM, KV_FP8)
         odd_weights = 0
         if NORM:
-            odd_weights = _weights(q_weight_ptr, 1, HEAD_DIM, KV_FP8), _weights(k_weight_ptr, 1, HEAD_DIM, KV_FP8)
+            odd_weights = _weights(q_weight_ptr, k_weight_ptr, is_key, needed, 1, HEAD_DIM, KV_FP8)
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
@@ -219,28 +241,31 @@ def attend_fresh(
         return
 
     token_ptr = qkv_ptr + query * stride_qkv_token
-    needed = row_valid | is_key | is_value
     parts = _load_heads(token_ptr, at, needed, 0, HEAD_DIM, KV_FP8)
-    squares = tl.sum(parts[0] * parts[0], axis=1)
     if KV_FP8:
         odd = _load_heads(token_ptr, at, needed, 1, HEAD_DIM, KV_FP8)
-        squares += tl.sum(odd[0] * odd[0], axis=1)
     if NORM:
+        squares = parts[0] * parts[0] + parts[1] * parts[1]
+        if KV_FP8:
+            squares += odd[0] * odd[0] + odd[1] * odd[1]
+        squares = tl.sum(squares, axis=1)
         factor = tl.rsqrt(squares / HEAD_DIM + epsilon)[:, None]
         parts = parts[0] * factor, parts[1] * factor
         if KV_FP8:
             odd = odd[0] * factor, odd[1] * factor
-    q = (_turn(parts, is_key[:, None], norm_weights, rotation, NORM, PLAIN),)
-    v = (to_bf16(parts[0], PLAIN),)
+    turned = _turn(parts, norm_weights, rotation, NORM, PLAIN)
+    plain = to_bf16(parts[0], PLAIN), to_bf16(parts[1], PLAIN)
+    odd_turned = turned
+    odd_plain = plain
+    q = (_whole(turned[0], turned[1]),)
     if KV_FP8:
-        q = (q[0], _turn(odd, is_key[:, None], odd_weights, odd_rotation, NORM, PLAIN))
-        v = (v[0], to_bf16(odd[0], PLAIN))
+        odd_turned = _turn(odd, odd_weights, odd_rotation, NORM, PLAIN)
+        odd_plain = to_bf16(odd[0], PLAIN), to_bf16(odd[1], PLAIN)
+        q = _shifted(turned, PLAIN), _shifted(odd_turned, PLAIN)
     k_scale_at = k_scale_ptr + kv_head * stride_scale
     v_scale_at = v_scale_ptr + kv_head * stride_scale
-    k = _keep(k_head_ptr, newest_at, q, k_scale_at, is_key[:, None], HEAD_DIM, KV_FP8, PLAIN)
-    v = _keep(v_head_ptr, newest_at, v, v_scale_at, is_value[:, None], HEAD_DIM, KV_FP8, PLAIN)
-    if KV_FP8:
-        q = (to_bf16(q[0].to(tl.float32) * HALF_SHIFT, PLAIN), to_bf16(q[1].to(tl.float32) * HALF_SHIFT, PLAIN))
+    k = _keep(k_head_ptr + newest_at, turned, odd_turned, k_scale_at, is_key[:, None], HEAD_DIM, KV_FP8, PLAIN)
+    v = _keep(v_head_ptr + newest_at, plain, odd_plain, v_scale_at, is_value[:, None], HEAD_DIM, KV_FP8, PLAIN)
     state = _begin(state, q, k, v, is_key, is_value, scale, KV_FP8, PLAIN)
 
     if EARLY:

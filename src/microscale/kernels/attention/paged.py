@@ -31,6 +31,7 @@ HEAD_DIMS = (64, 128, 256, 512)
 MAX_GROUP = 16
 # Head size → pieces that an SM works on at once, by its registers.
 PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
+FRESH_PER_SM = {64: 3, 128: 2, 256: 2, 512: 1}
 # Head size → keys in a piece, at least: less is not worth a merge. Gemma 4 on H200, one token at a context of 160, 30
 # layers: 1579 µs with 32 keys of 256, 1663 with 64, 1692 with 128; at 1000 no difference.
 LEAST_KEYS = {64: 256, 128: 128, 256: 32, 512: 64}
@@ -118,12 +119,12 @@ _DECODE_FP8 = _DECODE | {
 # 8 sequences of 8192 on H200: 34 µs, four programs an SM; with 168 registers three, 45; 16 x 64 37 to 49.
 _DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 128),), 256: _DECODE[256]}
 
-# With the newest heads' tile in registers too. Three programs an SM for heads of 64, two for 128 and 256.
+# With the newest heads' tile and a first block of keys and values in registers too.
 _FRESH = {
-    64: (Tile(16, 128, 4, 3, 168, early=2),),
-    128: (Tile(16, 64, 4, 3, 255, early=2),),
-    256: (Tile(16, 32, 4, 3, 255, early=2), Tile(16, 32, 4, 2, 255, early=2)),
-    512: (Tile(16, 32, 8, 3, 255, prefetch=32), Tile(16, 16, 8, 3, 255, prefetch=16)),
+    64: (Tile(16, 128, 4, 3, 168, prefetch=128, early=2),),
+    128: (Tile(16, 64, 4, 3, 255, prefetch=64, early=2),),
+    256: (Tile(16, 32, 4, 3, 255, prefetch=32, early=2),),
+    512: (Tile(16, 32, 8, 3, 255, prefetch=64), Tile(16, 16, 8, 3, 255, prefetch=64)),
 }
 _FRESH_FP8 = _FRESH
 
@@ -175,9 +176,9 @@ def choose_tile(
     )
 
 
-def wanted_pieces(kv_heads: int, head_dim: int, gpu: Gpu) -> int:
+def wanted_pieces(kv_heads: int, per_sm: int, gpu: Gpu) -> int:
     """Pieces of all keys of one KV head for which the machine has room at once."""
-    return max(1, PIECES_PER_SM[head_dim] * gpu.num_sms // kv_heads)
+    return max(1, per_sm * gpu.num_sms // kv_heads)
 
 
 # (device, heads) → sinks of minus infinity. Kept: filling them at every call would be a launch of its own.
@@ -258,7 +259,8 @@ class _Call:
         max_keys = self.batch.page_table.shape[1] * self.kv.page_size
         if self.spec.window is not None:
             max_keys = min(max_keys, self.spec.window + (self.short_len if self.fresh is None else 1) - 1)
-        wanted = wanted_pieces(kv_heads, self.spec.head_dim, self.gpu)
+        per_sm = (PIECES_PER_SM if self.fresh is None else FRESH_PER_SM)[self.spec.head_dim]
+        wanted = wanted_pieces(kv_heads, per_sm, self.gpu)
         least = tile.least_blocks(self.spec.head_dim)
         most = -(-max_keys // tile.block_n) // least  # pieces of a sequence
         split = most > 1
@@ -276,9 +278,9 @@ class _Call:
             constants = {"EARLY": tile.early, "NORM": norm, "SHARED": shared}
         attend[(programs, kv_heads)](
             self.q, *self.words(), self.sinks, self.out, partial, summary, spans, counters,
-            *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others, **constants,
+            *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others,
             HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8, SPLIT=split,
-            INSIDE=inside, PREFETCH=prefetched(tile, self.gpu), **compile_options(tile, self.gpu),
+            INSIDE=inside, PREFETCH=prefetched(tile, self.gpu), **constants, **compile_options(tile, self.gpu),
             **pdl_options(self.gpu),
         )  # fmt: skip
         if split and not inside:
