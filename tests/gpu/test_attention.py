@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from kernels.cases_attention import (  # noqa: F401
+    test_a_graph_of_one_launch,
     test_a_graph_reads_lengths_and_tables_on_the_device,
     test_e4m3_at_its_ends,
     test_every_tile_fits_every_card,
+    test_heads_to_attention_in_one_launch,
+    test_one_launch_and_a_sequence_without_a_token,
+    test_one_launch_with_rows_of_no_one,
+    test_one_launch_with_sinks,
     test_pages_in_every_order,
     test_pieces_add_up_in_order,
     test_pieces_fill_the_machine,
     test_the_scale_of_the_scores,
     test_triton_is_the_reference,
+    test_what_is_not_one_launch,
 )

@@ -24,10 +24,10 @@ from microscale.kernels.attention.paged_jit import (
     HALF_SHIFT,
     LOG2E,
     add_values,
-    dot,
     find_slots,
     finish,
     load_rows,
+    score,
     start_softmax,
     weigh,
 )
@@ -143,13 +143,11 @@ def _begin(state, q, k, v, is_key, is_value, scale, KV_FP8: tl.constexpr, PLAIN:
     """The running softmax after the newest key, of which ``is_key`` and ``is_value`` ``[BLOCK_M]`` show the row: in
     none, where it is another piece's."""
     acc, top, total = state
-    scores = dot(q[0], tl.trans(k[0]), PLAIN)
-    if KV_FP8:
-        scores += dot(q[1], tl.trans(k[1]), PLAIN)
-    score = tl.max(tl.where(is_key[None, :], scores * scale, float("-inf")), axis=1)
-    new_top = tl.maximum(top, score)
+    scores = score(q, k, KV_FP8, PLAIN) * scale
+    newest = tl.max(tl.where(is_key[None, :], scores, float("-inf")), axis=1)
+    new_top = tl.maximum(top, newest)
     shrink = tl.exp2(top - new_top)
-    weight = tl.exp2(score - new_top)
+    weight = tl.exp2(newest - new_top)
     acc = add_values(acc, tl.where(is_value[None, :], weight[:, None], 0.0), shrink, v, KV_FP8, PLAIN)
     return acc, new_top, total * shrink + weight
 
@@ -164,7 +162,8 @@ def _attend_old(
     valid = n < end
     slots = find_slots(table_ptr, n, valid, stride_page, page_shift, HEAD_DIM // 2 if KV_FP8 else HEAD_DIM, True)
     k = load_rows(k_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
-    weights, shrink, top, total = weigh(state, q, k, valid[None, :], scale, KV_FP8, PLAIN, True)
+    scores = tl.where(valid[None, :], score(q, k, KV_FP8, PLAIN), float("-inf"))
+    weights, shrink, top, total = weigh(state, scores, scale)
     v = load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
     return add_values(state[0], weights, shrink, v, KV_FP8, PLAIN), top, total
 
@@ -266,10 +265,13 @@ def attend_fresh(
     v_scale_at = v_scale_ptr + kv_head * stride_scale
     k = _keep(k_head_ptr + newest_at, turned, odd_turned, k_scale_at, is_key[:, None], HEAD_DIM, KV_FP8, PLAIN)
     v = _keep(v_head_ptr + newest_at, plain, odd_plain, v_scale_at, is_value[:, None], HEAD_DIM, KV_FP8, PLAIN)
+    if not KV_FP8:
+        k = q  # one of whose rows it is
     state = _begin(state, q, k, v, is_key, is_value, scale, KV_FP8, PLAIN)
 
     if EARLY:
-        weights, shrink, top, total = weigh(state, q, early_k, valid[None, :], scale, KV_FP8, PLAIN, True)
+        scores = tl.where(valid[None, :], score(q, early_k, KV_FP8, PLAIN), float("-inf"))
+        weights, shrink, top, total = weigh(state, scores, scale)
         if EARLY == 1:
             early_v = load_rows(v_head_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
         state = add_values(state[0], weights, shrink, early_v, KV_FP8, PLAIN), top, total

@@ -31,7 +31,6 @@ HEAD_DIMS = (64, 128, 256, 512)
 MAX_GROUP = 16
 # Head size → pieces that an SM works on at once, by its registers.
 PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
-FRESH_PER_SM = {64: 3, 128: 2, 256: 2, 512: 1}
 # Head size → keys in a piece, at least: less is not worth a merge. Gemma 4 on H200, one token at a context of 160, 30
 # layers: 1579 µs with 32 keys of 256, 1663 with 64, 1692 with 128; at 1000 no difference.
 LEAST_KEYS = {64: 256, 128: 128, 256: 32, 512: 64}
@@ -60,7 +59,8 @@ class Tile:
     prefetch: int = 0
     """Keys of a piece that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
     early: int = 0
-    """1: a piece's first keys, 2: and values come to registers while the kernel before runs (``attend_fresh``)."""
+    """1: the keys of a piece's first block, 2: and its values come to registers while the kernel before runs
+    (``attend_fresh``); then ``prefetch`` counts from the second block on."""
 
     def least_blocks(self, head_dim: int) -> int:
         """Blocks of keys in a piece, at least."""
@@ -107,7 +107,7 @@ _DECODE = {
 }
 # The first keys are on their way before the queries are: at short contexts attention is nothing but latency.
 _DECODE_WGMMA = _DECODE | {
-    256: (Tile(16, 32, 4, 3, prefetch=32),),
+    256: (Tile(16, 32, 4, 3, 168, prefetch=32),),
     512: (Tile(16, 64, 8, 3, 255, prefetch=64),),
 }
 # With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x; heads of 256 24 on SM 10.x.
@@ -119,14 +119,18 @@ _DECODE_FP8 = _DECODE | {
 # 8 sequences of 8192 on H200: 34 µs, four programs an SM; with 168 registers three, 45; 16 x 64 37 to 49.
 _DECODE_FP8_WGMMA = _DECODE_FP8 | {64: (Tile(16, 128, 4, 3, 128),), 256: _DECODE[256]}
 
-# With the newest heads' tile and a first block of keys and values in registers too.
-_FRESH = {
-    64: (Tile(16, 128, 4, 3, 168, prefetch=128, early=2),),
+# With the newest heads' tile, and a first block of keys and values, in registers too.
+_FRESH: dict[int, tuple[Tile, ...]] = {
+    64: (Tile(16, 128, 4, 3, 255, prefetch=128, early=2),),
     128: (Tile(16, 64, 4, 3, 255, prefetch=64, early=2),),
     256: (Tile(16, 32, 4, 3, 255, prefetch=32, early=2),),
-    512: (Tile(16, 32, 8, 3, 255, prefetch=64), Tile(16, 16, 8, 3, 255, prefetch=64)),
+    512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
-_FRESH_FP8 = _FRESH
+_FRESH_FP8 = _FRESH | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+_FRESH_64 = {64: (Tile(16, 128, 4, 3, 168, prefetch=128, early=2),)}
+# 16 x 32 of 512 with the first block in registers spills 16 bytes.
+_FRESH_WGMMA = _FRESH | _FRESH_64 | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+_FRESH_FP8_WGMMA = _FRESH_FP8 | _FRESH_64
 
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:
@@ -159,7 +163,7 @@ def choose_tile(
 ) -> Tile:
     """The best tile whose shared memory fits; the last one fits every card. ``heads_too``: for ``attend_fresh``."""
     if heads_too:
-        tiles = _FRESH_FP8 if fp8 else _FRESH
+        tiles = ((_FRESH_WGMMA, _FRESH_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_FRESH, _FRESH_FP8))[fp8]
     elif decode:
         choices_by_format = (_DECODE_WGMMA, _DECODE_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_DECODE, _DECODE_FP8)
         tiles = choices_by_format[fp8]
@@ -259,7 +263,9 @@ class _Call:
         max_keys = self.batch.page_table.shape[1] * self.kv.page_size
         if self.spec.window is not None:
             max_keys = min(max_keys, self.spec.window + (self.short_len if self.fresh is None else 1) - 1)
-        per_sm = (PIECES_PER_SM if self.fresh is None else FRESH_PER_SM)[self.spec.head_dim]
+        per_sm = PIECES_PER_SM[self.spec.head_dim]
+        if self.fresh is not None and tile.registers is not None:
+            per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
         wanted = wanted_pieces(kv_heads, per_sm, self.gpu)
         least = tile.least_blocks(self.spec.head_dim)
         most = -(-max_keys // tile.block_n) // least  # pieces of a sequence

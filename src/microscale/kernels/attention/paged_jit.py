@@ -111,14 +111,17 @@ def dot(a, b, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def weigh(state, q, k, visible, scale, KV_FP8: tl.constexpr, PLAIN: tl.constexpr, MASKED: tl.constexpr):
-    """Weights of a block of keys, how the sums before it shrink, and the new top and total."""
-    _, top, total = state
+def score(q, k, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
     scores = dot(q[0], tl.trans(k[0]), PLAIN)
     if KV_FP8:
         scores += dot(q[1], tl.trans(k[1]), PLAIN)
-    if MASKED:
-        scores = tl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def weigh(state, scores, scale):
+    """Weights of a block of keys, how the sums before it shrink, and the new top and total."""
+    _, top, total = state
     # Scaled in the subtraction, one instruction: for heads of 64 the softmax takes as long as the products.
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     weights = tl.exp2(scores * scale - new_top[:, None])
@@ -149,11 +152,11 @@ def attend_block(
     WIDTH: tl.constexpr = HEAD_DIM // 2 if KV_FP8 else HEAD_DIM
     slots = find_slots(table_ptr, n, valid, stride_page, page_shift, WIDTH, MASKED)
     k = load_rows(k_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
+    scores = score(q, k, KV_FP8, PLAIN)
     if MASKED:
         visible = (n[None, :] <= positions[:, None]) & (n[None, :] > positions[:, None] - window) & valid[None, :]
-    else:
-        visible = True
-    weights, shrink, top, total = weigh(state, q, k, visible, scale, KV_FP8, PLAIN, MASKED)
+        scores = tl.where(visible, scores, float("-inf"))
+    weights, shrink, top, total = weigh(state, scores, scale)
     v = load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, MASKED)
     return add_values(state[0], weights, shrink, v, KV_FP8, PLAIN), top, total
 

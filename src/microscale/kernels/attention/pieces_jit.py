@@ -93,11 +93,10 @@ def find_work(
         seq, size, first_program, pieces = _find_piece(
             query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
         )
-        found = seq >= 0
+        live = seq >= 0
         seq = tl.maximum(seq, 0)
         piece = program - first_program
     else:
-        found = program >= 0
         seq = program
         piece = 0
         first_program = program
@@ -111,7 +110,11 @@ def find_work(
     if SPLIT:
         begin += piece * size * BLOCK_N
         end = tl.minimum(begin + size * BLOCK_N, last)
-    live = found & (query_len > 0) & (query_len <= block_q)
+    short = (query_len > 0) & (query_len <= block_q)
+    if SPLIT:
+        live = live & short
+    else:
+        live = short
     return live, seq, piece, first_program, pieces, query_first, query_len, first, last, begin, end
 
 
