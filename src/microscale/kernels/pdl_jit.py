@@ -6,8 +6,9 @@ memory busy with the weights of the matrix product behind it.
 
 A kernel is done when all its programs are, each of which has waited for the kernel before: whoever waits for one waits
 for all before it. What a kernel reads *before* it waits must therefore be older than the whole chain: weights, and what
-comes with the step (positions, slots, page tables). There is one exception, ``moe.small_batch_jit``: ``down`` reads the
-router's choice before it waits, so ``gate_up`` lets nobody begin before it has waited itself.
+comes with the step (positions, slots, page tables) or was there before it (the keys of older tokens): a step begins
+with a launch of torch's, which waits for all before it. There is one exception, ``moe.small_batch_jit``: ``down`` reads
+the router's choice before it waits, so ``gate_up`` lets nobody begin before it has waited itself.
 """
 
 # mypy: ignore-errors
