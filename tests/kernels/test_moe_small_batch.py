@@ -19,16 +19,7 @@ from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
-from microscale.kernels.moe.small_batch import (
-    COLUMNS,
-    MANY_PAIRS_PER_EXPERT,
-    Shape,
-    Tiles,
-    columns_for,
-    direct_gate_up_tiles,
-    direct_tiles,
-    list_tiles,
-)
+from microscale.kernels.moe.small_batch import Shape, Tiles, direct_gate_up_tiles, direct_tiles, list_tiles
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from support.interpreter import run_cases
@@ -184,25 +175,15 @@ def test_gate_and_up_of_few_tokens_run_in_one_wave() -> None:
 
 
 def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:
-    assert list_tiles(GPT_OSS, 8, known("h200")).ahead == 5
-    assert list_tiles(GPT_OSS, 8, known("rtx5090")).ahead == 3
-
-
-def test_many_pairs_of_an_expert_share_a_program() -> None:
-    enough = MANY_PAIRS_PER_EXPERT * 32
-    assert [columns_for(pairs, 32) for pairs in (1, enough - 1, enough, 256)] == [8, 8, 16, 16]
-    for columns in COLUMNS:
-        assert list_tiles(GPT_OSS, columns, known("h200")).constants()["N"] == columns
-    # A token of the direct kernels has the experts for itself.
-    assert direct_tiles(GPT_OSS, 2, 4, known("h200")).constants()["N"] == COLUMNS[0]
+    assert list_tiles(GPT_OSS, known("h200")).ahead == 5
+    assert list_tiles(GPT_OSS, known("rtx5090")).ahead == 3
 
 
 @pytest.mark.parametrize("k", [32, 64, 96, 160, 704, 2112, 2816, 2880])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
     shape = Shape(64, k, bits)
-    lists = (list_tiles(shape, columns, known("h200")) for columns in COLUMNS)
-    for tiles in (direct_tiles(shape, 1, 2, known("h200")), *lists):
+    for tiles in (direct_tiles(shape, 1, 2, known("h200")), list_tiles(shape, known("h200"))):
         steps = -(-shape.k_tiles // tiles.slices)
         assert 1 <= tiles.ahead <= steps
         # Every slice but the last is whole: an empty one would read another expert's rows.

@@ -34,8 +34,7 @@ class Case:
     gate: Gate = SWIGLU
     bias: bool = True
     spread: str = "even"
-    """``even``, ``one`` (all tokens on the same experts), ``unused`` (some experts get no token) or ``skewed`` (see
-    ``SKEWED``)."""
+    """``even``, ``one`` (all tokens on the same experts) or ``unused`` (some experts get no token)."""
 
 
 CASES = [
@@ -51,13 +50,6 @@ CASES = [
     Case("hidden 320, intermediate 352", 2, num_experts=2, hidden=320, intermediate=352),
     Case("gelu with bias", 20, gate=GELU),
 ]
-# gpt-oss-20b's experts: one has all tokens, others 9, 16 and 17, around the columns of a program; one has none.
-SKEWED = [
-    Case("33 tokens, skewed", 33, 32, 4, 320, 352, spread="skewed"),
-    Case("48 tokens, skewed", 48, 32, 4, 160, 96, GELU, bias=False, spread="skewed"),
-    Case("64 tokens, skewed", 64, 32, 4, 2880, 2880, spread="skewed"),
-]
-SKEWED_COUNTS = (9, 16, 17)
 
 
 def make_weights(case: Case, fmt: str, device: str) -> MoeWeights:
@@ -82,12 +74,6 @@ def make_routing(case: Case, device: str) -> Routing:
         logits = logits[:1].expand_as(logits)
     elif case.spread == "unused":
         logits[:, ::3] -= 100
-    elif case.spread == "skewed":
-        logits[:, 0] += 100
-        logits[:, 1] -= 100
-        for expert, count in enumerate(SKEWED_COUNTS, start=2):
-            logits[:, expert] -= 100
-            logits[torch.randperm(case.tokens, generator=generator)[:count], expert] += 200
     values, ids = logits.topk(case.top_k, dim=-1)
     return Routing(ids.int().contiguous().to(device), values.softmax(-1).contiguous().to(device))
 

@@ -6,7 +6,6 @@ list (up to 64):          list_few → gate_up_small → down_small → combine
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +26,8 @@ from microscale.kernels.op import Variant
 MAX_TOKENS = 64
 MAX_TOP_K = 16
 DIRECT_TOKENS = 2
-COLUMNS = (8, 16)
-"""Pairs of one expert that a program of the list may serve: once or twice the columns of m16n8k16."""
-MANY_PAIRS_PER_EXPERT = 6
-"""On average, from which on a program serves 16: with 8 more and more experts' weights are read twice."""
+COLUMNS = 8
+"""Tokens that one program of the list serves: the columns of m16n8k16."""
 COMBINE_BLOCK = 1024
 LIST_WARPS = 4
 OPTIONS = ("num_warps", "maxnreg", "launch_pdl")
@@ -49,11 +46,6 @@ WAVE_SHARE = 0.93
 # LPDDR; H200: 36) 16 warps with batches of 3 tiles of 544 bytes, 26 to 52 KB, are plenty, and take fewer registers.
 SLOW_GBS_PER_SM = 15
 SLOW_WARPS = 12
-# Tiles in a batch with 16 columns, by bits of a weight: what 128 registers of SM 90 hold (111 and 106 are used; one
-# more takes 135 and 138). Other SMs take up to 231, and where memory is slow two programs of four warps on an SM have
-# them: 8 warps with 3 tiles keep as much in flight as 12 with 2, which spill on SM 120.
-WIDE_AHEAD = {4: 3, 8: 2}
-WIDE_SLOW_REGISTERS = 255
 
 
 @dataclass(frozen=True)
@@ -70,17 +62,9 @@ class Tiles:
     """Tiles of K in a batch; a warp keeps one to two batches in flight."""
     registers: int | None = None
     """At most, of a thread; without it, what ``_gemm_options`` says."""
-    columns: int = COLUMNS[0]
-    """Pairs of one expert. The direct kernels serve one: all columns are the same token."""
 
     def constants(self) -> dict[str, int]:
-        return {
-            "N": self.columns,
-            "B": self.row_tiles,
-            "WARPS_N": self.warps_n,
-            "SLICES": self.slices,
-            "AHEAD": self.ahead,
-        }
+        return {"B": self.row_tiles, "WARPS_N": self.warps_n, "SLICES": self.slices, "AHEAD": self.ahead}
 
 
 @dataclass(frozen=True)
@@ -127,21 +111,13 @@ def direct_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
     return Tiles(1, 1, slices, _ahead(shape, gpu, 4, slices))
 
 
-def columns_for(pairs: int, num_experts: int) -> int:
-    """Columns of a program of the list."""
-    return COLUMNS[-1] if pairs >= MANY_PAIRS_PER_EXPERT * num_experts else COLUMNS[0]
-
-
-def list_tiles(shape: Shape, columns: int, gpu: Gpu) -> Tiles:
+def list_tiles(shape: Shape, gpu: Gpu) -> Tiles:
     """Four row tiles, one for each warp.
 
     16 warps of at most 128 registers on an SM. Measured on an H200, 8 tokens of gpt-oss-120b: batches of 3 and of 5
     tiles within 1 %, of 7 and 9 (more registers, fewer warps) 15 % slower; two row tiles a warp 6 % slower.
     """
-    if columns == COLUMNS[0]:
-        return Tiles(4, 4, 1, _ahead(shape, gpu, 5, 1))
-    registers = WIDE_SLOW_REGISTERS if _slow_memory(gpu) else None
-    return Tiles(4, 4, 1, min(WIDE_AHEAD[shape.bits], shape.k_tiles), registers, columns)
+    return Tiles(4, 4, 1, _ahead(shape, gpu, 5, 1))
 
 
 def _ahead(shape: Shape, gpu: Gpu, tiles: int, slices: int) -> int:
@@ -197,32 +173,31 @@ def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
         _gate_up(packed, gate, x, h, routing.expert_ids, None, gpu, direct_gate_up_tiles(gate_up, tokens, top_k, gpu))
         _down_direct(packed, h, routing, y, gpu, direct_tiles(down, tokens, top_k, gpu))
         return y
-    columns = columns_for(tokens * top_k, packed.num_experts)
-    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, columns, gpu)
+    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, gate, scaled, h, routing.expert_ids, work, gpu, list_tiles(gate_up, columns, gpu))
-    _down(packed, h, routing, work, parts, gpu, list_tiles(down, columns, gpu))
+    _gate_up(packed, gate, scaled, h, routing.expert_ids, work, gpu, list_tiles(gate_up, gpu))
+    _down(packed, h, routing, work, parts, gpu, list_tiles(down, gpu))
     combine(parts, y, top_k, gpu)
     return y
 
 
-def make_list(x: Tensor, ids: Tensor, num_experts: int, columns: int, gpu: Gpu) -> tuple[Dispatch, Tensor]:
+def make_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[Dispatch, Tensor]:
     """The work list of at most ``MAX_TOKENS`` tokens, and ``x`` times 2**64. Of ``offsets`` the list has no need."""
     tokens, top_k = ids.shape
-    bound = tile_bound(ids.numel(), num_experts, columns)
+    bound = tile_bound(ids.numel(), num_experts, COLUMNS)
     order = torch.empty(ids.numel(), dtype=torch.int32, device=x.device)
     tiles = torch.empty((bound, 4), dtype=torch.int32, device=x.device)
     scaled = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     pairs_jit.list_few[(num_experts + tokens,)](
         ids, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0),
-        **_list_constants(ids.numel(), num_experts, columns, gpu), num_warps=LIST_WARPS,
+        **_list_constants(ids.numel(), num_experts, gpu), num_warps=LIST_WARPS,
     )  # fmt: skip
-    return Dispatch(order, order, tiles, columns, top_k), scaled
+    return Dispatch(order, order, tiles, COLUMNS, top_k), scaled
 
 
-def _list_constants(pairs: int, num_experts: int, columns: int, gpu: Gpu) -> dict[str, Any]:
+def _list_constants(pairs: int, num_experts: int, gpu: Gpu) -> dict[str, Any]:
     sizes = {"PAIRS": max(32, triton.next_power_of_2(pairs)), "EXPERTS": max(32, triton.next_power_of_2(num_experts))}
-    return {**sizes, "COLUMNS": columns, "BLOCK": 1024, **launch_options(gpu)}
+    return {**sizes, "COLUMNS": COLUMNS, "BLOCK": 1024, **launch_options(gpu)}
 
 
 def _gate_up(
@@ -249,7 +224,7 @@ def _down(
         h, weights.words, weights.scales, _or(packed.down_bias, h), parts, work.tiles, work.order, routing.weights,
         K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, BITS=weights.format.bits,
         HAS_BIAS=packed.down_bias is not None, **tiles.constants(),
-        **_gemm_options(gpu, tiles.warps_n * tiles.slices, tiles.registers),
+        **_gemm_options(gpu, tiles.warps_n * tiles.slices),
     )  # fmt: skip
 
 
@@ -339,10 +314,10 @@ def variants(gpu: Gpu, implementation: str, bits: int) -> Iterator[Variant]:
             constants = {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK, **launch_options(gpu)}
             types = {"parts_ptr": kind, "y_ptr": "*bf16"}
             yield make_variant(implementation, f"combine {top_k} {kind}", pairs_jit.combine, 4, constants, types)
-    for experts, columns in itertools.product((32, 128, 512), COLUMNS):
+    for experts in (32, 128, 512):
         for tokens in (8, 16, 32, 64, 128, 256):  # times 4; 256 is 64 tokens of 16 experts each
-            constants = _list_constants(4 * tokens, experts, columns, gpu)
-            name = f"list of {4 * tokens} pairs, {experts} experts, {columns} columns"
+            constants = _list_constants(4 * tokens, experts, gpu)
+            name = f"list of {4 * tokens} pairs, {experts} experts"
             yield make_variant(implementation, name, pairs_jit.list_few, LIST_WARPS, constants)
 
 
@@ -353,9 +328,9 @@ def _model_variants(gpu: Gpu, implementation: str, bits: int, model: Model) -> I
     def variant(fn: Any, shape: Shape, tiles: Tiles, warps: int, extra: dict[str, Any], y: str = "*bf16") -> Variant:
         shared = {"K": shape.k, "ROW_TILES": shape.row_tiles, "BITS": bits, "HAS_BIAS": model.bias}
         constants = shared | tiles.constants() | _gemm_options(gpu, warps, tiles.registers) | extra
-        kind = "" if tiles.columns == COLUMNS[0] else f" of {tiles.columns}"
-        kind = " direct" if extra.get("DIRECT") else kind
-        label = f"{fn.__name__}{kind} {model.label} {tuple(vars(tiles).values())[:4]}"
+        label = (
+            f"{fn.__name__}{' direct' if extra.get('DIRECT') else ''} {model.label} {tuple(vars(tiles).values())[:4]}"
+        )
         return make_variant(implementation, label, fn, warps, constants, {"y_ptr": y}, MMA)
 
     choices = {tokens: direct_gate_up_tiles(first, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
@@ -368,8 +343,5 @@ def _model_variants(gpu: Gpu, implementation: str, bits: int, model: Model) -> I
         extra = {"TOP_K": model.top_k, "EXPERTS": experts}
         yield variant(jit.down_direct, second, tiles, experts * tiles.slices, extra)
     extra = {"TOP_K": model.top_k, "DIRECT": False, **model.gate()}
-    for columns in COLUMNS:
-        tiles = list_tiles(first, columns, gpu)
-        yield variant(jit.gate_up_small, first, tiles, tiles.warps_n * tiles.slices, extra)
-        tiles = list_tiles(second, columns, gpu)
-        yield variant(jit.down_small, second, tiles, tiles.warps_n * tiles.slices, {}, "*fp32")
+    yield variant(jit.gate_up_small, first, list_tiles(first, gpu), 4, extra)
+    yield variant(jit.down_small, second, list_tiles(second, gpu), 4, {}, "*fp32")

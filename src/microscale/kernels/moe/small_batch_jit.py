@@ -1,10 +1,9 @@
 """Jit code of the small-batch expert layer: 1 to 64 tokens, limited by reading the weights.
 
-Weights are the left operand of ``mma.sync`` m16n8k16 and ``N`` tokens, 8 or 16, the right one: a fragment of weights is
-converted once for all of them. A warp walks along K over one or more row tiles at once; each lane reads its own
-fragments from memory in 16-byte loads, a batch of ``AHEAD`` tiles while it computes the batch before, and applies the
-group scales in float32 after every 32 columns. No shared memory, except to add up slices of K where they are spread
-over warps; no atomics, so results are the same in every run.
+Weights are the left operand of ``mma.sync`` m16n8k16 and up to 8 tokens the right one. A warp walks along K over one
+or more row tiles at once; each lane reads its own fragments from memory in 16-byte loads, a batch of ``AHEAD`` tiles
+while it computes the batch before, and applies the group scales in float32 after every 32 columns. No shared memory,
+except to add up slices of K where they are spread over warps; no atomics, so results are the same in every run.
 
 Two ways to name the work. *Direct*, for very few tokens: a program per (token, expert, rows) for gate and up, and for
 down a program per (token, rows) whose warps are the token's experts, so that the weighted sum over experts happens in
@@ -81,7 +80,7 @@ def _load_tokens(x_ptrs, ok, LB: gl.constexpr, SCALE_X: gl.constexpr, MASKED: gl
 @gluon.jit
 def walk(
     x_ptr,
-    x_rows,  # [N] row of x for each column
+    x_rows,  # [8] row of x for each column
     w_ptr,
     s_ptr,
     expert,  # [S] expert of each slice
@@ -100,9 +99,8 @@ def walk(
     WAIT: gl.constexpr,
     mma: gl.constexpr,
 ):
-    """Partial sums [EXPERTS * SLICES, 16 B, N]: each expert's rows times the tokens over each slice of K."""
+    """Partial sums [EXPERTS * SLICES, 16 B, 8]: each expert's rows times the tokens over each slice of K."""
     S: gl.constexpr = EXPERTS * SLICES
-    N: gl.constexpr = x_rows.shape[0]
     KT: gl.constexpr = (K + 63) // 64
     STEPS: gl.constexpr = (KT + SLICES - 1) // SLICES
     MASK_W: gl.constexpr = STEPS * SLICES != KT
@@ -150,7 +148,7 @@ def walk(
     batch = _load_batch(w_ptrs, s_ptrs, 0, first_w, first_s, AHEAD, KT, BITS, MASK_W)
     if WAIT:
         gdc_wait()
-    acc = gl.zeros([S, B * 16, N], gl.float32, mma)
+    acc = gl.zeros([S, B * 16, 8], gl.float32, mma)
     # Two batches a turn: with one, handing the younger batch over costs a move for every register of it.
     for i in range((BATCHES - 1) // 2):
         n = i * 2 * AHEAD
@@ -216,14 +214,13 @@ def gate_up_small(
     GELU: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
-    N: gl.constexpr,
     B: gl.constexpr,
     WARPS_N: gl.constexpr,
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """``h[place] = gate(x[token] @ gate_up.T + bias)`` for up to N pairs of one expert and 16 B rows."""
+    """``h[place] = gate(x[token] @ gate_up.T + bias)`` for up to 8 pairs of one expert and 16 B rows."""
     BLOCKS: gl.constexpr = (ROW_TILES + B - 1) // B
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
     L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
@@ -232,7 +229,7 @@ def gate_up_small(
         gdc_launch_dependents()
     entry = gl.program_id(0) // BLOCKS
     row_tile = gl.program_id(0) % BLOCKS * B
-    n = gl.arange(0, N, L1)
+    n = gl.arange(0, 8, L1)
     if DIRECT:
         expert = gl.load(work_ptr + entry)
         first = entry
@@ -258,12 +255,12 @@ def gate_up_small(
             row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
             bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
             r += bias.to(gl.float32)[:, None]
-        g, up = gl.split(r.reshape([B, 2, 8, N]).permute([0, 2, 3, 1]))
+        g, up = gl.split(r.reshape([B, 2, 8, 8]).permute([0, 2, 3, 1]))
         h = gated(g, up, GELU, ALPHA, LIMIT) * X_SCALE
         LH: gl.constexpr = h.type.layout
         tile = row_tile + gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, LH)))[:, None, None]
         unit = tile * 8 + gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LH)))[None, :, None]
-        pair = gl.arange(0, N, gl.SliceLayout(0, gl.SliceLayout(1, LH)))[None, None, :]
+        pair = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LH)))[None, None, :]
         at = (first + pair) * (ROW_TILES * 8) + unit
         gl.store(h_ptr + at, h.to(gl.bfloat16), mask=(pair < count) & (tile < ROW_TILES))
 
@@ -282,14 +279,13 @@ def down_small(
     ROW_TILES: gl.constexpr,
     BITS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    N: gl.constexpr,
     B: gl.constexpr,
     WARPS_N: gl.constexpr,
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """``y[pair] = weight * (h[place] @ down.T + bias)`` for up to N pairs of one expert and 16 B rows."""
+    """``y[pair] = weight * (h[place] @ down.T + bias)`` for up to 8 pairs of one expert and 16 B rows."""
     BLOCKS: gl.constexpr = (ROW_TILES + B - 1) // B
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
     L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
@@ -304,7 +300,7 @@ def down_small(
     if expert >= 0:
         LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
-        place = first + gl.minimum(gl.arange(0, N, L1), count - 1)
+        place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
         acc = walk(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
@@ -316,7 +312,7 @@ def down_small(
         if HAS_BIAS:
             bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
             r += bias.to(gl.float32)[:, None]
-        n = gl.arange(0, N, gl.SliceLayout(0, L2))
+        n = gl.arange(0, 8, gl.SliceLayout(0, L2))
         pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
         r *= gl.load(weights_ptr + pair)[None, :]
         at = pair[None, :] * (ROW_TILES * 16) + row[:, None]
@@ -338,7 +334,6 @@ def down_direct(
     EXPERTS: gl.constexpr,  # the power of two from TOP_K on
     BITS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    N: gl.constexpr,
     B: gl.constexpr,
     WARPS_N: gl.constexpr,
     SLICES: gl.constexpr,
@@ -361,7 +356,7 @@ def down_direct(
     expert = gl.load(ids_ptr + pair)
     weight = gl.load(weights_ptr + pair)
     acc = walk(
-        h_ptr, gl.zeros([N], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
+        h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
         K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip
     UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
@@ -377,6 +372,6 @@ def down_direct(
         acc = gl.where((s // SLICES < TOP_K)[:, None, None], acc, 0.0)
     r = gl.sum(acc, axis=0)
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
-    n = gl.arange(0, N, gl.SliceLayout(0, L2))
+    n = gl.arange(0, 8, gl.SliceLayout(0, L2))
     at = token * (ROW_TILES * 16) + row[:, None] + n[None, :] * 0
     gl.store(y_ptr + at, r.to(gl.bfloat16), mask=(n == 0)[None, :] & (row < ROW_TILES * 16)[:, None])
