@@ -362,7 +362,9 @@ def test_what_is_not_one_launch() -> None:
 def test_a_graph_of_one_launch(heads: tuple) -> None:
     """Lengths that change between replays, and the keys of the replay before among those that are read."""
     *sizes, window, norm = heads
-    problem = make_fresh_case((*sizes, window, 16, [1500, 700, 30]), False, norm, norm and sizes[2] == 512)
+    # Within the window: keys that it has left are broken on purpose.
+    lengths = [1500 if window is None else window, 700, 30]
+    problem = make_fresh_case((*sizes, window, 16, lengths), False, norm, norm and sizes[2] == 512)
     spec, batch, fresh = problem.spec, problem.batch, problem.fresh
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
     run = PagedAttention().run_fresh

@@ -41,8 +41,11 @@ INSIDE_PIECES = {64: 8, 128: 0, 256: 40, 512: 0}
 MERGE_WARPS = 4
 NO_WINDOW = 1 << 30
 """Wider than any context: a layer without a window sees everything."""
-FRESH = True
-"""Whether decoding steps take their heads straight from the projection, in one launch."""
+# Head size → sequences up to which decoding steps take their heads straight from the projection, in one launch. Its
+# kernel needs more registers, and with many programs an SM holds fewer of them (H200, 24 layers of gpt-oss-20b: one
+# sequence 1118 us and 1149 apart, 8 sequences the same, 64 of 576 tokens 6201 and 6076; 30 of Gemma 4: 64 of 576 tokens
+# 10,648 and 10,857).
+FRESH_SEQUENCES = {64: 8, 128: 8, 256: 64, 512: 64}
 MMA = r"mma\.sync\S*bf16|wgmma\S*bf16|tcgen05\.mma"
 
 
@@ -131,9 +134,10 @@ _FRESH: dict[int, tuple[Tile, ...]] = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FRESH_FP8 = _FRESH | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-_FRESH_64 = {64: (Tile(16, 128, 4, 3, 168, prefetch=128, early=2),)}
-# 16 x 32 of 512 with the first block in registers spills 16 bytes.
-_FRESH_WGMMA = _FRESH | _FRESH_64 | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+_FRESH_64 = {64: (Tile(16, 128, 4, 3, 168, early=2),)}
+# H200, one token of Gemma 4 at a context of 192, 30 layers: 256 without a block in registers 1499 us, with 1530; 512
+# in blocks of 16 with one 1496, of 32 without 1530 (16 x 32 with one spills 16 bytes).
+_FRESH_WGMMA = _FRESH | _FRESH_64 | {256: (Tile(16, 32, 4, 3, 255, prefetch=32),)}
 _FRESH_FP8_WGMMA = _FRESH_FP8 | _FRESH_64
 
 
@@ -360,7 +364,8 @@ class PagedAttention(Implementation[AttentionSpec]):
         """What ``small.rope_and_write_kv`` and ``run`` do, of ``qkv [tokens, all heads, head_dim]``; ``None`` where
         it is not one launch. Position and slot of each token follow from its sequence's length and pages."""
         possible = heads.kind in fresh.kinds(spec.head_dim) and spec.num_heads // spec.num_kv_heads <= fresh.MAX_HEADS
-        if not FRESH or not possible or batch.max_query_len != 1 or not gpu.has(Feature.PDL):
+        few = batch.context_lens.shape[0] <= FRESH_SEQUENCES[spec.head_dim]
+        if not few or not possible or batch.max_query_len != 1 or not gpu.has(Feature.PDL):
             return None
         out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         if qkv.shape[0]:

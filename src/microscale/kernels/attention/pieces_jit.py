@@ -90,9 +90,15 @@ def find_work(
     """
     program = tl.program_id(0)
     if SPLIT:
-        seq, size, first_program, pieces = _find_piece(
-            query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
-        )
+        if num_sequences == 1:  # nothing to look for: these steps stand before the first load of a piece
+            blocks = _num_blocks(query_start_ptr, context_lens_ptr, 0, num_sequences > 0, window, block_q, BLOCK_N)
+            pieces, size = _cut(blocks, tl.maximum(tl.cdiv(blocks, wanted), least))
+            seq = tl.where(program < pieces, 0, -1)
+            first_program = 0
+        else:
+            seq, size, first_program, pieces = _find_piece(
+                query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
+            )
         live = seq >= 0
         seq = tl.maximum(seq, 0)
         piece = program - first_program
