@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from microscale import hardware
+from microscale.kernels.attention import paged
 from microscale.kernels.attention.fresh import Fresh, kinds
 from microscale.kernels.attention.paged import HEAD_DIMS, PagedAttention, choose_tile, wanted_pieces
 from microscale.kernels.attention.reference import attention
@@ -292,7 +294,8 @@ def check_fresh(problem: FreshCase) -> None:
     heads = (spec.num_heads, problem.positions, fresh.rope)
     q = rope_and_write_kv(problem.qkv, *heads, exact, problem.slots, fresh.norms)
     want = attention(q, exact, batch, spec, problem.sinks)
-    out = PagedAttention().run_fresh(spec, GPU, problem.qkv, fresh, ours, batch, problem.sinks)
+    with patch.object(paged, "FRESH_SEQUENCES", dict.fromkeys(HEAD_DIMS, batch.context_lens.shape[0])):
+        out = PagedAttention().run_fresh(spec, GPU, problem.qkv, fresh, ours, batch, problem.sinks)
     assert out is not None
     assert out.shape == q.shape
     # A head's sum of squares in another order: now and then a rounding to bf16, or then to E4M3, is the other one.
@@ -352,6 +355,8 @@ def test_what_is_not_one_launch() -> None:
     assert run(problem.spec, GPU, *arguments, replace(problem.batch, max_query_len=2)) is None
     assert run(problem.spec, hardware.known("rtx4090"), *arguments, problem.batch) is None
     assert run(replace(problem.spec, num_heads=30), GPU, *arguments, problem.batch) is None
+    with patch.object(paged, "FRESH_SEQUENCES", dict.fromkeys(HEAD_DIMS, 0)):
+        assert run(problem.spec, GPU, *arguments, problem.batch) is None
     assert run(replace(problem.spec, head_dim=256), GPU, *arguments, problem.batch) is None
 
 
