@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale.backends.plan import Setup
-from microscale.bench.model import Case, make_cases, run, table
+from microscale.bench.model import Case, header, line, make_cases, run
 from microscale.engine.load import LoadOptions, load_model
 from microscale.errors import BadSetting
 from microscale.models.outline import outline
@@ -38,4 +38,6 @@ def test_rows_of_the_tiny_model() -> None:
     rows = list(run(model, shape, Setup(ops.gpu, ops.activations), cases, step_tokens=16, repeats=1))
     assert [(row.test, row.batch, row.depth) for row in rows] == [("pp20", 1, 0), ("tg3", 2, 9)]
     assert all(0 < row.tok_s < row.ceiling_tok_s for row in rows)
-    assert len(table(rows).splitlines()) == 3
+    assert all(min(row.runs) <= row.tok_s <= max(row.runs) for row in rows)
+    assert [len(line(row).split()) for row in rows] == [8, 8]
+    assert len(header().split()) == 10  # "of it" and "explain says" are two words each

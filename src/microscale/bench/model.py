@@ -63,6 +63,8 @@ class Row:
     ceiling_tok_s: float
     predicted_tok_s: float
     """What ``explain`` says of the same work."""
+    runs: tuple[float, ...]
+    """Tokens per second of each run; ``tok_s`` is their median."""
 
 
 def make_cases(tests: Sequence[str], batches: Sequence[int], depths: Sequence[int], max_context: int) -> list[Case]:
@@ -101,7 +103,7 @@ def run(
             predicted = expected.prefill_tok_s
         else:
             ceiling, predicted = expected.decode_ceiling_tok_s, expected.decode_tok_s
-        yield Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted)
+        yield Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted, tuple(rates))
 
 
 def _measure(model: AnyModel, engine: Engine, case: Case, turn: int) -> float:
@@ -154,13 +156,17 @@ def _seconds(engine: Engine, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [f"{'test':<8} {'batch':>5} {'depth':>6} {'tok/s':>10} {'ceiling':>10} {'of it':>6} {'explain says':>13}"]
-    for row in rows:
-        share = 100 * row.tok_s / row.ceiling_tok_s
-        rate = f"{row.tok_s:>10.1f} {row.ceiling_tok_s:>10.1f} {share:>5.0f}% {row.predicted_tok_s:>13.1f}"
-        lines.append(f"{row.test:<8} {row.batch:>5} {row.depth:>6} {rate}")
-    return "\n".join(lines)
+def header() -> str:
+    rate = f"{'tok/s':>10} {'spread':>6} {'ceiling':>10} {'of it':>6} {'explain says':>13}"
+    return f"{'test':<8} {'batch':>5} {'depth':>6} {rate}"
+
+
+def line(row: Row) -> str:
+    """``spread`` is the distance of the fastest from the slowest run."""
+    share = 100 * row.tok_s / row.ceiling_tok_s
+    spread = 100 * (max(row.runs) - min(row.runs)) / row.tok_s
+    rate = f"{row.tok_s:>10.1f} {spread:>5.1f}% {row.ceiling_tok_s:>10.1f} {share:>5.0f}% {row.predicted_tok_s:>13.1f}"
+    return f"{row.test:<8} {row.batch:>5} {row.depth:>6} {rate}"
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:

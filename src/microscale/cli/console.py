@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,9 @@ def progress_bar(title: str) -> Iterator[tuple[Callable[[int | None], None], Cal
     standard error is free for others: the hub's own bar is shown there during a download.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    # What is printed meanwhile appears above the bar, and in a file where standard output is one.
+    redirect = sys.stdout.isatty()
+    progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal, redirect_stdout=redirect)
     task = progress.add_task(title, start=False)
 
     def start(total: int | None) -> None:

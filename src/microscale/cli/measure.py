@@ -106,20 +106,22 @@ def bench_model(
     loaded = load_with_progress(options, opened)
     setup = Setup(loaded.ops.gpu, loaded.ops.activations, options.wish, asked)
     shape = outline(model, loaded.config, loaded.ops.activations, loaded.page_size, loaded.config.max_context)
+    title = f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
     rows = []
+    # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+    if not as_json:
+        print(title, bench_whole.header(), sep="\n", flush=True)
     with progress_bar("Measuring") as (start, advance):
         start(len(cases))
         for row in bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats):
             rows.append(row)
+            if not as_json:
+                print(bench_whole.line(row), flush=True)
+            if plot is not None:
+                plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
             advance(1)
-    title = f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
-    if plot is not None:
-        plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
     if as_json:
         print_json(bench_whole.as_json(rows))
-    else:
-        print(title)
-        print(bench_whole.table(rows))
 
 
 def profile(
