@@ -8,7 +8,7 @@ for the implementation, and calling it runs just that. Weights change format lay
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ from microscale.kernels.sampling.spec import (
 )
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
+MAX_PICKED = 1024
+
 
 @dataclass(frozen=True)
 class _Choice:
@@ -51,10 +53,18 @@ class _Choice:
 
     specs: tuple[Any, ...]
     implementations: tuple[Any, ...]
+    picked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """Tokens → what was picked for them: every layer of every step asks."""
 
     def pick(self, tokens: int) -> tuple[Any, Any]:
-        bucket = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
-        return self.implementations[bucket], replace(self.specs[bucket], tokens=tokens)
+        found = self.picked.get(tokens)
+        if found is None:
+            bucket = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
+            found = self.implementations[bucket], replace(self.specs[bucket], tokens=tokens)
+            if len(self.picked) == MAX_PICKED:
+                self.picked.clear()
+            self.picked[tokens] = found
+        return found
 
 
 class Moe:

@@ -17,6 +17,7 @@ from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.small import POINTERS, empty_logits
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.moe.grouped import MMA, quantise
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Variant
 
 MAX_ACCUMULATORS = 64
@@ -103,7 +104,7 @@ def _prepare(packed: PackedDense, gpu: Gpu, x: Tensor, block_scaled: bool, tile:
     sizes = (tokens, packed.rows, packed.k, values.stride(0), int(packed.bias is not None))
     plain = bool(triton.knobs.runtime.interpret)
     keywords = _constants(gpu, path, tile, packed.channels is not None) | {"PLAIN": plain} | _options(gpu, path, tile)
-    grid = (triton.cdiv(packed.rows, tile.block_n) * triton.cdiv(tokens, tile.block_m),)
+    grid = (cdiv(packed.rows, tile.block_n) * cdiv(tokens, tile.block_m),)
     return Launch(grid, inputs, sizes, keywords, tile.block_n)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
@@ -15,6 +14,7 @@ from microscale.kernels.dense import small_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.layouts import TILE_ROWS
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Variant
 
 COLUMNS = (8, 16)
@@ -97,7 +97,7 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tiles:
 
 def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
     """Whether this kernel is the one for so many tokens, and not a GEMM."""
-    programs = triton.cdiv(tokens, MAX_TOKENS) * triton.cdiv(rows, TILE_ROWS)
+    programs = cdiv(tokens, MAX_TOKENS) * cdiv(rows, TILE_ROWS)
     few = tokens <= MAX_TOKENS_FEW_ROWS and programs <= MAX_PROGRAMS_PER_SM * gpu.num_sms
     return tokens <= MAX_TOKENS or few
 
@@ -172,7 +172,7 @@ def run_logits(
 
 def empty_logits(tokens: int, rows: int, block_rows: int, device: torch.device) -> Logits:
     """Room for an answer."""
-    blocks = triton.cdiv(rows, block_rows)
+    blocks = cdiv(rows, block_rows)
     return Logits(
         torch.empty((tokens, rows), dtype=torch.float32, device=device),
         torch.empty((tokens, blocks), dtype=torch.float32, device=device),
@@ -183,7 +183,7 @@ def empty_logits(tokens: int, rows: int, block_rows: int, device: torch.device) 
 
 
 def _grid(packed: PackedDense, tiles: Tiles, tokens: int) -> tuple[int, int]:
-    return triton.cdiv(tokens, tiles.columns), triton.cdiv(packed.rows, tiles.rows)
+    return cdiv(tokens, tiles.columns), cdiv(packed.rows, tiles.rows)
 
 
 def _format(weight_format: str) -> dict[str, int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.kernels.dense import tail_jit
 from microscale.kernels.dense.spec import Logits
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Variant
 
 BLOCK_ROWS = 1024
@@ -27,7 +27,7 @@ def capped(logits: Logits, softcap: float | None) -> Logits:
 def summarise(values: Tensor, softcap: float | None = None) -> Logits:
     """Float32 ``values [tokens, rows]``, capped in place if so wished, with their blocks."""
     tokens, rows = values.shape
-    blocks = triton.cdiv(rows, BLOCK_ROWS)
+    blocks = cdiv(rows, BLOCK_ROWS)
     largest, total = (torch.empty((tokens, blocks), dtype=torch.float32, device=values.device) for _ in range(2))
     first = torch.empty((tokens, blocks), dtype=torch.int32, device=values.device)
     if tokens:

@@ -16,6 +16,7 @@ from torch import Tensor
 from microscale.kernels.dense import unpack_jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Variant
 
 MIN_TOKENS = 256
@@ -28,7 +29,7 @@ def unpack(packed: PackedDense) -> Tensor:
     """bf16 ``[rows, k]``: exact, but for FP8's channels, whose scales are no powers of two."""
     out = torch.empty((packed.rows, packed.k), dtype=torch.bfloat16, device=packed.weight.device)
     k_tiles = -(-packed.k // TILE_K)
-    grid = (packed.rows // TILE_ROWS, triton.cdiv(k_tiles, TILES))
+    grid = (packed.rows // TILE_ROWS, cdiv(k_tiles, TILES))
     unpack_jit.unpack[grid](
         packed.weight, packed.channels if packed.groups is None else packed.groups, out, packed.k, k_tiles,
         BITS=packed.bits, GROUPS=packed.groups is not None, TILES=TILES, PLAIN=triton.knobs.runtime.interpret,

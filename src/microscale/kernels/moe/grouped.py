@@ -26,6 +26,7 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import combine
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Variant
 
 # One program of quantise_tokens: 16 values a thread with 4 warps.
@@ -49,7 +50,7 @@ class Activation:
     def empty(cls, rows: int, columns: int, block_scaled: bool, device: torch.device) -> Activation:
         if not block_scaled:
             return cls(torch.empty((rows, columns), dtype=torch.bfloat16, device=device), None)
-        padded = triton.cdiv(columns, SCALED_COLUMNS) * SCALED_COLUMNS
+        padded = cdiv(columns, SCALED_COLUMNS) * SCALED_COLUMNS
         values = torch.empty((rows, padded), dtype=torch.uint8, device=device)
         return cls(values, torch.empty((rows, padded // 32), dtype=torch.uint8, device=device))
 
@@ -102,7 +103,7 @@ def quantise(x: Tensor) -> Activation:
     tokens, k = x.shape
     out = Activation.empty(tokens, k, True, x.device)
     stride = out.values.stride(0)
-    grid = (triton.cdiv(tokens, QUANTISE["ROWS"]), triton.cdiv(stride, QUANTISE["COLUMNS"]))
+    grid = (cdiv(tokens, QUANTISE["ROWS"]), cdiv(stride, QUANTISE["COLUMNS"]))
     mxfp8_jit.quantise_tokens[grid](
         x, out.values, out.scale_bytes, tokens, k, x.stride(0), stride, PLAIN=_plain(), **QUANTISE, num_warps=4
     )
@@ -145,7 +146,7 @@ def _down(
 
 
 def _grid(weights: Packed, work: Dispatch, constants: dict[str, Any]) -> tuple[int]:
-    return (work.tiles.shape[0] * triton.cdiv(weights.rows, constants["BLOCK_N"]),)
+    return (work.tiles.shape[0] * cdiv(weights.rows, constants["BLOCK_N"]),)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

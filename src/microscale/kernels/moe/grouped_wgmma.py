@@ -25,6 +25,7 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import MODELS, Model, combine, gate_constants, make_variant
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Variant
 
 PREPARE_BLOCK = 1024
@@ -106,14 +107,14 @@ def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
     if fp8:
         codes = torch.empty((tokens, padded), dtype=torch.uint8, device=x.device)
         factors = torch.empty((tokens,), dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(padded)
+        block = next_power_of_2(padded)
         jit.prepare_tokens_fp8[(tokens,)](
             x, codes, factors, width, x.stride(0), PADDED=padded, BLOCK=block,
             PLAIN=triton.knobs.runtime.interpret, num_warps=4,
         )  # fmt: skip
         return Prepared(codes.view(torch.float8_e4m3fn), factors)
     out = torch.empty((tokens, padded), dtype=torch.bfloat16, device=x.device)
-    grid = (tokens, triton.cdiv(padded, PREPARE_BLOCK))
+    grid = (tokens, cdiv(padded, PREPARE_BLOCK))
     jit.prepare_tokens[grid](x, out, width, x.stride(0), PADDED=padded, BLOCK=PREPARE_BLOCK, num_warps=4)
     return Prepared(out, None)
 
@@ -122,7 +123,7 @@ def _gemm(
     weights: Packed, bias: Tensor | None, gate: Gate, x: Prepared, out: Tensor, work: Dispatch, routing: Routing,
     tile: Tile, *, first: bool,
 ) -> None:  # fmt: skip
-    blocks = triton.cdiv(weights.rows, tile.block_n)
+    blocks = cdiv(weights.rows, tile.block_n)
     fp8 = x.factors is not None
     values = x.values
     jit.grouped_gemm[(work.tiles.shape[0] * blocks,)](
@@ -142,13 +143,13 @@ def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Va
     for model in MODELS:
         if fp8 and model.gelu:
             continue
-        padded = triton.cdiv(model.hidden, TILE_K) * TILE_K
+        padded = cdiv(model.hidden, TILE_K) * TILE_K
         for tile in possible(gemm_path(fp8), gpu):
             for first in (True, False):
                 yield _gemm_variant(implementation, model, tile, fp8, first)
         name = f"prepare tokens {model.label}{' fp8' if fp8 else ''}"
         if fp8:
-            constants = {"PADDED": padded, "BLOCK": triton.next_power_of_2(padded), "PLAIN": False}
+            constants = {"PADDED": padded, "BLOCK": next_power_of_2(padded), "PLAIN": False}
             types = {"out_ptr": "*u8", "factors_ptr": "*fp32"}
             yield make_variant(implementation, name, jit.prepare_tokens_fp8, 4, constants, types)
         else:
@@ -159,14 +160,14 @@ def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Va
 def _gemm_variant(implementation: str, model: Model, tile: Tile, fp8: bool, first: bool) -> Variant:
     rows, k = (2 * model.intermediate, model.hidden) if first else (model.hidden, model.intermediate)
     constants = {
-        "KT": triton.cdiv(k, TILE_K),
+        "KT": cdiv(k, TILE_K),
         "ROW_TILES": rows // TILE_ROWS,
         "TOP_K": model.top_k,
         "FP8": fp8,
         "FIRST": first,
         "HAS_BIAS": model.bias,
         "H_SCALE": gate_scale(Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)) if fp8 else 1.0,
-        "OUT_STRIDE": triton.cdiv(model.intermediate, TILE_K) * TILE_K if first else rows,
+        "OUT_STRIDE": cdiv(model.intermediate, TILE_K) * TILE_K if first else rows,
         **model.gate(),
         **tile_constants(tile, fp8),
     }

@@ -24,13 +24,13 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.moe import routing_jit
 from microscale.kernels.moe.spec import Routing
+from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Variant
 
 MAX_EXPERTS = 512
@@ -117,7 +117,7 @@ class _Job:
 
     @property
     def e_pad(self) -> int:
-        return int(triton.next_power_of_2(self.num_experts))
+        return next_power_of_2(self.num_experts)
 
     @property
     def few(self) -> bool:
@@ -132,7 +132,7 @@ class _Job:
     def choice(self, logits: Tensor | None, expert_scale: Tensor | None) -> dict[str, Any]:
         return {
             "TOP_K": self.top_k,
-            "K_PAD": int(triton.next_power_of_2(self.top_k)),
+            "K_PAD": next_power_of_2(self.top_k),
             "E_PAD": self.e_pad,
             "FROM_LOGITS": logits is not None,
             "HAS_SCALE": expert_scale is not None,
@@ -142,7 +142,7 @@ class _Job:
     def rows(self) -> int:
         """Tokens that one program holds."""
         if self.few:
-            return int(triton.next_power_of_2(max(self.tokens, 1)))
+            return next_power_of_2(max(self.tokens, 1))
         return max(1, min(32, MANY_ELEMENTS // self.e_pad))
 
     @property
@@ -151,11 +151,11 @@ class _Job:
 
     @property
     def blocks(self) -> int:
-        return int(triton.cdiv(self.tokens, self.rows))
+        return cdiv(self.tokens, self.rows)
 
     def entries(self, bound: int) -> int:
         """Tile-list entries that one program writes at a time."""
-        return min(int(triton.next_power_of_2(max(bound, 1))), max(1, MANY_ELEMENTS // self.e_pad))
+        return min(next_power_of_2(max(bound, 1)), max(1, MANY_ELEMENTS // self.e_pad))
 
     def choose(
         self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block_counts: Tensor | None
@@ -189,10 +189,10 @@ class _Job:
         block_counts = torch.empty((self.blocks, self.num_experts), dtype=torch.int32, device=ids.device)
         counts = torch.empty(self.num_experts, dtype=torch.int32, device=ids.device)
         self.choose(logits, routing, expert_scale, block_counts)
-        routing_jit.prefix_counts[(triton.cdiv(self.num_experts, PREFIX["EXPERTS"]),)](
+        routing_jit.prefix_counts[(cdiv(self.num_experts, PREFIX["EXPERTS"]),)](
             block_counts, counts, self.blocks, self.num_experts, **PREFIX, num_warps=4
         )
-        routing_jit.place_many[(self.blocks + triton.cdiv(bound, entries),)](
+        routing_jit.place_many[(self.blocks + cdiv(bound, entries),)](
             ids, block_counts, counts, offsets, order, tiles,
             self.tokens, self.num_experts, self.blocks, block, bound,
             TOP_K=self.top_k, E_PAD=self.e_pad, ROWS=self.rows, ENTRIES=entries, num_warps=self.warps,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
@@ -21,6 +20,7 @@ from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Variant
 
 MAX_TOKENS = 64
@@ -162,7 +162,7 @@ def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
     tokens, top_k = routing.expert_ids.shape
     # down_direct reads, and does not use, rows up to a power of two.
-    rows = tokens * top_k + int(triton.next_power_of_2(top_k)) - top_k
+    rows = tokens * top_k + next_power_of_2(top_k) - top_k
     h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
     y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
     if not tokens:
@@ -196,7 +196,7 @@ def make_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[Dispa
 
 
 def _list_constants(pairs: int, num_experts: int, gpu: Gpu) -> dict[str, Any]:
-    sizes = {"PAIRS": max(32, triton.next_power_of_2(pairs)), "EXPERTS": max(32, triton.next_power_of_2(num_experts))}
+    sizes = {"PAIRS": max(32, next_power_of_2(pairs)), "EXPERTS": max(32, next_power_of_2(num_experts))}
     return {**sizes, "COLUMNS": COLUMNS, "BLOCK": 1024, **launch_options(gpu)}
 
 
@@ -205,7 +205,7 @@ def _gate_up(
 ) -> None:
     weights = packed.gate_up
     entries = ids.numel() if work is None else work.tiles.shape[0]
-    blocks = triton.cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
     jit.gate_up_small[(entries * blocks,)](
         x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h,
         ids if work is None else work.tiles, ids if work is None else work.order, x.stride(0),
@@ -219,7 +219,7 @@ def _down(
     packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch, parts: Tensor, gpu: Gpu, tiles: Tiles
 ) -> None:
     weights = packed.down
-    blocks = triton.cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
     jit.down_small[(work.tiles.shape[0] * blocks,)](
         h, weights.words, weights.scales, _or(packed.down_bias, h), parts, work.tiles, work.order, routing.weights,
         K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, BITS=weights.format.bits,
@@ -231,8 +231,8 @@ def _down(
 def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tiles: Tiles) -> None:
     weights = packed.down
     tokens, top_k = routing.expert_ids.shape
-    experts = triton.next_power_of_2(top_k)
-    blocks = triton.cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    experts = next_power_of_2(top_k)
+    blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
     jit.down_direct[(tokens * blocks,)](
         h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
         K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=top_k, EXPERTS=experts, BITS=weights.format.bits,
@@ -244,7 +244,7 @@ def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, 
 def combine(parts: Tensor, y: Tensor, top_k: int, gpu: Gpu) -> None:
     """``parts [tokens * top_k, hidden]`` with their weights applied → ``y [tokens, hidden]``."""
     tokens, width = y.shape
-    grid = (tokens, triton.cdiv(width, COMBINE_BLOCK))
+    grid = (tokens, cdiv(width, COMBINE_BLOCK))
     pairs_jit.combine[grid](parts, y, width, TOP_K=top_k, BLOCK=COMBINE_BLOCK, num_warps=4, **launch_options(gpu))
 
 
@@ -337,7 +337,7 @@ def _model_variants(gpu: Gpu, implementation: str, bits: int, model: Model) -> I
     for tiles in dict.fromkeys(choices.values()):
         extra = {"TOP_K": model.top_k, "DIRECT": True, **model.gate()}
         yield variant(jit.gate_up_small, first, tiles, tiles.slices, extra)
-    experts = triton.next_power_of_2(model.top_k)
+    experts = next_power_of_2(model.top_k)
     choices = {tokens: direct_tiles(second, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
     for tiles in dict.fromkeys(choices.values()):
         extra = {"TOP_K": model.top_k, "EXPERTS": experts}

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
@@ -27,6 +26,7 @@ from microscale.kernels.moe.small_batch import (
     make_variant,
 )
 from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Variant
 
 MAX_TOKENS = DIRECT_TOKENS
@@ -56,7 +56,7 @@ def serves(packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], routing:
 
 def _steps(k: int, slices: int) -> int:
     """Tiles of K of a slice."""
-    return int(triton.cdiv(triton.cdiv(k, TILE_K), slices))
+    return cdiv(cdiv(k, TILE_K), slices)
 
 
 def _whole(k: int, slices: int) -> bool:
@@ -65,7 +65,7 @@ def _whole(k: int, slices: int) -> bool:
 
 def _warps(top_k: int) -> int:
     """Of a program of ``down``: one for each expert, and at least two for the MLP's two row tiles."""
-    return max(2, int(triton.next_power_of_2(top_k)))
+    return max(2, next_power_of_2(top_k))
 
 
 def slices_for(warps: int, gpu: Gpu) -> tuple[int, int, int]:
@@ -93,7 +93,7 @@ def run(
         tokens, **first,
     )  # fmt: skip
     second = _second(packed.down.k, packed.down.rows, down.k, top_k, gpu)
-    jit.down_with_mlp[(triton.cdiv(second["ROW_TILES"], 2) + tokens * second["ROW_TILES"],)](
+    jit.down_with_mlp[(cdiv(second["ROW_TILES"], 2) + tokens * second["ROW_TILES"],)](
         h, mlp_h, packed.down.words, packed.down.scales, down.weight, down.groups, y, routing.expert_ids,
         routing.weights, tokens, **second,
     )  # fmt: skip

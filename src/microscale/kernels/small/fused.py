@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.formats import BlockScaled
@@ -13,6 +12,7 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason, Variant
 from microscale.kernels.small import cost, fused_jit, norms
 from microscale.kernels.small.norms import MAX_WIDTH, launch, make_variant
@@ -107,7 +107,7 @@ class TritonSmall(SmallOps):
         weights = (q, q) if norms is None else (norms.q_weight, norms.k_weight)
         scales = (q, q) if kv.k_scale is None or kv.v_scale is None else (kv.k_scale, kv.v_scale)
         per_head = 0 if kv.k_scale is None or kv.k_scale.numel() == 1 else 1
-        fused_jit.rope_and_write_kv[(tokens, triton.cdiv(total, block_heads(head_dim)))](
+        fused_jit.rope_and_write_kv[(tokens, cdiv(total, block_heads(head_dim)))](
             qkv.contiguous(), positions, table.inverse_frequencies, slots, *weights, q, kv.k, kv.v, *scales,
             table.scale, 0.0 if norms is None else norms.epsilon, num_heads, kv_heads,
             kv.page_size, kv.k.stride(0), kv.k.stride(1), per_head,
@@ -124,7 +124,7 @@ class TritonSmall(SmallOps):
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, units), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
-            fused_jit.gated[(tokens, triton.cdiv(units, GATED_BLOCK))](
+            fused_jit.gated[(tokens, cdiv(units, GATED_BLOCK))](
                 gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit,
                 BLOCK=GATED_BLOCK, GELU=gate.kind is GateKind.GELU_TANH, RUN=gate.run if gate.interleaved else 0,
                 **launch(self._pdl), num_warps=GATED_WARPS,

@@ -17,6 +17,7 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.arrivals import arrivals
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Routing
+from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Variant
 from microscale.kernels.small import norm_jit
 from microscale.kernels.small.spec import Router, Sandwich
@@ -55,7 +56,7 @@ def launch(pdl: bool) -> dict[str, Any]:
 
 
 def _block(width: int) -> int:
-    return max(256, int(triton.next_power_of_2(width)))
+    return max(256, next_power_of_2(width))
 
 
 def norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float, pdl: bool) -> tuple[Tensor, Tensor]:
@@ -130,7 +131,7 @@ def add_norm_route(
     """Sum, norm, router and top-k: one launch for few tokens of a known shape, else three."""
     tokens, width = x.shape
     num_experts = router.weight.shape[0]
-    e_pad = max(32, int(triton.next_power_of_2(num_experts)))
+    e_pad = max(32, next_power_of_2(num_experts))
     block = _block(width)
     known = (block, e_pad, top_k) in ROUTED and router.bias is not None and router.expert_scale is None
     if not 0 < tokens <= ROUTED_TOKENS or not known:
@@ -143,7 +144,7 @@ def add_norm_route(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     constants = router_constants(block, e_pad, top_k)
-    norm_jit.add_norm_route[(tokens, triton.cdiv(num_experts, constants["ROWS"]))](
+    norm_jit.add_norm_route[(tokens, cdiv(num_experts, constants["ROWS"]))](
         x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
         arrivals(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
         **constants, **launch(pdl), num_warps=ROUTER_WARPS,
@@ -157,7 +158,7 @@ def norm_add_norm_route(
     """Norm, sum, norms, router and top-k: one launch for few tokens of a known shape, else three."""
     tokens, width = x.shape
     readers, num_experts = sandwich.after.shape[0] - 1, router.weight.shape[0]
-    e_pad = max(32, int(triton.next_power_of_2(num_experts)))
+    e_pad = max(32, next_power_of_2(num_experts))
     block = _block(width)
     known = (block, e_pad, top_k) in SANDWICH_ROUTED and readers == SANDWICH_READERS
     if not 0 < tokens <= ROUTED_TOKENS or not known or router.bias is not None or router.expert_scale is None:
@@ -170,7 +171,7 @@ def norm_add_norm_route(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     constants = sandwich_constants(block, e_pad, top_k)
-    norm_jit.norm_add_norm_route[(tokens, triton.cdiv(num_experts, constants["ROWS"]))](
+    norm_jit.norm_add_norm_route[(tokens, cdiv(num_experts, constants["ROWS"]))](
         x.contiguous(), sandwich.before, residual.contiguous(), sandwich.after, router.weight, router.expert_scale,
         total, normed, logits, ids, weights, arrivals(x.device, tokens),
         sandwich.epsilon, sandwich.scale, width, num_experts,
