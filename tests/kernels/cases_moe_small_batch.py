@@ -34,9 +34,21 @@ def test_the_list_is_the_dispatch(tokens: int, experts: int, top_k: int, used: i
     want = reference_dispatch(ids, experts, COLUMNS)
     count = int((want.tiles[:, 0] >= 0).sum())
     assert torch.equal(work.order, want.order)
-    assert torch.equal(work.tiles[:count, :3], want.tiles[:count, :3])
+    assert torch.equal(work.offsets, want.offsets)
+    assert torch.equal(work.tiles[:count], want.tiles[:count])
     assert (work.tiles[count:, 0] == -1).all()
     assert torch.equal(scaled, x * 2.0**64)
+
+
+def test_the_list_for_wgmma_prepares_tokens() -> None:
+    ids = torch.rand(40, 32, generator=torch.Generator().manual_seed(0)).topk(4, dim=-1).indices.int().contiguous()
+    x = wide_tokens(40, 96)
+    work, prepared = make_list(x, ids, 32, GPU, columns=32, padded=128)
+    want = reference_dispatch(ids, 32, 32)
+    count = int((want.tiles[:, 0] >= 0).sum())
+    assert torch.equal(work.offsets, want.offsets)
+    assert torch.equal(work.tiles[:count], want.tiles[:count])
+    assert torch.equal(prepared, prepare(x, 128).values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,6 +1,7 @@
 """Launches of the grouped expert GEMMs on ``wgmma``, and the rule that chooses their tiles.
 
-dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine
+dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to 64 tokens the first two are
+``pairs_jit.list_few``
 
 Activations meet the weights in bf16, or in E4M3 on the FP8 units, twice as fast. There is no pass that quantises
 between the GEMMs: a clamped gate bounds its output, so one power of two serves every token.
@@ -18,12 +19,24 @@ import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose, possible
+from microscale.hardware.tiles import WGMMA_BLOCK_MS, GemmPath, Tile, choose, possible
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import grouped_wgmma_jit as jit
+from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
-from microscale.kernels.moe.small_batch import MODELS, Model, combine, gate_constants, make_variant
+from microscale.kernels.moe.small_batch import (
+    LIST_WARPS,
+    MAX_TOKENS,
+    MODELS,
+    Model,
+    combine,
+    gate_constants,
+    launch_options,
+    list_constants,
+    make_list,
+    make_variant,
+)
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Variant
@@ -37,6 +50,8 @@ E4M3_MAX = 448.0
 # With fewer, the loop over K folds into straight code that Triton 3.6 fails to lower (an asynchronous copy under a
 # condition that is false at compile time).
 MIN_K_TILES = 4
+FEW_EXPERTS = (32, 64)
+"""Of models whose experts are crowded with few tokens (``w4a16``): the powers of two that ``prove`` compiles."""
 
 
 def gemm_path(fp8: bool) -> GemmPath:
@@ -79,16 +94,21 @@ def run(
     if not tokens:
         return y
     tile = tile or choose(gemm_path(fp8), gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
-    work = dispatch(routing.expert_ids, packed.num_experts, tile.block_m)
-    prepared = prepare(x, packed.gate_up.k_tiles * TILE_K, fp8=fp8)
+    padded = packed.gate_up.k_tiles * TILE_K
+    if tokens <= MAX_TOKENS and not fp8:  # one launch, in the chain of those that overlap
+        work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)
+        prepared = Prepared(values, None)
+    else:
+        work = dispatch(routing.expert_ids, packed.num_experts, tile.block_m)
+        prepared = prepare(x, padded, fp8=fp8)
     width = packed.down.k_tiles * TILE_K
     # Columns past the intermediate size meet zero weights: they must be finite, so zero.
     new = torch.empty if width == packed.intermediate else torch.zeros
     h = new((tokens * top_k, width), dtype=prepared.values.dtype, device=x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    _gemm(packed.gate_up, packed.gate_up_bias, gate, prepared, h, work, routing, tile, first=True)
+    _gemm(packed.gate_up, packed.gate_up_bias, gate, prepared, h, work, routing, tile, gpu, first=True)
     second = Prepared(h, prepared.factors)
-    _gemm(packed.down, packed.down_bias, gate, second, parts, work, routing, tile, first=False)
+    _gemm(packed.down, packed.down_bias, gate, second, parts, work, routing, tile, gpu, first=False)
     combine(parts, y, top_k, gpu)
     return y
 
@@ -121,7 +141,7 @@ def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
 
 def _gemm(
     weights: Packed, bias: Tensor | None, gate: Gate, x: Prepared, out: Tensor, work: Dispatch, routing: Routing,
-    tile: Tile, *, first: bool,
+    tile: Tile, gpu: Gpu, *, first: bool,
 ) -> None:  # fmt: skip
     blocks = cdiv(weights.rows, tile.block_n)
     fp8 = x.factors is not None
@@ -132,7 +152,7 @@ def _gemm(
         work.offsets, work.tiles, work.order, routing.weights,
         KT=weights.k_tiles, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=work.top_k, FP8=fp8, FIRST=first,
         HAS_BIAS=bias is not None, H_SCALE=gate_scale(gate) if fp8 else 1.0, OUT_STRIDE=out.shape[1],
-        **gate_constants(gate), **tile_constants(tile, fp8), num_warps=tile.warps,
+        **gate_constants(gate), **tile_constants(tile, fp8), **launch_options(gpu), num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -146,7 +166,7 @@ def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Va
         padded = cdiv(model.hidden, TILE_K) * TILE_K
         for tile in possible(gemm_path(fp8), gpu):
             for first in (True, False):
-                yield _gemm_variant(implementation, model, tile, fp8, first)
+                yield _gemm_variant(implementation, model, tile, gpu, fp8, first)
         name = f"prepare tokens {model.label}{' fp8' if fp8 else ''}"
         if fp8:
             constants = {"PADDED": padded, "BLOCK": next_power_of_2(padded), "PLAIN": False}
@@ -155,9 +175,13 @@ def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Va
         else:
             constants = {"PADDED": padded, "BLOCK": PREPARE_BLOCK}
             yield make_variant(implementation, name, jit.prepare_tokens, 4, constants, {"out_ptr": "*bf16"})
+            for experts in FEW_EXPERTS:
+                constants = list_constants(MAX_TOKENS * model.top_k, experts, gpu, WGMMA_BLOCK_MS[0], padded)
+                name = f"list for wgmma of {MAX_TOKENS} tokens, {experts} experts, {model.label}"
+                yield make_variant(implementation, name, pairs_jit.list_few, LIST_WARPS, constants)
 
 
-def _gemm_variant(implementation: str, model: Model, tile: Tile, fp8: bool, first: bool) -> Variant:
+def _gemm_variant(implementation: str, model: Model, tile: Tile, gpu: Gpu, fp8: bool, first: bool) -> Variant:
     rows, k = (2 * model.intermediate, model.hidden) if first else (model.hidden, model.intermediate)
     constants = {
         "KT": cdiv(k, TILE_K),
@@ -170,6 +194,7 @@ def _gemm_variant(implementation: str, model: Model, tile: Tile, fp8: bool, firs
         "OUT_STRIDE": cdiv(model.intermediate, TILE_K) * TILE_K if first else rows,
         **model.gate(),
         **tile_constants(tile, fp8),
+        **launch_options(gpu),
     }
     x = "*fp8e4nv" if fp8 else "*bf16"
     types = {"x_ptr": x, "factors_ptr": "*fp32" if fp8 else "*bf16", "peaks_ptr": "*i32"}

@@ -30,8 +30,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.fragments_jit import X_SCALE, gated
+from microscale.kernels.moe.pairs_jit import fragment_columns
 from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_factor, row_peaks
 from microscale.kernels.mxfp8_jit import round_e4m3
 
@@ -47,7 +49,7 @@ def prepare_tokens(
 ):
     """One token in bf16: in fragment order, times 2**64, zeros up to ``PADDED``."""
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    column = at // 32 * 32 + at // 2 % 4 * 8 + at // 8 % 4 * 2 + at % 2
+    column = fragment_columns(at)
     token = tl.program_id(0).to(tl.int64)
     x = tl.load(x_ptr + token * stride_x + column, mask=column < width, other=0.0)
     tl.store(out_ptr + token * PADDED + at, (x.to(tl.float32) * X_SCALE).to(tl.bfloat16), mask=at < PADDED)
@@ -295,9 +297,13 @@ def grouped_gemm(
     LIMIT: gl.constexpr,
     H_SCALE: gl.constexpr,
     OUT_STRIDE: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """One of the two GEMMs of the layer. A tile with few tokens takes a program of half or a quarter of the columns."""
     BLOCKS: gl.constexpr = (ROW_TILES * 16 + BM - 1) // BM
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     pid = gl.program_id(0)
     entry = pid // BLOCKS
     expert = gl.load(tiles_ptr + entry * 4)

@@ -10,12 +10,19 @@ from microscale.kernels.fragments_jit import X_SCALE
 
 
 @triton.jit
+def fragment_columns(at):
+    """The column that stands at ``at`` in a token that is prepared for ``wgmma`` in bf16."""
+    return at // 32 * 32 + at // 2 % 4 * 8 + at // 8 % 4 * 2 + at % 2
+
+
+@triton.jit
 def list_few(
     ids_ptr,  # int32 [pairs]
-    tiles_ptr,  # int32 [bound, 4]: expert, first place, number of pairs, unused; past the end -1
+    offsets_ptr,  # int32 [num_experts + 1]: an expert's first place
+    tiles_ptr,  # int32 [bound, 4]: expert, first place, number of pairs, the expert's first tile; past the end -1
     order_ptr,  # int32 [pairs]: place → pair
     x_ptr,  # bf16 [tokens, width]
-    scaled_ptr,  # bf16 [tokens, width]: x times 2**64
+    scaled_ptr,  # bf16 [tokens, width or PADDED]: x times 2**64
     pairs,
     bound,
     num_experts,
@@ -24,6 +31,7 @@ def list_few(
     PAIRS: tl.constexpr,  # the power of two from their number on
     EXPERTS: tl.constexpr,  # likewise
     COLUMNS: tl.constexpr,
+    PADDED: tl.constexpr,  # columns of a token that is prepared for ``wgmma``; 0: it stays in its order
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -47,21 +55,28 @@ def list_few(
         entry = tl.sum(tl.where(e < pid, num_tiles, 0), axis=0)
         hit = ((ids == pid) & (i < pairs)).to(tl.int32)
         tl.store(order_ptr + first + tl.cumsum(hit, axis=0) - 1, i, mask=hit > 0)
+        tl.store(offsets_ptr + pid, first)
+        if pid == num_experts - 1:
+            tl.store(offsets_ptr + num_experts, pairs)
         for done in range(0, count, COLUMNS):
             at = tiles_ptr + (entry + done // COLUMNS) * 4
             tl.store(at, pid)
             tl.store(at + 1, first + done)
             tl.store(at + 2, tl.minimum(count - done, COLUMNS))
+            tl.store(at + 3, entry)
         if pid == 0:
             used = tl.sum(num_tiles, axis=0)
             for start in range(used, bound, EXPERTS):
                 tl.store(tiles_ptr + (start + e) * 4, tl.full([EXPERTS], -1, tl.int32), mask=start + e < bound)
     else:
         token = pid - num_experts
-        for start in range(0, width, BLOCK):
+        out_width = width if PADDED == 0 else PADDED
+        for start in range(0, out_width, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            x = tl.load(x_ptr + token * stride_x + at, mask=at < width, other=0.0)
-            tl.store(scaled_ptr + token * width + at, (x.to(tl.float32) * X_SCALE).to(tl.bfloat16), mask=at < width)
+            column = at if PADDED == 0 else fragment_columns(at)
+            x = tl.load(x_ptr + token * stride_x + column, mask=column < width, other=0.0)
+            scaled = (x.to(tl.float32) * X_SCALE).to(tl.bfloat16)
+            tl.store(scaled_ptr + token * out_width + at, scaled, mask=at < out_width)
 
 
 @triton.jit

@@ -181,23 +181,29 @@ def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
     return y
 
 
-def make_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[Dispatch, Tensor]:
-    """The work list of at most ``MAX_TOKENS`` tokens, and ``x`` times 2**64. Of ``offsets`` the list has no need."""
+def make_list(
+    x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu, columns: int = COLUMNS, padded: int = 0
+) -> tuple[Dispatch, Tensor]:
+    """The work list of at most ``MAX_TOKENS`` tokens, in tiles of ``columns``, and ``x`` times 2**64.
+
+    ``padded``: tokens in the order, and with so many columns, as ``grouped_wgmma`` wants them.
+    """
     tokens, top_k = ids.shape
-    bound = tile_bound(ids.numel(), num_experts, COLUMNS)
+    bound = tile_bound(ids.numel(), num_experts, columns)
     order = torch.empty(ids.numel(), dtype=torch.int32, device=x.device)
+    offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=x.device)
     tiles = torch.empty((bound, 4), dtype=torch.int32, device=x.device)
-    scaled = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    scaled = torch.empty((tokens, padded or x.shape[1]), dtype=torch.bfloat16, device=x.device)
     pairs_jit.list_few[(num_experts + tokens,)](
-        ids, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0),
-        **_list_constants(ids.numel(), num_experts, gpu), num_warps=LIST_WARPS,
+        ids, offsets, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0),
+        **list_constants(ids.numel(), num_experts, gpu, columns, padded), num_warps=LIST_WARPS,
     )  # fmt: skip
-    return Dispatch(order, order, tiles, COLUMNS, top_k), scaled
+    return Dispatch(offsets, order, tiles, columns, top_k), scaled
 
 
-def _list_constants(pairs: int, num_experts: int, gpu: Gpu) -> dict[str, Any]:
+def list_constants(pairs: int, num_experts: int, gpu: Gpu, columns: int = COLUMNS, padded: int = 0) -> dict[str, Any]:
     sizes = {"PAIRS": max(32, next_power_of_2(pairs)), "EXPERTS": max(32, next_power_of_2(num_experts))}
-    return {**sizes, "COLUMNS": COLUMNS, "BLOCK": 1024, **launch_options(gpu)}
+    return {**sizes, "COLUMNS": columns, "PADDED": padded, "BLOCK": 1024, **launch_options(gpu)}
 
 
 def _gate_up(
@@ -316,7 +322,7 @@ def variants(gpu: Gpu, implementation: str, bits: int) -> Iterator[Variant]:
             yield make_variant(implementation, f"combine {top_k} {kind}", pairs_jit.combine, 4, constants, types)
     for experts in (32, 128, 512):
         for tokens in (8, 16, 32, 64, 128, 256):  # times 4; 256 is 64 tokens of 16 experts each
-            constants = _list_constants(4 * tokens, experts, gpu)
+            constants = list_constants(4 * tokens, experts, gpu)
             name = f"list of {4 * tokens} pairs, {experts} experts"
             yield make_variant(implementation, name, pairs_jit.list_few, LIST_WARPS, constants)
 
