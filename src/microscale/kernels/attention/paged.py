@@ -113,6 +113,8 @@ _DECODE_WGMMA = _DECODE | {
     256: (Tile(16, 32, 4, 3, 168, prefetch=32),),
     512: (Tile(16, 64, 8, 3, 255, prefetch=64),),
 }
+# 64 keys of 512 spill 44 bytes.
+_DECODE_TCGEN05 = _DECODE | {512: _DECODE[512][1:]}
 # With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x; heads of 256 24 on SM 10.x.
 _DECODE_FP8 = _DECODE | {
     64: (Tile(16, 128, 4, 3, 255),),
@@ -166,6 +168,14 @@ def prefetched(tile: Tile, gpu: Gpu) -> int:
     return tile.prefetch if gpu.has(Feature.PDL) and not triton.knobs.runtime.interpret else 0
 
 
+def _decode_tiles(fp8: bool, gpu: Gpu) -> dict[int, tuple[Tile, ...]]:
+    if gpu.has(Feature.WGMMA):
+        return _DECODE_FP8_WGMMA if fp8 else _DECODE_WGMMA
+    if fp8:
+        return _DECODE_FP8
+    return _DECODE_TCGEN05 if gpu.has(Feature.TCGEN05) else _DECODE
+
+
 def choose_tile(
     decode: bool, head_dim: int, fp8: bool, gpu: Gpu, *, window: bool = False, heads_too: bool = False
 ) -> Tile:
@@ -173,8 +183,7 @@ def choose_tile(
     if heads_too:
         tiles = ((_FRESH_WGMMA, _FRESH_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_FRESH, _FRESH_FP8))[fp8]
     elif decode:
-        choices_by_format = (_DECODE_WGMMA, _DECODE_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_DECODE, _DECODE_FP8)
-        tiles = choices_by_format[fp8]
+        tiles = _decode_tiles(fp8, gpu)
     elif gpu.has(Feature.WGMMA) and not fp8:
         tiles = _PREFILL_WINDOW_WGMMA if window else _PREFILL_WGMMA
     elif _operands_in_shared_memory(gpu):
