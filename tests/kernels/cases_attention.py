@@ -16,9 +16,10 @@ import torch
 from microscale import hardware
 from microscale.kernels.attention import paged
 from microscale.kernels.attention.fresh import Fresh, kinds
-from microscale.kernels.attention.paged import HEAD_DIMS, PagedAttention, choose_tile, wanted_pieces
+from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.attention.tiles import HEAD_DIMS, choose_tile, wanted_pieces
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
