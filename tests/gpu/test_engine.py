@@ -12,6 +12,7 @@ import random
 import pytest
 
 from microscale.engine.build import assemble
+from microscale.engine.decode import SHORT_CONTEXT
 from microscale.engine.engine import Engine
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.request import Request
@@ -49,14 +50,23 @@ Tokens = list[list[tuple[int, float, float]]]
 """For each prompt: tokens, their log-probabilities, and those of the next likeliest."""
 
 
-def run(model: Model, *, full: int = 4096, eager: bool = False, run_ahead: bool = True, **limits: object) -> Tokens:
+def run(
+    model: Model,
+    asked: list[list[int]] | None = None,
+    *,
+    full: int = 4096,
+    eager: bool = False,
+    run_ahead: bool = True,
+    **limits: object,
+) -> Tokens:
+    asked = prompts() if asked is None else asked
     numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 1024} | limits
     sizes = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
     pages = {LayerKind.FULL: full // model.page_size, LayerKind.SLIDING: 4096 // model.page_size}
     engine: Engine = assemble(model, sizes, pages, enforce_eager=eager)
     engine._run_ahead = run_ahead
-    found: Tokens = [[] for _ in prompts()]
-    for index, prompt in enumerate(prompts()):
+    found: Tokens = [[] for _ in asked]
+    for index, prompt in enumerate(asked):
         engine.submit(Request(str(index), prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, logprobs=2)))
     while engine.has_work:
         for output in engine.step():
@@ -105,3 +115,15 @@ def test_greedy_output_does_not_depend_on_company(models: dict[int, Model]) -> N
         same, widest = same_or_tied(found, alone)
         print(f"{name}: {same} of {len(alone)} the same in {NEW} tokens, widest tie {widest:.3f}")
         assert widest < NEAR
+
+
+def test_a_context_that_outgrows_the_graphs_for_short_ones(models: dict[int, Model]) -> None:
+    """Two sequences pass ``SHORT_CONTEXT`` at different steps while a third stays short."""
+    chooser = random.Random(1)
+    asked = [[chooser.randrange(4096) for _ in range(SHORT_CONTEXT - before)] for before in (9, 30, 1500)]
+    sizes = {"full": 8192, "max_model_len": 4096}
+    graphs = run(models[16], asked, **sizes)  # type: ignore[arg-type]
+    assert run(models[16], asked, eager=True, **sizes) == graphs  # type: ignore[arg-type]
+    for index, prompt in enumerate(asked):
+        same, widest = same_or_tied([graphs[index]], run(models[16], [prompt], **sizes))  # type: ignore[arg-type]
+        assert same or widest < NEAR
