@@ -79,27 +79,22 @@ _PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32,
 _DECODE = {
     64: (Tile(16, 128, 4, 3),),  # 8 sequences of 8192 on H200: 46 µs; 16 x 64 with 2 warps 46, others 51 to 98
     128: (Tile(16, 64, 4, 3),),
-    256: (Tile(16, 32, 4, 3), Tile(16, 32, 4, 2)),
-    # 8 sequences of 8192 on H200: 85 µs; 16 x 32 107.
-    512: (Tile(16, 64, 8, 3, 255), Tile(16, 32, 8, 3), Tile(16, 16, 8, 3)),
+    # Left alone, ptxas stops at 168 or 128 registers on SM 10.x and spills (Triton 3.6). 64 keys of 512 spill on SM 8.
+    256: (Tile(16, 32, 4, 3, 255), Tile(16, 32, 4, 2, 255)),
+    512: (Tile(16, 32, 8, 3, 255), Tile(16, 16, 8, 3, 255)),
 }
 # The first keys are on their way before the queries are: at short contexts attention is nothing but latency.
 _DECODE_WGMMA = _DECODE | {
     256: (Tile(16, 32, 4, 3, 168, prefetch=32),),
+    # 8 sequences of 8192: 85 µs; 16 x 32 107.
     512: (Tile(16, 64, 8, 3, 255, prefetch=64),),
 }
-# 64 keys of 512 spill 44 bytes.
-_DECODE_TCGEN05 = _DECODE | {512: _DECODE[512][1:]}
-# With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x; heads of 256 24 on SM 10.x.
-_DECODE_FP8 = _DECODE | {
-    64: (Tile(16, 128, 4, 3, 255),),
-    256: (Tile(16, 32, 4, 3, 255), Tile(16, 32, 4, 2, 255)),
-    512: _DECODE[512][1:],
-}
+# With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
+_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),)}
 # 8 sequences of 8192 on H200: 34 µs, four programs an SM; with 168 registers three, 45; 16 x 64 37 to 49.
 _DECODE_FP8_WGMMA = _DECODE_FP8 | {
     64: (Tile(16, 128, 4, 3, 128),),
-    256: _DECODE[256],
+    256: (Tile(16, 32, 4, 3),),
     512: (Tile(16, 32, 8, 3, 255),),  # left alone, ptxas stops at 128 and spills 8 bytes (Triton 3.6)
 }
 
@@ -134,9 +129,7 @@ def compile_options(tile: Tile, gpu: Gpu) -> dict[str, Any]:
 def _decode_tiles(fp8: bool, gpu: Gpu) -> dict[int, tuple[Tile, ...]]:
     if gpu.has(Feature.WGMMA):
         return _DECODE_FP8_WGMMA if fp8 else _DECODE_WGMMA
-    if fp8:
-        return _DECODE_FP8
-    return _DECODE_TCGEN05 if gpu.has(Feature.TCGEN05) else _DECODE
+    return _DECODE_FP8 if fp8 else _DECODE
 
 
 def choose_tile(
