@@ -121,9 +121,9 @@ def test_a_context_that_outgrows_the_graphs_for_short_ones(models: dict[int, Mod
     """Two sequences pass ``SHORT_CONTEXT`` at different steps while a third stays short."""
     chooser = random.Random(1)
     asked = [[chooser.randrange(4096) for _ in range(SHORT_CONTEXT - before)] for before in (9, 30, 1500)]
-    sizes = {"full": 8192, "max_model_len": 4096}
-    graphs = run(models[16], asked, **sizes)  # type: ignore[arg-type]
-    assert run(models[16], asked, eager=True, **sizes) == graphs  # type: ignore[arg-type]
+    graphs = run(models[16], asked, full=8192, max_model_len=4096)
+    assert run(models[16], asked, full=8192, max_model_len=4096, eager=True) == graphs
     for index, prompt in enumerate(asked):
-        same, widest = same_or_tied([graphs[index]], run(models[16], [prompt], **sizes))  # type: ignore[arg-type]
+        alone = run(models[16], [prompt], full=8192, max_model_len=4096)
+        same, widest = same_or_tied([graphs[index]], alone)
         assert same or widest < NEAR

@@ -97,4 +97,5 @@ def test_what_is_chosen_is_what_is_proved(fmt: str) -> None:
                 tiles = small.choose(fmt, rows, tokens, gpu)
                 sizes = (tiles.columns, tiles.row_tiles, tiles.warps_n, tiles.slices, tiles.ahead)
                 assert sizes in proved
-                assert tiles.warps in (4, 8)
+                eight = fmt == "mxfp8" and gpu == known("h200") and rows <= 32 * 132 and tokens <= 8
+                assert tiles.warps == (8 if eight else 4)

@@ -45,6 +45,7 @@ from microscale.kernels.sampling.spec import (
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
 MAX_PICKED = 1024
+"""Numbers of tokens that a layer remembers what it picked for: decoding has few, prompts may have any."""
 
 
 @dataclass(frozen=True)

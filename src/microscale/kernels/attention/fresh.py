@@ -44,9 +44,6 @@ def make_variant(short: Variant, early: int, norm: bool, shared: bool) -> Varian
     """The variant of ``attend_fresh`` beside one of ``attend_short``."""
     pointers = {"frequencies_ptr": "*fp32", "q_weight_ptr": "*bf16", "k_weight_ptr": "*bf16"}
     names = {"q_ptr": "qkv_ptr", "stride_q_token": "stride_qkv_token"}
-    reason = None
-    if short.name == "short_d512_bf16":
-        reason = "8 bytes on SM 9.0, where a table has room for one piece of wide heads: shorter than any model's"
     signature = {names.get(name, name): kind for name, kind in short.signature.items()}
     return replace(
         short,
@@ -54,6 +51,5 @@ def make_variant(short: Variant, early: int, norm: bool, shared: bool) -> Varian
         fn=fresh_jit.attend_fresh,
         signature=signature | pointers | {"rope_scale": "fp32", "epsilon": "fp32"},
         constants={**short.constants, "EARLY": early, "NORM": norm, "SHARED": shared},
-        spills_because=reason,
         divisible=(*(names.get(name, name) for name in short.divisible), *pointers),
     )

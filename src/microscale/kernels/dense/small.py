@@ -239,6 +239,4 @@ def variant(gpu: Gpu, implementation: str, weight_format: str, tiles: Tiles, fn:
     reason = None
     if weight_format == "mxfp4" and tiles.row_tiles == 8:
         reason = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
-    if fn is jit.small_logits and weight_format == "fp8" and tiles.columns == COLUMNS[-1] and tiles.slices > 1:
-        reason = "two words (Triton 3.6), in an lm_head of fewer rows than any of a model that is worth FP8"
     return Variant("dense", implementation, label, fn, signature, constants, launch, divisible, MMA, reason)

@@ -386,8 +386,8 @@ def small_logits(
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     n = token + gl.arange(0, N, LN)
     r = _sums(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS, SCALES)
-    if softcap > 0:  # as in ``tail_jit``
-        r = softcap * (1.0 - 2.0 / (1.0 + gl.exp(r * (2.0 / softcap))))
+    # As in ``tail_jit``. Chosen and not branched to, which takes registers.
+    r = gl.where(softcap > 0, softcap * (1.0 - 2.0 / (1.0 + gl.exp(r * (2.0 / softcap)))), r)
     inside = (row < rows)[:, None]
     gl.store(values_ptr + (n.to(gl.int64)[None, :] * rows + row[:, None]), r, mask=inside & (n < tokens)[None, :])
 
