@@ -25,7 +25,7 @@ from microscale.kernels.moe import grouped, grouped_wgmma, reference
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
 
-SHARES = (8, 16, 32, 64, 256)
+SHARES = (8, 16, 32, 64, 128, 256, 1024)
 """Pairs per expert that are measured; a tile serves up to the geometric mean of its share and the next."""
 TOP_K = 4
 GATE = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)

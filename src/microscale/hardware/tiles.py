@@ -25,6 +25,8 @@ MAX_STAGES = 4
 # wgmma takes at least 8 columns, and the tail of an expert runs in a quarter of the tile.
 WGMMA_BLOCK_MS = (32, 64, 128)
 WGMMA_STAGES = (8, 6, 5, 4)
+RESIDENT_BLOCK_M = 256
+"""Columns of the resident kernel on wgmma: two groups of four warps that multiply, 64 rows each, and one that loads."""
 # Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
 # from shared memory (wgmma); more fit nowhere.
 MAX_ACCUMULATORS = 128
@@ -86,9 +88,16 @@ class Tile:
         # tcgen05 cannot read its left operand from registers: the unpacked weights stand in shared memory, once.
         unpacked = self.block_n * self.block_k * (1 if path.block_scaled else 2)
         loop = self.stages * (activations + weights + scales) + (unpacked if Feature.TCGEN05 in family.features else 0)
+        if self.resident(path):
+            # Both groups store while the next tiles arrive: 64 x 64 sums in bf16, and what belongs to their columns.
+            return loop + 2 * 64 * (64 + 8) * 2 + 16 * self.block_m + 1024
         # The accumulators of a part change layout before they are stored; rows are padded by 16 bytes.
         epilogue = self.part_m(family) * (self.block_n + 4) * 4
         return max(loop, epilogue)
+
+    def resident(self, path: GemmPath) -> bool:
+        """Whether programs stay on their SM and take one piece of work after the other."""
+        return path.wgmma and self.block_m == RESIDENT_BLOCK_M
 
     def part_m(self, family: Family) -> int:
         """Columns of one matrix product. Units that take whole tiles: all. ``mma.sync``: so few that the compiler lays
@@ -173,10 +182,12 @@ def possible(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
 def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
     """What ``tune`` measures: every combination that fits.
 
-    On wgmma 128 rows and 4 warps only: 64 and 256 rows and 8 warps were slower at every size (H200, gpt-oss-120b).
+    On wgmma 128 rows only, and 4 warps unless resident: 64 and 256 rows and 8 warps were slower at every size (H200,
+    gpt-oss-120b).
     """
     if path.wgmma:
-        tiles = (Tile(m, 128, path.block_k, 4, stages) for m in WGMMA_BLOCK_MS for stages in reversed(WGMMA_STAGES))
+        shapes = [*((m, 4) for m in WGMMA_BLOCK_MS), (RESIDENT_BLOCK_M, 8)]
+        tiles = (Tile(m, 128, path.block_k, warps, n) for m, warps in shapes for n in reversed(WGMMA_STAGES))
         yield from (tile for tile in tiles if tile.misfit(path, gpu.family) is None)
         return
     for block_m in BLOCK_MS:

@@ -1,7 +1,7 @@
 """Launches of the grouped expert GEMMs on ``wgmma``, and the rule that chooses their tiles.
 
 dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to 64 tokens the first two are
-``pairs_jit.list_few``
+``pairs_jit.list_few``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
 
 Activations meet the weights in bf16, or in E4M3 on the FP8 units, twice as fast. There is no pass that quantises
 between the GEMMs: a clamped gate bounds its output, so one power of two serves every token.
@@ -21,6 +21,7 @@ from torch import Tensor
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import WGMMA_BLOCK_MS, GemmPath, Tile, choose, possible
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
+from microscale.kernels.moe import grouped_resident_jit as resident
 from microscale.kernels.moe import grouped_wgmma_jit as jit
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -58,9 +59,15 @@ def gemm_path(fp8: bool) -> GemmPath:
     return GemmPath.W4A8_WGMMA if fp8 else GemmPath.W4A16_WGMMA
 
 
+# Of a thread that multiplies and of one that loads in the resident kernel: two groups of 128 and one share 65536.
+RESIDENT_REGISTERS = {"REGISTERS": 208, "LOADER_REGISTERS": 96}
+
+
 def tile_constants(tile: Tile, fp8: bool) -> dict[str, Any]:
     """OVERLAP converts the next K tile while one is in the matrix unit: 16 more registers a row tile, 8 in E4M3. With
     128 accumulators bf16 has none to spare."""
+    if tile.resident(gemm_path(fp8)):
+        return {"BN": tile.block_m, "STAGES": tile.stages, **RESIDENT_REGISTERS}
     overlap = fp8 or tile.accumulators() <= 64
     sizes = {"BM": tile.block_n, "BN": tile.block_m, "STAGES": tile.stages, "WARPS": tile.warps}
     return sizes | {"OVERLAP": overlap}
@@ -143,17 +150,24 @@ def _gemm(
     weights: Packed, bias: Tensor | None, gate: Gate, x: Prepared, out: Tensor, work: Dispatch, routing: Routing,
     tile: Tile, gpu: Gpu, *, first: bool,
 ) -> None:  # fmt: skip
-    blocks = cdiv(weights.rows, tile.block_n)
+    items = work.tiles.shape[0] * cdiv(weights.rows, tile.block_n)
     fp8 = x.factors is not None
     values = x.values
-    jit.grouped_gemm[(work.tiles.shape[0] * blocks,)](
+    pointers = (
         values, values if x.factors is None else x.factors, weights.words, weights.scales,
         weights.scales if weights.peaks is None else weights.peaks, values if bias is None else bias, out,
-        work.offsets, work.tiles, work.order, routing.weights,
-        KT=weights.k_tiles, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=work.top_k, FP8=fp8, FIRST=first,
-        HAS_BIAS=bias is not None, H_SCALE=gate_scale(gate) if fp8 else 1.0, OUT_STRIDE=out.shape[1],
-        **gate_constants(gate), **tile_constants(tile, fp8), **launch_options(gpu), num_warps=tile.warps,
+        work.tiles, work.order, routing.weights,
     )  # fmt: skip
+    constants = {
+        "KT": weights.k_tiles, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": work.top_k, "FP8": fp8, "FIRST": first,
+        "HAS_BIAS": bias is not None, "H_SCALE": gate_scale(gate) if fp8 else 1.0, "OUT_STRIDE": out.shape[1],
+        **gate_constants(gate), **tile_constants(tile, fp8), **launch_options(gpu),
+    }  # fmt: skip
+    if tile.resident(gemm_path(fp8)):
+        grid = (min(gpu.num_sms, items),)
+        resident.grouped_gemm_resident[grid](*pointers, items, **constants, num_warps=4)
+    else:
+        jit.grouped_gemm[(items,)](*pointers, work.offsets, **constants, num_warps=tile.warps)
 
 
 def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Variant]:
@@ -202,4 +216,7 @@ def _gemm_variant(implementation: str, model: Model, tile: Tile, gpu: Gpu, fp8: 
     kind = "wgmma fp8" if fp8 else "wgmma"
     name = f"{kind} {'gate_up' if first else 'down'} {model.label} {tuple(vars(tile).values())}"
     promise = MMA_FP8 if fp8 else MMA
-    return make_variant(implementation, name, jit.grouped_gemm, tile.warps, constants, types, promise)
+    if not tile.resident(gemm_path(fp8)):
+        return make_variant(implementation, name, jit.grouped_gemm, tile.warps, constants, types, promise)
+    kernel = resident.grouped_gemm_resident
+    return make_variant(implementation, name, kernel, 4, constants, types | {"items": "i32"}, promise)

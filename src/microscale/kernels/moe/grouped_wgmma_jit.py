@@ -173,23 +173,37 @@ def _overlapped(
 
 
 @gluon.jit
-def _unscaled(acc, peaks_ptr, factor, expert, block, ROW_TILES: gl.constexpr, BM: gl.constexpr, mma: gl.constexpr):
-    """The sums of E4M3 products times the factors of their rows and tokens."""
-    row = gl.minimum(block * BM + gl.arange(0, BM, gl.SliceLayout(1, mma)), ROW_TILES * 16 - 1)
-    return acc * row_factor(peaks_ptr + expert * (ROW_TILES * 8), row)[:, None] * factor
+def row_values(
+    bias_ptr, peaks_ptr, expert, block,
+    ROW_TILES: gl.constexpr, BM: gl.constexpr, HAS_BIAS: gl.constexpr, FP8: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """float32 [BM] each: the bias of a block's rows, and what their E4M3 weights are to be multiplied by. Zeros and
+    ones where there is no such thing."""
+    LR: gl.constexpr = gl.SliceLayout(1, mma)
+    row = gl.minimum(block * BM + gl.arange(0, BM, LR), ROW_TILES * 16 - 1)
+    bias = gl.zeros([BM], gl.float32, LR)
+    if HAS_BIAS:
+        bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row).to(gl.float32)
+    factor = gl.full([BM], 1.0, gl.float32, LR)
+    if FP8:
+        factor = row_factor(peaks_ptr + expert * (ROW_TILES * 8), row)
+    return bias, factor
+
+
+@gluon.constexpr_function
+def down_layout(rows, warps):
+    """How the second GEMM's sums lie before they are stored: eight rows a thread."""
+    return gl.BlockedLayout([8, 1], [rows // 8, 256 // rows], [1, warps], [0, 1])
 
 
 @gluon.jit
-def _finish_gate_up(
-    acc, bias_ptr, h_ptr, expert, block, first, count,
-    ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr,
+def store_gate_up(
+    acc, h_ptr, block, first, count,
+    ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
     GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_STRIDE: gl.constexpr, H_SCALE: gl.constexpr,
-    FP8: gl.constexpr, mma: gl.constexpr,
+    FP8: gl.constexpr,
 ):  # fmt: skip
-    """Bias, gate, scale, fragment order; 16-byte stores by place."""
-    if HAS_BIAS:
-        row = gl.minimum(block * BM + gl.arange(0, BM, gl.SliceLayout(1, mma)), ROW_TILES * 16 - 1)
-        acc += gl.load(bias_ptr + expert * (ROW_TILES * 16) + row).to(gl.float32)[:, None]
+    """Gate, scale, fragment order; 16-byte stores by place."""
     g, up = gl.split(acc.reshape([BM // 16, 2, 8, BN]).permute([0, 2, 3, 1]))
     h = gated(g, up, GELU, ALPHA, LIMIT)
     if FP8:
@@ -213,24 +227,16 @@ def _finish_gate_up(
 
 
 @gluon.jit
-def _finish_down(
-    acc, bias_ptr, parts_ptr, order_ptr, weights_ptr, expert, block, first, count,
-    ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr,
-    mma: gl.constexpr,
+def store_down(
+    y, parts_ptr, pair, block, count,
+    ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Bias, routing weight; 16-byte stores by pair."""
-    if HAS_BIAS:
-        row = gl.minimum(block * BM + gl.arange(0, BM, gl.SliceLayout(1, mma)), ROW_TILES * 16 - 1)
-        acc += gl.load(bias_ptr + expert * (ROW_TILES * 16) + row).to(gl.float32)[:, None]
-    n = gl.arange(0, BN, gl.SliceLayout(0, mma))
-    pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
-    y = (acc * gl.load(weights_ptr + pair)[None, :]).to(gl.bfloat16)
-    LO: gl.constexpr = gl.BlockedLayout([8, 1], [BM // 8, 256 // BM], [1, WARPS], [0, 1])
-    y = gl.convert_layout(y, LO)
+    """16-byte stores by pair. ``pair`` lies as the columns of ``down_layout`` do."""
+    LO: gl.constexpr = down_layout(BM, WARPS)
+    y = gl.convert_layout(y.to(gl.bfloat16), LO)
     row = block * BM + gl.arange(0, BM, gl.SliceLayout(1, LO))
     n = gl.arange(0, BN, gl.SliceLayout(0, LO))
-    pair = gl.load(order_ptr + first + gl.minimum(n, count - 1)).to(gl.int64)
-    at = pair[None, :] * (ROW_TILES * 16) + row[:, None]
+    at = pair.to(gl.int64)[None, :] * (ROW_TILES * 16) + row[:, None]
     gl.store(parts_ptr + at, y, mask=(n < count)[None, :] & (row < ROW_TILES * 16)[:, None])
 
 
@@ -253,19 +259,20 @@ def _tile(
         x_ptr, rows, w_ptr, s_ptr, peaks_ptr, expert, block, x_smem, w_smem, s_smem,
         KT, ROW_TILES, BM, BN, STAGES, WARPS, OVERLAP, FP8, mma,
     )  # fmt: skip
+    bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, ROW_TILES, BM, HAS_BIAS, FP8, mma)
     if FP8:
-        factor = gl.load(factors_ptr + rows)[None, :] if FIRST else 1.0 / H_SCALE
-        acc = _unscaled(acc, peaks_ptr, factor, expert, block, ROW_TILES, BM, mma)
+        acc = acc * row_scale[:, None] * (gl.load(factors_ptr + rows)[None, :] if FIRST else 1.0 / H_SCALE)
+    if HAS_BIAS:
+        acc += bias[:, None]
     if FIRST:
-        _finish_gate_up(
-            acc, bias_ptr, out_ptr, expert, block, first, count,
-            ROW_TILES, BM, BN, WARPS, HAS_BIAS, GELU, ALPHA, LIMIT, OUT_STRIDE, H_SCALE, FP8, mma,
-        )  # fmt: skip
+        store_gate_up(
+            acc, out_ptr, block, first, count, ROW_TILES, BM, BN, WARPS, GELU, ALPHA, LIMIT, OUT_STRIDE, H_SCALE, FP8
+        )
     else:
-        _finish_down(
-            acc, bias_ptr, out_ptr, order_ptr, weights_ptr, expert, block, first, count,
-            ROW_TILES, BM, BN, WARPS, HAS_BIAS, mma,
-        )  # fmt: skip
+        y = acc * gl.load(weights_ptr + gl.load(order_ptr + place))[None, :]
+        n = gl.arange(0, BN, gl.SliceLayout(0, down_layout(BM, WARPS)))
+        pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
+        store_down(y, out_ptr, pair, block, count, ROW_TILES, BM, BN, WARPS)
 
 
 @gluon.jit
@@ -277,10 +284,10 @@ def grouped_gemm(
     peaks_ptr,
     bias_ptr,  # bf16 [experts, 16 * ROW_TILES], packed row order
     out_ptr,  # FIRST: h by place, like x; else parts [pairs, 16 * ROW_TILES] by pair
-    offsets_ptr,
     tiles_ptr,
     order_ptr,
     weights_ptr,  # float32 [pairs]
+    offsets_ptr,
     KT: gl.constexpr,
     ROW_TILES: gl.constexpr,
     TOP_K: gl.constexpr,
