@@ -40,7 +40,7 @@ class Scripted:
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
         self.steps.append(batch.token_ids.tolist())
         self.positions.append(batch.positions.tolist())
-        rows = slice(None) if batch.logit_rows is None else batch.logit_rows
+        rows = slice(None) if batch.logits is None else batch.logits.rows
         following = (batch.token_ids[rows] + 1) % VOCAB
         return summarise(torch.nn.functional.one_hot(following, VOCAB).float() * 4)
 

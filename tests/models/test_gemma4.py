@@ -25,7 +25,7 @@ from microscale.engine.sampler import SamplingParams
 from microscale.models.config_gemma4 import PartialRope
 from microscale.models.families import AnyModel
 from microscale.models.gemma4 import partial_table
-from support.forward import all_logits
+from support.forward import all_logits, last_logits
 from support.tiny_gemma4 import (
     CASES,
     EXPERTS,
@@ -100,6 +100,15 @@ def test_mxfp8_checkpoints_give_the_logits_of_their_decoded_weights(
     prompts = prompts_for(name)
     ours = all_logits(load(folders[name], backend, page_size), prompts, chunk)
     assert largest_difference(ours, logits_of(truth_of(name), prompts)) <= 2e-4
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_the_last_layer_runs_for_tokens_with_logits_only(folders: dict[str, Path], chunk: int) -> None:
+    prompts = prompts_for("shared_kv")
+    model = load(folders["shared_kv"], None, 16)
+    whole = all_logits(model, prompts, 1000)
+    found = last_logits(model, prompts, chunk, wanted=1)
+    assert largest_difference(found, [logits[-1:] for logits in whole]) <= 2e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

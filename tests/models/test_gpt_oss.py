@@ -20,7 +20,7 @@ from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
 from microscale.models.config import YarnRope
 from microscale.models.gpt_oss import GptOss, yarn_table
-from support.forward import all_logits
+from support.forward import all_logits, last_logits
 from support.tiny_checkpoints import CASES, has_original_form, write_hf, write_original
 from support.truth import load_transformers
 
@@ -73,6 +73,19 @@ def test_logits_equal_transformers(
     prompts = prompts_for(name)
     ours = all_logits(load(folders[name], backend, page_size), prompts, chunk)
     assert largest_difference(ours, truth(folders[name], prompts)) <= 2e-4
+
+
+@pytest.mark.parametrize("wanted", [1, 3])
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_the_last_layer_runs_for_tokens_with_logits_only(folders: dict[str, Path], chunk: int, wanted: int) -> None:
+    """Prompts end in different steps: some chunks want no logits, and their keys and values must be there after them."""
+    prompts = prompts_for("heads_4_2")
+    model = load(folders["heads_4_2"])
+    everything = all_logits(model, prompts, 1000)
+    found = last_logits(model, prompts, chunk, wanted)
+    sizes = [min(wanted, (len(prompt) - 1) % chunk + 1) for prompt in prompts]
+    assert [len(part) for part in found] == sizes
+    assert largest_difference(found, [whole[-n:] for whole, n in zip(everything, sizes, strict=True)]) <= 2e-5
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +26,15 @@ def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tens
 
     Pages of the sequences interleave and run backwards, and the two kinds of layer use different ones.
     """
+    return _logits(model, prompts, chunk, None)
+
+
+def last_logits(model: GptOss, prompts: list[list[int]], chunk: int, wanted: int) -> list[Tensor]:
+    """As ``all_logits``, but only those of each prompt's ``wanted`` last positions that fall into its last chunk."""
+    return _logits(model, prompts, chunk, wanted)
+
+
+def _logits(model: GptOss, prompts: list[list[int]], chunk: int, wanted: int | None) -> list[Tensor]:
     size = model.page_size
     counts = [-(-len(p) // size) for p in prompts]
     kv = poison(model.new_cache(dict.fromkeys(LayerKind, sum(counts))))
@@ -35,11 +43,13 @@ def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tens
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), chunk):
         live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
-        chunks = [Chunk(prompts[i][start : start + chunk], start, pages[i], num_logits=1) for i in live]
-        batch = build_batch(chunks, size, model.device)
-        # Every token's logits, not just the last of each chunk.
-        batch = replace(batch, logit_rows=torch.arange(len(batch.token_ids), device=model.device))
-        logits = model.forward(batch, kv).values
-        for i, part in zip(live, logits.split([len(c.token_ids) for c in chunks]), strict=True):
+        chunks = []
+        for i in live:
+            tokens = prompts[i][start : start + chunk]
+            ends = start + chunk >= len(prompts[i])
+            count = len(tokens) if wanted is None else min(wanted, len(tokens)) * ends
+            chunks.append(Chunk(tokens, start, pages[i], num_logits=count))
+        logits = model.forward(build_batch(chunks, size, model.device), kv).values
+        for i, part in zip(live, logits.split([c.num_logits for c in chunks]), strict=True):
             rows[i].append(part)
     return [torch.cat(parts) for parts in rows]

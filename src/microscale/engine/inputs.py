@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch
-from microscale.models.batch import ForwardBatch
+from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 
 
@@ -37,8 +37,8 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -
     lengths = [len(chunk.token_ids) for chunk in chunks]
     starts = [0, *accumulate(lengths)]
     spans = [torch.arange(c.first_position, c.context_len) for c in chunks]
-    query_start = torch.tensor(starts, dtype=torch.int32, device=device)
-    context_lens = torch.tensor([c.context_len for c in chunks], dtype=torch.int32, device=device)
+    query_start = _int32(starts, device)
+    context_lens = _int32([c.context_len for c in chunks], device)
     attention, slots = {}, {}
     for kind in LayerKind:
         tables = [torch.tensor(chunk.pages[kind], dtype=torch.int64) for chunk in chunks]
@@ -48,14 +48,37 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, device: torch.device) -
         page_table = _padded(tables).to(device, torch.int32)
         attention[kind] = AttentionBatch(query_start, context_lens, page_table, max(lengths, default=0))
         slots[kind] = _joined(placed).to(device)
-    wanted = [torch.arange(end - chunk.num_logits, end) for end, chunk in zip(starts[1:], chunks, strict=True)]
     return ForwardBatch(
         token_ids=_joined([torch.tensor(chunk.token_ids, dtype=torch.int64) for chunk in chunks]).to(device),
         positions=_joined(spans).to(device),
         attention=attention,
         slots=slots,
-        logit_rows=_joined(wanted).to(device),
+        logits=_logit_rows(chunks, starts, attention, device),
     )
+
+
+def _logit_rows(
+    chunks: Sequence[Chunk], starts: Sequence[int], attention: Mapping[LayerKind, AttentionBatch], device: torch.device
+) -> LogitRows | None:
+    counts = [chunk.num_logits for chunk in chunks]
+    if counts == [len(chunk.token_ids) for chunk in chunks]:
+        return None
+    some = [count for count in counts if count]
+    query_start = _int32([0, *accumulate(some)], device)
+    chosen = torch.tensor([i for i, count in enumerate(counts) if count], dtype=torch.int64).to(device)
+
+    def of_chosen(whole: AttentionBatch) -> AttentionBatch:
+        lens, table = whole.context_lens, whole.page_table
+        if len(some) < len(chunks):
+            lens, table = lens[chosen], table[chosen]
+        return AttentionBatch(query_start, lens, table, max(some, default=0))
+
+    rows = _joined([torch.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
+    return LogitRows(rows.to(device), {kind: of_chosen(whole) for kind, whole in attention.items()})
+
+
+def _int32(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

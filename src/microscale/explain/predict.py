@@ -1,9 +1,9 @@
 """Tokens per second to expect: the sum over all layers of the chosen kernels' estimates.
 
 Decode is one step of ``batch`` sequences, each with one new token over ``context`` cached ones. Prefill is one prompt
-of ``context`` tokens from an empty cache, in steps; only the last token of a prompt goes through lm_head. The ceiling
-is the same work at the card's full rates: its bytes over the bandwidth, or its operations over the peak where they take
-longer.
+of ``context`` tokens from an empty cache, in steps; only the last token of a prompt goes through lm_head and through
+what follows the keys and values of the last layer. The ceiling is the same work at the card's full rates: its bytes
+over the bandwidth, or its operations over the peak where they take longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from microscale.backends import registry
 from microscale.backends.decision import Plan
 from microscale.backends.estimate import DECODING_TOKENS, Estimate, estimate, total
 from microscale.backends.plan import BUCKETS, Setup, Use
-from microscale.models.outline import AT_THE_END, Outline
+from microscale.models.outline import Outline
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,16 @@ def decode_parts(outline: Outline, plan: Plan, setup: Setup, batch: int, context
 def prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached: int, last: bool) -> Iterator[Part]:
     """One step in which ``tokens`` tokens of one prompt run, ``cached`` of them being there already."""
     for use in outline.uses:
-        if use.layer in AT_THE_END and not last:
-            continue
-        rows = 1 if use.layer in AT_THE_END else tokens
-        spec, name = _chosen(plan, use, rows)
-        changes = {"tokens": rows} | ({"context": cached + tokens} if use.op == "attention" else {})
-        yield Part(use.layer, name, _estimate(setup, use, name, replace(spec, **changes)).times(use.count))
+        closing = int(use.layer in outline.closing)
+        work = [(tokens, use.count - closing), (1, closing if last else 0)]
+        parts = []
+        for rows, count in work:
+            if count:
+                spec, name = _chosen(plan, use, rows)
+                changes = {"tokens": rows} | ({"context": cached + tokens} if use.op == "attention" else {})
+                parts.append((name, _estimate(setup, use, name, replace(spec, **changes)).times(count)))
+        if parts:
+            yield Part(use.layer, parts[0][0], total([part for _, part in parts]))
 
 
 def _chosen(plan: Plan, use: Use, tokens: int) -> tuple[Any, str]:

@@ -17,6 +17,18 @@ from microscale.models.config import LayerKind
 
 
 @dataclass(frozen=True)
+class LogitRows:
+    """The tokens whose logits are wanted, where these are not all: for each sequence none or its last ones.
+
+    The last layer gives keys and values of every token, and everything else for these alone.
+    """
+
+    rows: Tensor  # [rows] int64
+    attention: Mapping[LayerKind, AttentionBatch]
+    """These tokens as queries of their sequences; sequences without any are not in it."""
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """New tokens of one or more sequences, laid end to end."""
 
@@ -25,9 +37,9 @@ class ForwardBatch:
     attention: Mapping[LayerKind, AttentionBatch]
     slots: Mapping[LayerKind, Tensor]
     """Where each token's keys and values go: ``[tokens]`` int64, page * page_size + offset."""
-    logit_rows: Tensor | None
-    """Tokens whose logits are wanted: ``[rows]`` int64, usually the last of each sequence. ``None``: all of them, and
-    nothing is picked out, which would be launches of their own in every decoding step."""
+    logits: LogitRows | None
+    """``None``: those of all tokens, and nothing is picked out, which would be launches of their own in every decoding
+    step."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from microscale.backends.ops import (
     Sandwich,
     SmallSpec,
 )
-from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.config_gemma4 import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4_tensors import Gemma4Layer, Gemma4Weights, Weight
@@ -95,17 +95,29 @@ class Gemma4DecoderLayer:
         """What plans call the bound parts."""
 
     def forward(
-        self, x: Tensor, normed: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+        self,
+        x: Tensor,
+        normed: Tensor,
+        batch: ForwardBatch,
+        kv: PagedKv,
+        rope: RopeTable,
+        only: LogitRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``x [tokens, hidden]``, the residual stream, and its norm for this layer → both for the next one."""
+        """``x [tokens, hidden]``, the residual stream, and its norm for this layer → both for the next one; for the
+        tokens of ``only``, if given."""
         small = self.small
         qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
-        attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, batch.attention[self.kind])
+        queries = batch.attention[self.kind]
+        attended = None if only else self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
         if attended is None:
             q = small.rope_and_write_kv(
                 qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
             )
-            attended = self.attention(q, kv, batch.attention[self.kind])
+            if only is not None:
+                q, x, queries = q[only.rows], x[only.rows], only.attention[self.kind]
+                if not x.shape[0]:
+                    return x, x
+            attended = self.attention(q, kv, queries)
         # Softmax over all experts, renormalised over the chosen: the same as a softmax over those.
         normed, x, routing = small.norm_add_norm_route(
             self.o(attended.flatten(1)), x, self.middle, self.router, self.config.top_k
@@ -210,12 +222,11 @@ class Gemma4:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
-        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logit_rows``; the new tokens' KV goes to the cache."""
+        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache."""
         x = self.embed(batch.token_ids) * self.embed_scale
         first = self.layers[0]
         normed = first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            x, normed = layer.forward(x, normed, batch, layer_kv, self.rope[layer.kind])
-        if batch.logit_rows is not None:
-            normed = normed[batch.logit_rows]
+            only = batch.logits if layer is self.layers[-1] else None
+            x, normed = layer.forward(x, normed, batch, layer_kv, self.rope[layer.kind], only)
         return self.lm_head.logits(normed)

@@ -25,7 +25,7 @@ from microscale.backends.ops import (
     Router,
     SmallSpec,
 )
-from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import GptOssConfig, LayerKind, YarnRope
 from microscale.models.gpt_oss_tensors import GptOssWeights, LayerTensors
 
@@ -73,9 +73,16 @@ class DecoderLayer:
         """What plans call the bound parts."""
 
     def forward(
-        self, x: Tensor, added: Tensor | None, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        batch: ForwardBatch,
+        kv: PagedKv,
+        rope: RopeTable,
+        only: LogitRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``x [tokens, hidden]``, the residual stream, and what is still to be added to it, one layer on.
+        """``x [tokens, hidden]``, the residual stream, and what is still to be added to it, one layer on; for the
+        tokens of ``only``, if given.
 
         Each sum is left to the norm that reads it: one launch for both.
         """
@@ -85,10 +92,15 @@ class DecoderLayer:
         else:
             normed, x = small.add_rms_norm(added, x, self.attn_norm, config.rms_epsilon)
         qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
-        attended = self.attention.from_heads(qkv, rope, None, kv, batch.attention[self.kind])
+        queries = batch.attention[self.kind]
+        attended = None if only else self.attention.from_heads(qkv, rope, None, kv, queries)
         if attended is None:
             q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
-            attended = self.attention(q, kv, batch.attention[self.kind])
+            if only is not None:
+                q, x, queries = q[only.rows], x[only.rows], only.attention[self.kind]
+                if not x.shape[0]:
+                    return x, x
+            attended = self.attention(q, kv, queries)
         added = self.o(attended.flatten(1))
         normed, x, routing = small.add_norm_route(
             added, x, self.mlp_norm, config.rms_epsilon, self.router, config.top_k
@@ -164,13 +176,12 @@ class GptOss:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
-        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logit_rows``; the new tokens' KV goes to the cache."""
+        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache."""
         x = self.embed(batch.token_ids)
         added: Tensor | None = None
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            x, added = layer.forward(x, added, batch, layer_kv, self.rope)
+            only = batch.logits if layer is self.layers[-1] else None
+            x, added = layer.forward(x, added, batch, layer_kv, self.rope, only)
         assert added is not None  # there is a layer
-        if batch.logit_rows is not None:
-            added, x = added[batch.logit_rows], x[batch.logit_rows]
         x, _ = self.small.add_rms_norm(added, x, self.norm, self.config.rms_epsilon)
         return self.lm_head.logits(x)

@@ -23,7 +23,7 @@ from microscale.models.config import GptOssConfig, LayerKind
 from microscale.models.config_gemma4 import Gemma4Config, short_name
 
 AT_THE_END = ("lm_head", "sampling")
-"""Layers that only the last token of a sequence passes."""
+"""Behind the last decoder layer."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Outline:
     other_bytes: int
     """Norms, sinks and routers, which the small ops read, in bf16."""
     max_context: int
+    closing: frozenset[str]
+    """Layers whose last one only tokens with logits pass: lm_head, sampling, and the last decoder layer's parts behind
+    its keys and values."""
 
 
 def outline(
@@ -95,7 +98,8 @@ def _gpt_oss(name: str, c: GptOssConfig, activations: Activations, page_size: in
     )
     norms = (2 * c.num_layers + 1) * c.hidden
     other = 2 * (norms + c.num_layers * (c.num_heads + c.num_experts * (c.hidden + 1)))
-    return Outline(name, uses, cached, c.vocab_size, c.hidden, False, other, c.max_context)
+    closing = frozenset({*AT_THE_END, c.layer_kinds[-1].value, "o", "experts"})
+    return Outline(name, uses, cached, c.vocab_size, c.hidden, False, other, c.max_context, closing)
 
 
 def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int, context: int) -> Outline:
@@ -140,7 +144,10 @@ def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int
     # Seven norms and the router's scale, two norms of a head, and the experts' scales in each layer; and the last norm.
     norms = sum(8 * c.hidden + 2 * c.heads[kind].head_dim for kind in c.layer_kinds) + c.hidden
     other = 2 * (norms + c.num_layers * c.num_experts * (c.hidden + 2))
-    return Outline(name, tuple(uses), _gemma4_cached(c), c.vocab_size, c.hidden, c.tied, other, c.max_context)
+    last = (c.use(part, c.num_layers - 1) for part in ("o", "gate_up", "down", "experts"))
+    closing = frozenset({*AT_THE_END, c.layer_kinds[-1].value, *last})
+    cached = _gemma4_cached(c)
+    return Outline(name, tuple(uses), cached, c.vocab_size, c.hidden, c.tied, other, c.max_context, closing)
 
 
 def _gemma4_cached(c: Gemma4Config) -> tuple[CachedLayers, ...]:
