@@ -78,7 +78,7 @@ def test_logits_equal_transformers(
 @pytest.mark.parametrize("wanted", [1, 3])
 @pytest.mark.parametrize("chunk", [7, 1000])
 def test_the_last_layer_runs_for_tokens_with_logits_only(folders: dict[str, Path], chunk: int, wanted: int) -> None:
-    """Prompts end in different steps: some chunks want no logits, and their keys and values must be there after them."""
+    """Prompts end in different steps: some chunks want no logits, and their keys and values must be there later."""
     prompts = prompts_for("heads_4_2")
     model = load(folders["heads_4_2"])
     everything = all_logits(model, prompts, 1000)
