@@ -31,7 +31,7 @@ from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by
 DEVICE = "cuda"
 IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
 REAL = [
-    *(Case(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256)),
+    *(Case(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256, 700)),
     *(Case(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
     Case("2112 wide", 7, 4, 2, 2112, 2112),
     Case("all of 64 tokens on the same experts", 64, 8, 2, 704, 704, spread="one"),
@@ -92,7 +92,7 @@ WGMMA_TILES = [
 
 
 @pytest.mark.parametrize("path, tile", WGMMA_TILES)
-@pytest.mark.parametrize("tokens", [1, 40, 700])
+@pytest.mark.parametrize("tokens", [1, 40, 300, 700])
 def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
     gpu = detect()
     if not gpu.has(Feature.WGMMA):

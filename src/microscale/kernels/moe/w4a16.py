@@ -52,8 +52,8 @@ class TritonW4A16(Implementation[MoeSpec]):
         return None
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
-        # Measured on an H200, gpt-oss-120b: 54 % of the floor's speed for one token, 81 % for 8, 88 % for 64, 73 % for
-        # 256, 42 % for 2048, 63 % for 8192. Elsewhere an assumption.
+        # Measured on an H200, gpt-oss-120b: 58 % of the floor's speed for one token, 81 % for 8, 88 % for 64, 79 % for
+        # 256, 45 % for 2048, 68 % for 8192. Elsewhere an assumption.
         if spec.tokens <= small_batch.DIRECT_TOKENS:
             efficiency = 0.55
         else:
