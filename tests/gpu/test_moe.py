@@ -92,7 +92,7 @@ WGMMA_TILES = [
 
 
 @pytest.mark.parametrize("path, tile", WGMMA_TILES)
-@pytest.mark.parametrize("tokens", [1, 40, 300, 700])
+@pytest.mark.parametrize("tokens", [1, 2, 40, 300, 700])
 def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
     gpu = detect()
     if not gpu.has(Feature.WGMMA):

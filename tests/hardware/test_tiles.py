@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,20 @@ def test_measured_tiles_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert list(possible(GemmPath.W8A16, gpu)) == [row.tile for row in example().paths[GemmPath.W8A16]]
     finally:
         tiles.tuned.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("tile", "reason"),
+    [
+        (Tile(256, 64, 64, 4, 4), "has 64 rows and 4 warps"),
+        (Tile(256, 128, 64, 8, 3), "has 3 stages"),
+        (Tile(256, 128, 64, 8, 8), "needs .* bytes of shared memory"),
+        (Tile(256, 128, 64, 8, 4), None),
+    ],
+)
+def test_resident_tiles_are_what_the_kernel_can_run(tile: Tile, reason: str | None) -> None:
+    found = tile.misfit(GemmPath.W4A16_WGMMA, known("h200").family)
+    assert found is None if reason is None else re.search(reason, found or "")
 
 
 BAD_TILE = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 4}

@@ -75,12 +75,15 @@ def test_logits_equal_transformers(
     assert largest_difference(ours, truth(folders[name], prompts)) <= 2e-4
 
 
+@pytest.mark.parametrize("name", ["heads_4_2", "odd_constants"])  # last layers: full, sliding
 @pytest.mark.parametrize("wanted", [1, 3])
 @pytest.mark.parametrize("chunk", [7, 1000])
-def test_the_last_layer_runs_for_tokens_with_logits_only(folders: dict[str, Path], chunk: int, wanted: int) -> None:
+def test_the_last_layer_runs_for_tokens_with_logits_only(
+    folders: dict[str, Path], chunk: int, wanted: int, name: str
+) -> None:
     """Prompts end in different steps: some chunks want no logits, and their keys and values must be there later."""
-    prompts = prompts_for("heads_4_2")
-    model = load(folders["heads_4_2"])
+    prompts = prompts_for(name)
+    model = load(folders[name])
     everything = all_logits(model, prompts, 1000)
     found = last_logits(model, prompts, chunk, wanted)
     sizes = [min(wanted, (len(prompt) - 1) % chunk + 1) for prompt in prompts]

@@ -65,12 +65,12 @@ def _logit_rows(
         return None
     some = [count for count in counts if count]
     query_start = _int32([0, *accumulate(some)], device)
-    chosen = torch.tensor([i for i, count in enumerate(counts) if count], dtype=torch.int64).to(device)
+    chosen: Tensor | slice = slice(None)
+    if len(some) < len(chunks):
+        chosen = torch.tensor([i for i, count in enumerate(counts) if count], dtype=torch.int64).to(device)
 
     def of_chosen(whole: AttentionBatch) -> AttentionBatch:
-        lens, table = whole.context_lens, whole.page_table
-        if len(some) < len(chunks):
-            lens, table = lens[chosen], table[chosen]
+        lens, table = whole.context_lens[chosen], whole.page_table[chosen]
         return AttentionBatch(query_start, lens, table, max(some, default=0))
 
     rows = _joined([torch.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])

@@ -119,6 +119,10 @@ class Tile:
             return f"needs {self.accumulators()} accumulators a thread, more than {MAX_ACCUMULATORS} spill"
         if self.block_k != path.block_k:
             return f"has block_k {self.block_k}, {path} runs in steps of {path.block_k}"
+        if self.resident(path) and (self.block_n, self.warps) != (128, 8):
+            return f"has {self.block_n} rows and {self.warps} warps, with {self.block_m} columns {path} has 128 and 8"
+        if self.resident(path) and self.stages < WGMMA_STAGES[-1]:
+            return f"has {self.stages} stages, and {path} holds {WGMMA_STAGES[-1] - 1} of them at once"
         return None
 
 

@@ -102,7 +102,9 @@ def run(
         return y
     tile = tile or choose(gemm_path(fp8), gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
     padded = packed.gate_up.k_tiles * TILE_K
-    if tokens <= MAX_TOKENS and not fp8:  # one launch, in the chain of those that overlap
+    # Few tokens: one launch, in the chain of those that overlap. Past its last tile that list has an expert of -1 and
+    # nothing else, which the resident kernel, made for many, does not look at.
+    if tokens <= MAX_TOKENS and not fp8 and not tile.resident(gemm_path(fp8)):
         work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)
         prepared = Prepared(values, None)
     else:
