@@ -28,6 +28,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from microscale.kernels.moe.grouped_wgmma_jit import down_layout, row_values, store_down, store_gate_up
 from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_peaks
 
+WIDTHS: gl.constexpr = gl.constexpr(3)
+"""A tile of the work list with few pairs takes half or a quarter of the columns."""
+
 # ---- the work list --------------------------------------------------------------------------------------------------
 # Loops over items must not be emptied of what does not change in them: dozens of addresses of the end would lie in
 # registers all through the products, and ptxas would serialise those (C7512).
@@ -38,6 +41,18 @@ def _entry(tiles_ptr, item, items, BLOCKS: gl.constexpr):
     """Expert, first place and number of pairs of an item; asked for while the item before is computed."""
     row = tiles_ptr + gl.minimum(item, items - 1) // BLOCKS * 4
     return gl.load(row), gl.load(row + 1), gl.load(row + 2)
+
+
+@gluon.jit
+def _fits(count, BN: gl.constexpr, narrower: gl.constexpr):
+    """Whether ``BN >> narrower`` columns are the ones for so many pairs. Each width is a condition of its own, beside
+    the others: nested ones make ptxas run out of registers (C7511)."""
+    if narrower == 0:
+        return count > BN // 2
+    elif narrower == WIDTHS - 1:
+        return (count > 0) & (count <= BN >> narrower)
+    else:
+        return (count > BN >> (narrower + 1)) & (count <= BN >> narrower)
 
 
 @gluon.jit
@@ -106,25 +121,13 @@ def _load(
     for item in tl.range(gl.program_id(0), items, gl.num_programs(0), disable_licm=True):
         later = _entry(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
         block = item % BLOCKS
-        # Conditions side by side: nested ones make ptxas run out of registers (C7511), here and in _multiply.
-        if count > BN // 2:
-            _load_tile(
-                x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_smem, s_smem, full, empty, expert, block, first, count, step,
-                KT, ROW_TILES, TOP_K, BN, BN, STAGES, FP8, FIRST,
-            )  # fmt: skip
-            step += KT
-        if (count > BN // 4) & (count <= BN // 2):
-            _load_tile(
-                x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_smem, s_smem, full, empty, expert, block, first, count, step,
-                KT, ROW_TILES, TOP_K, BN, BN // 2, STAGES, FP8, FIRST,
-            )  # fmt: skip
-            step += KT
-        if (count > 0) & (count <= BN // 4):
-            _load_tile(
-                x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_smem, s_smem, full, empty, expert, block, first, count, step,
-                KT, ROW_TILES, TOP_K, BN, BN // 4, STAGES, FP8, FIRST,
-            )  # fmt: skip
-            step += KT
+        for narrower in gl.static_range(WIDTHS):
+            if _fits(count, BN, narrower):
+                _load_tile(
+                    x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_smem, s_smem, full, empty, expert, block, first, count,
+                    step, KT, ROW_TILES, TOP_K, BN, BN >> narrower, STAGES, FP8, FIRST,
+                )  # fmt: skip
+                step += KT
         expert, first, count = later
 
 
@@ -263,27 +266,14 @@ def _multiply(
                     _release(empty, step + kt, STAGES)
                 step += KT
                 count = 0
-        if count > BN // 2:
-            _multiply_tile(
-                factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
-                pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, BN, BN,
-                STAGES, GROUP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-            )  # fmt: skip
-            step += KT
-        if (count > BN // 4) & (count <= BN // 2):
-            _multiply_tile(
-                factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
-                pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, BN, BN // 2,
-                STAGES, GROUP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-            )  # fmt: skip
-            step += KT
-        if (count > 0) & (count <= BN // 4):
-            _multiply_tile(
-                factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
-                pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, BN, BN // 4,
-                STAGES, GROUP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-            )  # fmt: skip
-            step += KT
+        for narrower in gl.static_range(WIDTHS):
+            if _fits(count, BN, narrower):
+                _multiply_tile(
+                    factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
+                    pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, BN, BN >> narrower,
+                    STAGES, GROUP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                )  # fmt: skip
+                step += KT
         expert, first, count = later
 
 
