@@ -10,7 +10,7 @@ import pytest
 from microscale.errors import MicroscaleError
 from microscale.server.doors import Keys, Names
 from microscale.server.faults import NoSuchResponse
-from microscale.server.http import owner_of
+from microscale.server.http.connection import owner_of
 from microscale.server.limits import Limits
 from microscale.server.responses_store import Kept, ResponseStore
 

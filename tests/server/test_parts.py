@@ -19,12 +19,13 @@ from microscale.engine.engine import Output
 from microscale.engine.request import Finish
 from microscale.errors import BadCheckpoint, BadSetting, MicroscaleError
 from microscale.server import faults
+from microscale.server.body import Body
 from microscale.server.choice import Choice
 from microscale.server.demo_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.metrics import BETWEEN_TOKENS, Metrics
 from microscale.server.parsing import parse
-from microscale.server.protocol import MARKS, ONLY, Body, ChatRequest, CompletionRequest
+from microscale.server.protocol import MARKS, ONLY, ChatRequest, CompletionRequest
 from microscale.server.run import bind
 from microscale.server.selftest import self_test
 from microscale.text.harmony_render import HarmonyRenderer

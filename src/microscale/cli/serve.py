@@ -57,6 +57,9 @@ def serve(
         list[str] | None,
         typer.Option(help="A name beside localhost by which a proxy on this machine calls; * is any. Repeatable."),
     ] = None,
+    strict_requests: Annotated[
+        bool, typer.Option("--strict-requests", help="Refuse a request's unknown keys instead of ignoring them.")
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="The folder of tokenizer.json; the model's own without.")
     ] = None,
@@ -165,6 +168,7 @@ def serve(
             port=port,
             keys=keys,
             allowed_hosts=tuple(allowed_host or ()),
+            strict_requests=strict_requests,
             limits=limits,
             metrics_prefix=metrics_prefix,
             drain_s=drain_timeout,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -24,12 +24,13 @@ from microscale.server.faults import (
     BodyTooSlow,
     NotJson,
     SlowReader,
+    code_of,
     error_headers,
     error_json,
     fault_of,
 )
 from microscale.server.host import Host
-from microscale.server.http import WIRE, Wire, owner_of
+from microscale.server.http.connection import WIRE, Wire, owner_of
 from microscale.server.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class Exchange:
         """Of the answer; 0 until it has begun."""
         self.wire: Wire | None = scope.get("state", {}).get(WIRE)
         """The short way, where the server has one."""
+        self.headers: dict[str, str] = {}
+        """Of the answer, beside those that its kind has. Lower case."""
         self._send = send
         self._patience_s = limits.write_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -100,7 +103,7 @@ class Exchange:
 
     async def json(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.status = status
-        fields = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        fields = _encoded({**self.headers, **(headers or {})})
         fields += [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._write(data, more=False)
@@ -109,7 +112,7 @@ class Exchange:
         """One event of a stream; the first begins the answer."""
         if not self.status:
             self.status = 200
-            headers = STREAM_HEADERS if self.wire is None else STREAM_HEADERS + CHUNKED
+            headers = STREAM_HEADERS + _encoded(self.headers) + ([] if self.wire is None else CHUNKED)
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if self.wire is not None and self.wire.writable:
             self.wire.write_chunk(event_bytes(data, name))
@@ -138,6 +141,10 @@ class Exchange:
         self._waits_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._waits_since = None
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 def event_bytes(data: bytes, name: bytes | None = None) -> bytes:
@@ -186,7 +193,7 @@ class Answer(Response):
             await self._tell(exchange, MicroscaleError(f"The server made a mistake: {type(error).__name__}."))
 
     async def _tell(self, exchange: Exchange, error: MicroscaleError) -> None:
-        self._host.metrics.failed(fault_of(error).code)
+        self._host.metrics.failed(code_of(error))
         await exchange.error(error)
 
 

@@ -19,7 +19,7 @@ from microscale.server.docs import add_docs
 from microscale.server.doors import OPEN, Keys, Names, error_response
 from microscale.server.faults import BadField, reply_json
 from microscale.server.host import Host
-from microscale.server.http import owner_of
+from microscale.server.http.connection import owner_of
 from microscale.server.openapi import describe
 from microscale.server.pages import add_pages
 from microscale.server.plan import plan_reply

@@ -18,7 +18,7 @@ from microscale.server.faults import BadField
 from microscale.server.generation import Ask, ShortWay, generate, num_choices, requests, sampling_params, usage
 from microscale.server.host import Host
 from microscale.server.logprobs import chat_logprobs
-from microscale.server.parsing import parse
+from microscale.server.parsing import read_request
 from microscale.server.prompts import render
 from microscale.server.protocol import ChatRequest
 from microscale.server.replies import (
@@ -249,5 +249,5 @@ def flaws_of(choice: Choice, finish: str | None) -> list[str]:
 
 async def chat(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await host.off_loop(len(body), lambda: parse(ChatRequest, body))
+    request = await read_request(host, ChatRequest, body, exchange)
     await Chat(host, request, exchange).run(len(body))

@@ -17,7 +17,7 @@ from microscale.server.faults import BadField
 from microscale.server.generation import Ask, ShortWay, generate, num_choices, requests, sampling_params, usage
 from microscale.server.host import Host
 from microscale.server.logprobs import token_text
-from microscale.server.parsing import parse
+from microscale.server.parsing import read_request
 from microscale.server.protocol import CompletionRequest
 from microscale.server.replies import TextChoice, TextLogprobs, TextReply, TextSlot, encode
 from microscale.server.structured import completion_grammar
@@ -169,5 +169,5 @@ def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
 
 async def complete(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await host.off_loop(len(body), lambda: parse(CompletionRequest, body))
+    request = await read_request(host, CompletionRequest, body, exchange)
     await Completions(host, request, exchange).run()

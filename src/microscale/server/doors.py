@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
 from microscale.server.faults import ForeignName, Unauthorized, error_headers, error_json, fault_of
-from microscale.server.http import OWNER
+from microscale.server.http.connection import OWNER
 from microscale.server.pages import PAGES
 
 OPEN = "/health"

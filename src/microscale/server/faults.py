@@ -13,9 +13,11 @@ from microscale.errors import BadRequest, MicroscaleError
 class BadField(BadRequest):
     """A field of a request is wrong; ``param`` names it as OpenAI's errors do."""
 
-    def __init__(self, message: str, param: str | None) -> None:
+    def __init__(self, message: str, param: str | None, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
+        """OpenAI's, where it has one for this."""
 
 
 class NoSuchModel(MicroscaleError):
@@ -109,9 +111,12 @@ def fault_of(error: MicroscaleError) -> Fault:
     return next(FAULTS[kind] for kind in type(error).__mro__ if kind in FAULTS)
 
 
+def code_of(error: MicroscaleError) -> str:
+    return error.code if isinstance(error, BadField) else fault_of(error).code
+
+
 def error_json(error: MicroscaleError) -> bytes:
-    fault = fault_of(error)
-    return reply_json(str(error), fault.type, fault.code, getattr(error, "param", None))
+    return reply_json(str(error), fault_of(error).type, code_of(error), getattr(error, "param", None))
 
 
 def reply_json(message: str, kind: str, code: str, param: str | None = None) -> bytes:

@@ -22,7 +22,7 @@ from microscale.server.answer import Record
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField, SlowReader
 from microscale.server.host import Host
-from microscale.server.http import Wire
+from microscale.server.http.connection import Wire
 from microscale.server.protocol import SamplingFields
 from microscale.server.replies import CachedTokens, ReasoningTokens, Usage
 from microscale.text.harmony_parser import Kind

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from microscale.engine.client import EngineClient
 from microscale.errors import MicroscaleError
+from microscale.server.body import IgnoredLog
 from microscale.server.faults import NoSuchModel
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
@@ -38,6 +39,9 @@ class Host:
     """API keys; none leaves every door open."""
     allowed_hosts: tuple[str, ...] = ()
     """Names beside localhost under which requests may come to the loopback address where there are no keys."""
+    strict_requests: bool = False
+    """Refuse keys that are not known, instead of passing them over."""
+    ignored: IgnoredLog = field(default_factory=IgnoredLog)
     created: int = field(default_factory=lambda: int(time.time()))
     stored: ResponseStore = field(default_factory=ResponseStore)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from microscale.server.body import Body
 from microscale.server.protocol import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -62,10 +62,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
-    for schema in schemas["$defs"].values():
-        # What is passed over need not be sent, and what is not known is refused.
-        if schema.get("additionalProperties") is True:
-            schema["additionalProperties"] = False
     result.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     for (method, path), says in SAYS.items():
         result["paths"][path][method]["summary"] = says

@@ -6,39 +6,76 @@ import re
 from typing import TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from microscale.server.answer import Exchange
+from microscale.server.body import MANY, Body, Ignored, ignored_header, ignored_keys
 from microscale.server.faults import BadField
-from microscale.server.protocol import MANY, Body
+from microscale.server.host import Host
 
 T = TypeVar("T", bound=Body)
 MAX_CONTAINERS = 2 * MANY
 """Lists and objects of one body, 3 us to make each; counted by their brackets, those in text included."""
+IGNORED_HEADER = "x-microscale-ignored"
 
 
-def parse(kind: type[T], body: bytes) -> T:
-    """The request, or an error that names the field at fault."""
+async def read_request(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
+    """The request. What was ignored of it is logged and named in the reply's head."""
+    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
+    tell_ignored(host, ignored, exchange)
+    return request
+
+
+def tell_ignored(host: Host, ignored: list[Ignored], exchange: Exchange) -> None:
+    if ignored:
+        host.ignored.tell(ignored)
+        exchange.headers[IGNORED_HEADER] = ignored_header(ignored)
+
+
+def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[Ignored]]:
+    """The request and its ignored keys. ``strict`` refuses those that are not known to be harmless."""
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         raise BadField(f"The body cannot be read: it has more than {MAX_CONTAINERS} brackets.", None)
     try:
-        return kind.model_validate_json(body)
+        request = kind.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error) from None
+    ignored = ignored_keys(request)
+    if strict:
+        for key in ignored:
+            if not key.is_harmless:
+                raise BadField(f"{key.path}: is not supported.", key.path, "unknown_parameter")
+    return request, ignored
 
 
 # Pydantic puts the chosen variant of a union into the place of an error.
 _VARIANTS = {"str", "int", "float", "bool", "system", "developer", "user", "assistant", "tool"}
 _FIELD = re.compile(r"[a-z_]+")
+_OURS = ("unsupported_value", "unsupported_parameter", "no_stream")
+"""Errors that our own validators raise of a key they name."""
+_CODES = {
+    "missing": "missing_required_parameter",
+    "unsupported_value": "unsupported_value",
+    "unsupported_parameter": "unsupported_parameter",
+    "literal_error": "unsupported_value",
+}
 
 
 def _explain(error: ValidationError) -> BadField:
     first = error.errors(include_url=False, include_input=False)[0]
     where = _path(first["loc"])
     field = (first.get("ctx") or {}).get("field")
-    if field is not None and first["type"] in ("unsupported_field", "unsupported_value", "no_stream"):
+    if field is not None and first["type"] in _OURS:
         where = f"{where}.{field}" if where else str(field)
     if not where:
         return BadField(f"The body cannot be read: {first['msg']}.", None)
-    return BadField(f"{where[:200]}: {first['msg']}.", where[:200])
+    return BadField(f"{where[:200]}: {first['msg']}.", where[:200], _code(first))
+
+
+def _code(error: ErrorDetails) -> str:
+    """OpenAI's name for the kind of fault."""
+    kind = error["type"]
+    return _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

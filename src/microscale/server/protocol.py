@@ -1,7 +1,7 @@
 """Requests of OpenAI's API, and the fields that other servers' clients add to it.
 
-Every field is understood, known to be harmless (``HARMLESS``, ``ONLY``, each with its reason), or refused by name.
-Values are bounded by ``Limits`` and checked by ``SamplingParams``; here stand names and types.
+What is not read here is passed over or refused; see ``body``. Values are bounded by ``Limits`` and checked by
+``SamplingParams``; here stand names and types.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
+
+from microscale.server.body import MANY, Body, Only
 
 MARKS: Mapping[str, str] = {
     "user": "names who asks; nothing here depends on it",
     "safety_identifier": "names who asks",
     "metadata": "is for the client's own records",
+    "store": "nothing of a chat is stored",
+    "service_tier": "there is one tier",
+    "prediction": "is a hint for speed",
     "prompt_cache_key": "is a hint; prefixes are found by their content",
+    "prompt_cache_options": "is a hint",
     "prompt_cache_retention": "is a hint",
     "parallel_tool_calls": "a turn of Harmony ends with its first call, so it holds one at most",
     "add_special_tokens": "gpt-oss puts nothing before a prompt",
@@ -32,42 +30,26 @@ MARKS: Mapping[str, str] = {
 }
 """Harmless whatever the value, with the reason."""
 
-ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "best_of": ((1,), "every choice is returned"),
-    "echo": ((False,), "the prompt is not returned"),
-    "suffix": (("",), "nothing is filled in"),
-    "store": ((False,), "nothing is stored"),
-    "service_tier": (("auto", "default"), "there is one tier"),
-    "modalities": ((["text"],), "text is all there is"),
-    "verbosity": (("medium",), "the model has no such setting"),
-    "use_beam_search": ((False,), "tokens are sampled"),
-    "skip_special_tokens": ((True,), "control tokens are never text"),
-    "include_reasoning": ((True,), "reasoning is always returned"),
-    "include_stop_str_in_output": ((False,), "text ends before a stop string"),
+ONLY: Mapping[str, Only] = {
+    "best_of": Only((1,), "every choice is returned, so the best of several is not picked; use n"),
+    "suffix": Only(("",), "the model continues a text and cannot fill a gap in it"),
+    "modalities": Only((["text"],), "text is all that the model writes"),
+    "audio": Only((), "this model writes text only"),
+    "functions": Only(([],), "send tools instead"),
+    "function_call": Only(("none", "auto"), "send tool_choice instead"),
+    "chat_template": Only((), "a template is part of the model and not of a request"),
+    "use_beam_search": Only((False,), "tokens are sampled"),
+    "logits_processors": Only(([],), "a request brings no code"),
+    "bad_words": Only(([],), "use logit_bias"),
+    "allowed_token_ids": Only(([],), "use logit_bias or guided_choice"),
+    "truncate_prompt_tokens": Only((), "a prompt is taken whole"),
+    "length_penalty": Only((1, 1.0), "it belongs to beam search"),
+    "typical_p": Only((1, 1.0, 0, 0.0), "use top_p, top_k or min_p"),
+    "mirostat": Only((0,), "use top_p, top_k or min_p"),
+    "dry_multiplier": Only((0, 0.0), "use repetition_penalty"),
+    "xtc_probability": Only((0, 0.0), "use top_p, top_k or min_p"),
 }
-"""Harmless with these values, which ask for what is done anyway."""
-
-
-class Body(BaseModel):
-    """JSON with no guesses: a string is no number, NaN is no number, and an unknown field is refused."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
-    HARMLESS: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="after")
-    def _refuse_unknown(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in self.HARMLESS:
-                continue
-            only = ONLY.get(name)
-            if only is None:
-                raise PydanticCustomError("unsupported_field", "is not supported", {"field": name})
-            # 1 == True in Python, not in JSON.
-            if not any(type(value) is type(good) and value == good for good in only[0]):
-                raise PydanticCustomError(
-                    "unsupported_value", "is not supported with this value: {why}", {"field": name, "why": only[1]}
-                )
-        return self
+"""Known, and not to be had but with these values, which ask for what is done anyway."""
 
 
 class StreamOptions(Body):
@@ -76,9 +58,6 @@ class StreamOptions(Body):
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(fail_fast=True)]
-MANY = 65536
-"""No list but one of tokens is longer, whatever ``Limits`` says. Every list fails at its first fault: pydantic holds
-the interpreter while it collects them, 3.7 s for 300,000 (2 cores)."""
 Strings = Annotated[list[str], Field(max_length=MANY, fail_fast=True)]
 
 
@@ -97,6 +76,7 @@ class SamplingFields(Body):
     """What the two kinds of completion share."""
 
     HARMLESS = MARKS
+    ONLY = ONLY
 
     model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None

@@ -14,14 +14,15 @@ from msgspec import UNSET
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
 from microscale.server.answer import Exchange
+from microscale.server.body import Body
 from microscale.server.chat import flaws_of
 from microscale.server.choice import Choice, Step
-from microscale.server.faults import BadField, NoSuchPrevious, NoSuchResponse, SlowReader, fault_of
+from microscale.server.faults import BadField, NoSuchPrevious, NoSuchResponse, SlowReader, code_of, fault_of
 from microscale.server.generation import Ask, generate, requests, sampling_params
 from microscale.server.host import Host
-from microscale.server.parsing import parse
+from microscale.server.parsing import read_request
 from microscale.server.prompts import render
-from microscale.server.protocol import AssistantMessage, Body, ChatMessage, TextFormat, ToolMessage
+from microscale.server.protocol import AssistantMessage, ChatMessage, TextFormat, ToolMessage
 from microscale.server.replies import encode
 from microscale.server.responses_input import chat_fields, new_messages, said_messages, sampling_fields
 from microscale.server.responses_items import Items
@@ -181,7 +182,7 @@ class Responses:
 
     def _fail(self, error: MicroscaleError) -> None:
         fault = fault_of(error)
-        self._host.metrics.failed(fault.code)
+        self._host.metrics.failed(code_of(error))
         self._response.status = "failed"
         self._response.output = self._items.items
         # The type knows few codes; what happened is in the sentence.
@@ -225,10 +226,10 @@ def _renamed(error: BadField) -> BadField:
     text, param = str(error), error.param or ""
     for chat, here in RENAMED:
         text, param = text.replace(chat, here), param.replace(chat, here)
-    return BadField(text, param or None)
+    return BadField(text, param or None, error.code)
 
 
 async def respond(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
-    request = await host.off_loop(len(body), lambda: parse(ResponsesRequest, body))
+    request = await read_request(host, ResponsesRequest, body, exchange)
     await Responses(host, request, exchange).run(len(body))

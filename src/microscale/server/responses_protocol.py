@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from microscale.server.protocol import MANY, MARKS, Body, JsonFormat, Name, SchemaFields, TextFormat, format_kind
+from microscale.server.body import MANY, Body
+from microscale.server.protocol import MARKS, JsonFormat, Name, SchemaFields, TextFormat, format_kind
 
 SENT_BACK: Mapping[str, str] = {
     "id": "is the server's name for what it has said",

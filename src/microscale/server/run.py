@@ -25,7 +25,7 @@ from microscale.engine.messages import EngineConfig, Ready
 from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
 from microscale.server.host import Host
-from microscale.server.http import bounded_protocol
+from microscale.server.http.connection import bounded_protocol
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.selftest import self_test
@@ -51,6 +51,7 @@ class ServeOptions:
     port: int = 8000
     keys: tuple[bytes, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    strict_requests: bool = False
     limits: Limits = field(default_factory=Limits)
     metrics_prefix: str = "microscale"
     drain_s: float = 30.0
@@ -121,6 +122,7 @@ async def serve(options: ServeOptions) -> int:
                 grammars,
                 options.keys,
                 options.allowed_hosts,
+                strict_requests=options.strict_requests,
             )
             try:
                 return await _serve(host, options, bound)
