@@ -7,15 +7,18 @@ paste, since nobody types so fast; lines that were typed while an answer ran sta
 
 from __future__ import annotations
 
+import importlib
 import select
 import sys
+from types import ModuleType
 
 from rich.console import Console
 
+readline: ModuleType | None
 try:
-    import readline
+    readline = importlib.import_module("readline")
 except ImportError:  # a Python without it: the terminal's own editing has to do
-    readline = None  # type: ignore[assignment]
+    readline = None
 
 BOLD, DIM, PLAIN = "\033[1;36m", "\033[2;36m", "\033[0m"
 PASTE_BEGIN, PASTE_END = "\033[200~", "\033[201~"

@@ -16,6 +16,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -42,9 +43,10 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
         start, advance = loading.enter_context(progress_bar(title))
         bar = _Bar(start, advance)
         command = launch.command
-        if err.is_terminal:
-            name = closing.enter_context(_copied(lambda: bar.drawn))
-            command = (sys.executable, "-I", "-S", "-c", ON_TERMINAL, name, *command)
+        pty = _open_pty() if err.is_terminal else None
+        if pty is not None:
+            closing.enter_context(_copied(pty, lambda: bar.drawn))
+            command = (sys.executable, "-I", "-S", "-c", ON_TERMINAL, pty.name, *command)
 
         def end() -> None:
             loading.close()
@@ -70,18 +72,32 @@ class _Bar:
         self._seen = done
 
 
+class _Pty(NamedTuple):
+    ours: int
+    theirs: int
+    name: str
+
+
+def _open_pty() -> _Pty | None:
+    """A new terminal; none where the system gives none, and the engine then writes to ours."""
+    try:
+        ours, theirs = os.openpty()
+        return _Pty(ours, theirs, os.ttyname(theirs))
+    except OSError:
+        return None
+
+
 @contextmanager
-def _copied(is_bar_drawn: Callable[[], bool]) -> Iterator[str]:
-    """A new terminal's name. What is written to it appears in ours."""
-    ours, theirs = os.openpty()
-    tty.setraw(theirs)  # bytes as they are: our own terminal turns line feeds into line ends
-    termios.tcsetwinsize(theirs, (err.height, err.width))
-    copier = threading.Thread(target=_copy, args=(ours, is_bar_drawn), daemon=True)
+def _copied(pty: _Pty, is_bar_drawn: Callable[[], bool]) -> Iterator[None]:
+    """What is written to the terminal appears in ours."""
+    tty.setraw(pty.theirs)  # bytes as they are: our own terminal turns line feeds into line ends
+    termios.tcsetwinsize(pty.theirs, (err.height, err.width))
+    copier = threading.Thread(target=_copy, args=(pty.ours, is_bar_drawn), daemon=True)
     copier.start()
     try:
-        yield os.ttyname(theirs)
+        yield
     finally:
-        os.close(theirs)  # reading ends when the engine's end is closed too
+        os.close(pty.theirs)  # reading ends when the engine's end is closed too
         copier.join(LAST_LINES_S)
 
 
