@@ -51,7 +51,7 @@ def document(server: Live) -> Any:
 
 CASES = [(path, method, GenerationMode.POSITIVE) for path, method in PATHS]
 # No path is wrong: a name in it may be anything.
-CASES += [(path, method, GenerationMode.NEGATIVE) for path, method in PATHS if method == "POST"]
+CASES += [(path, method, GenerationMode.NEGATIVE) for path, method in PATHS if method == "POST" and "{" not in path]
 
 
 @pytest.mark.parametrize(("path", "method", "mode"), CASES)

@@ -42,7 +42,7 @@ from microscale.server.responses_protocol import ResponsesRequest
 from microscale.server.responses_replies import Item as SaidItem
 from microscale.server.responses_store import KeptItem, ResponseStore
 
-ITEM: TypeAdapter[Item] = TypeAdapter(AnyItem)
+ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
@@ -74,7 +74,7 @@ def kept_input(item: Item) -> KeptItem:
 
 def said_items(items: Sequence[SaidItem]) -> list[KeptItem]:
     """What a response adds to the conversation."""
-    read = [ITEM.validate_python(msgspec.to_builtins(item)) for item in items]
+    read: list[Item] = [ITEM.validate_python(msgspec.to_builtins(item)) for item in items]
     return [KeptItem(said.id, item, _size(item), is_ours=True) for said, item in zip(items, read, strict=True)]
 
 
@@ -117,8 +117,8 @@ class Folder:
         elif isinstance(item, CallOutputItem):
             self._add(ToolMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
         elif isinstance(item, BuiltInOutputItem):
-            call_id = item.call_id or self._call_ids.get(item.id or "", item.id)
-            self._add(ToolMessage(role="tool", content=_result(item), tool_call_id=call_id))
+            answered = item.call_id or self._call_ids.get(item.id or "", item.id)
+            self._add(ToolMessage(role="tool", content=_result(item), tool_call_id=answered))
         elif isinstance(item, ReasoningItem):
             self._think(item.text)
         elif item.role == "assistant":

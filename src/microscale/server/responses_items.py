@@ -192,11 +192,11 @@ class Items:
             if text:
                 yield self._arguments(item, text)
             return
-        ids = (_new_id(PREFIXES[tool.kind]), "in_progress", _new_id("call"))
+        item_id, call_id = _new_id(PREFIXES[tool.kind]), _new_id("call")
         if tool.kind is ToolKind.APPLY_PATCH:
-            yield from self._begin(PatchCallItem(*ids, action))
+            yield from self._begin(PatchCallItem(item_id, "in_progress", call_id, action))
         else:
-            yield from self._begin(ShellCallItem(*ids, action, f"{tool.kind}_call"))
+            yield from self._begin(ShellCallItem(item_id, "in_progress", call_id, action, f"{tool.kind}_call"))
 
     def _arguments(self, item: CallItem, text: str) -> Event:
         name = "response.function_call_arguments.delta"
