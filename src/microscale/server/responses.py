@@ -20,6 +20,7 @@ from microscale.server.choice import Choice, Step
 from microscale.server.faults import SlowReader, code_of, fault_of
 from microscale.server.generation import Ask, generate, requests, sampling_params
 from microscale.server.host import Host
+from microscale.server.logprobs import ChatLogprobSorter
 from microscale.server.openai.response_prompt import named_as_sent, response_prompt
 from microscale.server.openai.response_tool_specs import PassedTool
 from microscale.server.openai.response_tools import Toolbox
@@ -81,11 +82,14 @@ class Responses:
         fields = sampling_fields(request)
         with named_as_sent(self._toolbox):
             grammar = await turn_grammar(host, made.chat, made.wish, fields)
-            params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, None)
+            logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
+            params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
         if not params.ignore_eos:
             params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
-        self._choice = Choice(0, ChatOutput(host.renderer.tokens, tools=prompt.tools))
+        output = ChatOutput(host.renderer.tokens, tools=prompt.tools)
+        self._choice = Choice(0, output, keep_outputs=logprobs is not None)
+        self._sorter = None if logprobs is None else ChatLogprobSorter(host.tokenizer, output)
         return generate(host, self._record, asked, [self._choice])
 
     def _begun(self, name: str) -> Response:
@@ -131,7 +135,8 @@ class Responses:
     def _advance(self, step: Step) -> Iterator[Event]:
         if step.delta.reasoning:
             self._num_reasoning += len(step.delta.token_ids)
-        yield from self._items.add(step.delta)
+        logprobs = () if self._sorter is None else self._sorter.sort(step).content
+        yield from self._items.add(step.delta, logprobs)
         if step.finish is not None:
             cut = step.finish is Finish.LENGTH
             yield from self._items.close("incomplete" if cut else "completed")

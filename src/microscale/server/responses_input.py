@@ -180,8 +180,6 @@ def _result(item: BuiltInOutputItem) -> str:
 
 # ---- the chat --------------------------------------------------------------------------------------------------------
 
-EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high"}
-
 
 def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], toolbox: Toolbox) -> ChatFields:
     instructions: list[ChatMessage] = []
@@ -190,13 +188,12 @@ def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], tool
     if not instructions and not messages:
         raise BadField("input: nothing in it can be read by the model.", "input")
     wanted = None if request.reasoning is None else request.reasoning.effort
-    return ChatFields.model_validate(
-        {
-            "messages": [*instructions, *messages],
-            "tools": toolbox.specs or None,
-            "tool_choice": toolbox.choice,
-            "reasoning_effort": None if wanted is None else EFFORTS.get(wanted, "high"),
-        }
+    return ChatFields(
+        messages=[*instructions, *messages],
+        tools=toolbox.specs or None,
+        tool_choice=toolbox.choice,
+        reasoning_effort="xhigh" if wanted == "max" else wanted,
+        verbosity=None if request.text is None else request.text.verbosity,
     )
 
 

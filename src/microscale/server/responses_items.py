@@ -64,6 +64,9 @@ class Items:
             yield from self._text(ReasoningItem, delta.reasoning)
         if delta.content:
             yield from self._text(MessageItem, delta.content, logprobs)
+        elif logprobs and isinstance(self._open, MessageItem):
+            # Of a token whose text an earlier delta had.
+            self._open.content[0].logprobs += logprobs
         for call in delta.calls:
             yield from self._call(call)
 

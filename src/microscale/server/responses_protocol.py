@@ -117,3 +117,7 @@ class ResponsesRequest(Body):
 
     def includes(self, name: str) -> bool:
         return name in (self.include or [])
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.includes(LOGPROBS) or bool(self.top_logprobs)

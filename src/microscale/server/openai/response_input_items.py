@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from microscale.server.body import MANY, Body
-from microscale.server.protocol import Name
+from microscale.server.protocol import Name, only_text
 
 SENT_BACK: Mapping[str, str] = {
     "status": "is what the server returned",
@@ -28,13 +27,6 @@ SENT_BACK: Mapping[str, str] = {
     "created_by": "is what other servers return",
     "async": "is what other servers return",
 }
-
-
-def only_text(value: object) -> object:
-    """For the type of a part of a message: the parts that are none of text have nothing else in common."""
-    if isinstance(value, str) and not value.endswith("text"):
-        raise PydanticCustomError("unsupported_value", "is {kind}: this model reads text only", {"kind": value[:64]})
-    return value
 
 
 class InputText(Body):
