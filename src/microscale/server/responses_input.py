@@ -20,11 +20,11 @@ from microscale.server.openai.response_input_items import (
     CallOutputItem,
     CustomCallItem,
     InputMessage,
-    InputParts,
     Item,
     PassedItem,
     ReasoningItem,
     Reference,
+    TextOrParts,
 )
 from microscale.server.openai.response_tools import Toolbox
 from microscale.server.protocol import (
@@ -167,7 +167,7 @@ def folded(items: Sequence[KeptItem], toolbox: Toolbox) -> list[ChatMessage]:
     return folder.messages()
 
 
-def _text(content: str | InputParts) -> str:
+def _text(content: TextOrParts) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -51,6 +51,11 @@ def _part_kind(value: object) -> str:
 
 InputPart = Annotated[Annotated[InputText, Tag("Text")] | Annotated[Refusal, Tag("Refusal")], Discriminator(_part_kind)]
 InputParts = Annotated[list[InputPart], Field(max_length=MANY, fail_fast=True)]
+TextOrParts = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[InputParts, Tag("Parts")],
+    # By hand: an error is then of the parts, and not that they are no string.
+    Discriminator(lambda value: "Parts" if isinstance(value, list) else "Text"),
+]
 ItemId = Annotated[str, Field(max_length=256)]
 
 
@@ -64,7 +69,7 @@ class InputItem(Body):
 class InputMessage(InputItem):
     type: Literal["message"] | None = "message"
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | InputParts
+    content: TextOrParts
 
 
 class CallItem(InputItem):
@@ -88,7 +93,7 @@ class CallOutputItem(InputItem):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
-    output: str | InputParts
+    output: TextOrParts
 
 
 class BuiltInCallItem(InputItem):
