@@ -284,6 +284,19 @@ def test_choices_name_tools_of_every_kind() -> None:
             toolbox(tools, wrong)
 
 
+def test_more_tools_than_are_taken(server: Live) -> None:
+    tools = [function(f"f{number}") for number in range(200)]
+    group = {"type": "namespace", "name": "n", "tools": tools}
+    named = {"type": "allowed_tools", "mode": "auto", "tools": [function("f0")] * 20000}
+    for body, where in (
+        ({"tools": tools}, "tools"),
+        ({"tools": [group]}, "tools"),
+        ({"tools": tools[:100], "tool_choice": named}, "tool_choice"),
+    ):
+        refused = post(server, {"input": "x"} | body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, where)
+
+
 def test_a_forced_custom_call(client: openai.OpenAI) -> None:
     reply = create(client, "apply_patch", tools=[CUSTOM], tool_choice={"type": "custom", "name": "apply_patch"})
     assert reply.output[-1].input == PATCH
@@ -350,6 +363,7 @@ def test_custom_input_that_is_no_such_json_stands_as_it_is() -> None:
         ('{"input": "cut\\u00', "cut\\u00"),
         ('{"input": "\\ud83d"}', "\ufffd"),
         ('{"input": "\\q"}', "\\q"),
+        ('{"x": "' + "y" * 300 + '", "input": "late"}', "late"),
     ):
         reader = CustomInput()
         told = "".join(reader.feed(piece) for piece in given)

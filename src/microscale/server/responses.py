@@ -54,7 +54,7 @@ class Responses:
         self._exchange = exchange
         self._record = exchange.record
         self._record.request_id = f"resp_{secrets.token_hex(24)}"
-        self._toolbox = Toolbox(request.tools or [], request.tool_choice)
+        self._toolbox = Toolbox(request.tools or [], request.tool_choice, host.limits.max_tools)
         self._items = Items(self._toolbox, seals=request.includes(SEALED_THOUGHTS))
         self._num_reasoning = 0
         self._num_events = 0
@@ -228,6 +228,6 @@ async def count_input(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
     request = await read_request(host, ResponsesRequest, body, exchange)
     host.check_model(request.model)
-    toolbox = Toolbox(request.tools or [], request.tool_choice)
+    toolbox = Toolbox(request.tools or [], request.tool_choice, host.limits.max_tools)
     made = await response_prompt(host, request, toolbox, exchange.record.owner, len(body))
     await exchange.json(encode(InputTokens(len(made.prompt.tokens))))

@@ -69,6 +69,8 @@ WHOLE = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]|\\u(?=[0-9a-fA-F]{0,3}[^
 """What of a JSON string can be decoded without what follows."""
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 HIGH = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
+MOST_HEAD = 256
+"""Characters within which the text begins, or else all is read at the end."""
 PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 
 
@@ -77,6 +79,8 @@ class CustomInput:
 
     def __init__(self) -> None:
         self._held = ""
+        self._late: list[str] = []
+        """What follows a beginning that was looked at long enough."""
         self._in_string = False
         self._is_raw = False
         self._ended = False
@@ -87,6 +91,9 @@ class CustomInput:
             return ""
         if self._is_raw:
             return piece
+        if not self._in_string and len(self._held) > MOST_HEAD:
+            self._late.append(piece)
+            return ""
         self._held += piece
         if not self._in_string:
             head = HEAD.match(self._held)
@@ -98,7 +105,7 @@ class CustomInput:
 
     def finish(self) -> str:
         """What was held back."""
-        held, self._held = self._held, ""
+        held, self._held = "".join([self._held, *self._late]), ""
         if self._in_string:
             return "" if self._ended else _unescaped(held)
         try:

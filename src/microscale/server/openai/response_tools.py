@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Literal
 
 from microscale.server.faults import BadField
+from microscale.server.limits import Limits
 from microscale.server.openai.response_tool_specs import (
     AllowedChoice,
     BuiltInTool,
@@ -109,14 +111,21 @@ class Offered:
 class Toolbox:
     """One request's tools, and what ``tool_choice`` leaves of them."""
 
-    def __init__(self, tools: Sequence[ResponseTool], choice: ToolChoice | None = None) -> None:
-        found = list(_unwrapped(tools))
+    def __init__(
+        self, tools: Sequence[ResponseTool], choice: ToolChoice | None = None, most: int = Limits.max_tools
+    ) -> None:
+        """``most``: as many tools are taken, and as many named in a choice."""
+        found = list(islice(_unwrapped(tools), most + 1))
+        if len(found) > most:
+            raise BadField(f"There are more than {most} tools; at most so many are taken.", "tools")
         counts = Counter(tool.heard for tool in found)
         self._all = [_told_apart(tool) if counts[tool.heard] > 1 else tool for tool in found]
         self._passed = {tool.type for tool in tools if isinstance(tool, PassedTool)}
         self.offered = self._all
         self.choice: Literal["none", "auto", "required"] | NamedTool | None = None
         if isinstance(choice, AllowedChoice):
+            if len(choice.tools) > most:
+                raise BadField(f"tool_choice names more than {most} tools.", "tool_choice")
             self.offered, self.choice = self._allowed(choice), choice.mode
         elif isinstance(choice, NamedChoice):
             heard = self._chosen(choice, "tool_choice").heard
@@ -140,11 +149,12 @@ class Toolbox:
         return name if tool is None else tool.heard
 
     def _allowed(self, choice: AllowedChoice) -> list[Offered]:
-        allowed = []
-        for number, named in enumerate(choice.tools):
-            if named.type not in self._passed:
-                allowed.append(self._chosen(named, f"tool_choice.tools[{number}]"))
-        return [tool for tool in self._all if tool in allowed]
+        places = [
+            self._chosen(named, f"tool_choice.tools[{number}]").where
+            for number, named in enumerate(choice.tools)
+            if named.type not in self._passed
+        ]
+        return [tool for tool in self._all if tool.where in places]
 
     def _chosen(self, choice: NamedChoice, where: str) -> Offered:
         name = choice.type if choice.name is None else choice.name
