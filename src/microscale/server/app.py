@@ -17,18 +17,17 @@ from microscale.server.chat import chat
 from microscale.server.completions import complete
 from microscale.server.docs import add_docs
 from microscale.server.doors import Keys, Names, error_response
-from microscale.server.faults import BadField, reply_json
+from microscale.server.faults import reply_json
 from microscale.server.host import Host
 from microscale.server.http.body import read_body
-from microscale.server.http.connection import owner_of
 from microscale.server.http.cors import Cors
 from microscale.server.http.manners import Manners
+from microscale.server.openai.response_routes import add_stored_responses
 from microscale.server.openapi import describe
 from microscale.server.pages import add_pages
 from microscale.server.plan import plan_reply
 from microscale.server.replies import Health, Load, Model, ModelList, VersionReply, encode
-from microscale.server.responses import respond
-from microscale.server.responses_replies import Deleted
+from microscale.server.responses import count_input, respond
 from microscale.server.tokens import detokenize, tokenize
 from microscale.version import __version__
 
@@ -52,6 +51,7 @@ def make_app(host: Host) -> FastAPI:
     app.add_middleware(Manners)
     _add_errors(app)
     _add_generation(app, host)
+    add_stored_responses(app, host)
     _add_facts(app, host)
     add_pages(app)
     describe(app)
@@ -81,6 +81,7 @@ def _add_generation(app: FastAPI, host: Host) -> None:
         ("/v1/completions", complete),
         ("/v1/chat/completions", chat),
         ("/v1/responses", respond),
+        ("/v1/responses/input_tokens", count_input),
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ):
@@ -123,17 +124,6 @@ def _add_facts(app: FastAPI, host: Host) -> None:
     async def one_model(name: str) -> Response:
         host.check_model(name)
         return _reply(Model(name, host.created, host.max_model_len))
-
-    @app.get("/v1/responses/{response_id}", response_model=None)
-    async def kept_response(response_id: str, request: Request) -> Response:
-        for name in request.query_params:
-            raise BadField(f"{name[:64]}: is not supported here.", name[:64])
-        return Response(host.stored.get(response_id, owner_of(request.scope)).reply, media_type="application/json")
-
-    @app.delete("/v1/responses/{response_id}", response_model=None)
-    async def delete_response(response_id: str, request: Request) -> Response:
-        host.stored.delete(response_id, owner_of(request.scope))
-        return _reply(Deleted(response_id))
 
     @app.get("/plan", response_model=None)
     async def plan() -> Response:

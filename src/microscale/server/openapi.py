@@ -22,6 +22,7 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatRequest,),
     "/v1/responses": (ResponsesRequest,),
+    "/v1/responses/input_tokens": (ResponsesRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
 }
@@ -39,6 +40,9 @@ SAYS = {
     ("get", "/version"): "The version of the server.",
     ("get", "/v1/models"): "The names under which the model is served.",
     ("get", "/v1/models/{name}"): "One of these names.",
+    ("post", "/v1/responses/input_tokens"): "How many tokens a request's prompt has.",
+    ("get", "/v1/responses/{response_id}/input_items"): "What a response that was kept was made from.",
+    ("post", "/v1/responses/{response_id}/cancel"): "Refused: no response runs in the background.",
     ("get", "/v1/responses/{response_id}"): "A response that was kept.",
     ("delete", "/v1/responses/{response_id}"): "Forget a response.",
     ("get", "/plan"): "What runs, and why.",
