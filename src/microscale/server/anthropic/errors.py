@@ -1,0 +1,56 @@
+"""Errors in Anthropic's shape, and who gets them in it."""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.types import Scope
+
+from microscale import errors
+from microscale.errors import MicroscaleError
+from microscale.server.anthropic.replies import ErrorInfo, ErrorReply
+from microscale.server.faults import error_headers, fault_of
+from microscale.server.replies import encode
+
+ROUTE = "/v1/messages"
+VERSION = b"anthropic-version"
+"""A header that every client of Anthropic's sends, to shared routes such as ``/v1/models`` too."""
+OVERLOADED = 529
+"""Anthropic's own status for it, which its clients retry as they do any of the 500s."""
+BUSY = (errors.Draining, errors.OutOfPages)
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether errors of this request have Anthropic's shape."""
+    path = scope["path"]
+    return path == ROUTE or path.startswith(ROUTE + "/") or any(name == VERSION for name, _ in scope["headers"])
+
+
+def status_of(error: MicroscaleError) -> int:
+    return OVERLOADED if isinstance(error, BUSY) else fault_of(error).status
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+def reply_json(message: str, status: int, request_id: str | None = None) -> bytes:
+    kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    # A message may quote what the client sent, lone surrogates included, which are no UTF-8.
+    clean = message.encode("utf-8", "backslashreplace").decode()
+    return encode(ErrorReply(ErrorInfo(kind, clean), request_id or new_request_id()))
+
+
+def error_reply(error: MicroscaleError, request_id: str | None = None) -> tuple[bytes, int, dict[str, str]]:
+    """Body, status and headers."""
+    name = request_id or new_request_id()
+    status = status_of(error)
+    return reply_json(str(error), status, name), status, {**error_headers(error), "request-id": name}
