@@ -14,18 +14,19 @@ from microscale.errors import MicroscaleError
 from microscale.server.anthropic.errors import error_reply, speaks_anthropic
 from microscale.server.faults import ForeignName, Unauthorized, error_headers, error_json, fault_of
 from microscale.server.http.connection import OWNER
+from microscale.server.http.manners import request_id_of
 from microscale.server.pages import PAGES
 
-OPEN = "/health"
-"""Needs no key: a load balancer has none."""
-KEYLESS = frozenset({OPEN, *PAGES})
+OPEN = ("/health", "/ping")
+"""Need no key: a load balancer has none."""
+KEYLESS = frozenset({*OPEN, *PAGES})
 """The web page has nothing to hide either, and asks for the key itself: a browser sends none for a page."""
 
 
 def error_response(error: MicroscaleError, scope: Scope) -> Response:
     """In the shape of the API that the request speaks."""
     if speaks_anthropic(scope):
-        body, status, headers = error_reply(error)
+        body, status, headers = error_reply(error, request_id_of(scope))
         return Response(body, status, headers, "application/json")
     return Response(error_json(error), fault_of(error).status, error_headers(error), "application/json")
 

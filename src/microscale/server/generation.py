@@ -48,17 +48,20 @@ def sampling_params(
 ) -> SamplingParams:
     """The request's wishes, with no more tokens than fit. OpenAI's defaults, not the engine's."""
     room = host.max_model_len - num_prompt
-    if room < 1:
+    # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
+    if room < (0 if max_tokens == 0 else 1):
         raise BadField(
-            f"The prompt has {num_prompt} tokens; together with an answer at most {host.max_model_len} are taken.",
+            f"The prompt has {num_prompt} tokens, and this model's maximum context length is {host.max_model_len} "
+            "tokens, with room for an answer: shorten the prompt.",
             "prompt",
+            "context_length_exceeded",
         )
     bias = fields.logit_bias or {}
     if len(bias) > host.limits.max_logit_bias:
         raise BadField(
             f"logit_bias has {len(bias)} tokens; at most {host.limits.max_logit_bias} are taken.", "logit_bias"
         )
-    num_tokens = min(max_tokens or room, room)
+    num_tokens = room if max_tokens is None else min(max_tokens, room)
     least = fields.min_tokens or 0
     if max_tokens is not None and least > max_tokens:
         raise BadField(f"min_tokens is {least}, more than the most, {max_tokens}.", "min_tokens")
@@ -70,7 +73,7 @@ def sampling_params(
         top_k=fields.top_k or 0,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         min_p=fields.min_p or 0.0,
-        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        repetition_penalty=_repetition_penalty(fields),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=bias,
@@ -78,6 +81,11 @@ def sampling_params(
         min_tokens=min(least, num_tokens),
         logprobs=logprobs,
     )
+
+
+def _repetition_penalty(fields: SamplingFields) -> float:
+    given = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+    return 1.0 if given is None else given
 
 
 def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:

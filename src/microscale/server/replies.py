@@ -74,6 +74,10 @@ class TokenLogprob(Struct, frozen=True):
 
 class ChatLogprobs(Struct, frozen=True):
     content: list[TokenLogprob]
+    """Of the tokens of ``content``, and of no others."""
+    refusal: None = None
+    reasoning: list[TokenLogprob] | UnsetType = UNSET
+    """Of the tokens of ``reasoning``."""
 
 
 class ChatDelta(Struct, frozen=True):
@@ -220,6 +224,11 @@ class PlanReply(Struct, frozen=True):
 
 class VersionReply(Struct, frozen=True):
     version: str
+
+
+class Load(Struct, frozen=True):
+    server_load: int
+    """Requests that are being answered, under vLLM's name."""
 
 
 class Health(Struct, frozen=True):

@@ -32,6 +32,7 @@ from microscale.server.body import MANY, NAME, Ignored
 from microscale.server.faults import BadField
 from microscale.server.limits import Limits
 from microscale.server.protocol import (
+    AssistantMessage,
     ChatFields,
     ChatMessage,
     Function,
@@ -124,6 +125,8 @@ def chat_fields(request: CountRequest, limits: Limits) -> ChatFields:
         tools=_specs(request) or None,
         tool_choice=_choice(request),
         reasoning_effort=effort_of(request),
+        # Anthropic calls it a prefill.
+        continue_final_message=isinstance(messages[-1], AssistantMessage),
     )
 
 
@@ -151,7 +154,7 @@ def _fold_assistant(folder: Folder, blocks: Sequence[Block], where: str) -> None
     texts: list[str] = []
     for at, block in enumerate([*blocks, None]):
         if isinstance(block, TextBlock):
-            texts.append(block.text)
+            texts += [block.text] if block.text else []
             continue
         if texts:
             folder.say("\n".join(texts))
@@ -295,7 +298,11 @@ def sampling_fields(request: MessagesRequest) -> SamplingFields:
     )
 
 
-RENAMED = ((".function.parameters", ".input_schema"), (".function.strict", ".strict"))
+RENAMED = (
+    (".function.parameters", ".input_schema"),
+    (".function.strict", ".strict"),
+    ("continue_final_message", "messages: a last one of the assistant"),
+)
 
 
 def renamed(error: BadField, request: CountRequest) -> BadField:
@@ -312,4 +319,5 @@ def renamed(error: BadField, request: CountRequest) -> BadField:
         text = re.sub(r"^stop\b", "stop_sequences", text)
         return re.sub(r"\btools\[(\d{1,5})\]", place, text)
 
-    return BadField(here(str(error)), None if error.param is None else here(error.param), error.code)
+    param = None if error.param is None else here(error.param).partition(":")[0]
+    return BadField(here(str(error)), param, error.code)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from starlette.types import Scope
 
 from microscale import errors
@@ -15,6 +13,8 @@ from microscale.server.replies import encode
 ROUTE = "/v1/messages"
 VERSION = b"anthropic-version"
 """A header that every client of Anthropic's sends, to shared routes such as ``/v1/models`` too."""
+REQUEST_ID = "request-id"
+"""Anthropic's name of the header x-request-id."""
 OVERLOADED = 529
 """Anthropic's own status for it, which its clients retry as they do any of the 500s."""
 BUSY = (errors.Draining, errors.OutOfPages)
@@ -38,19 +38,14 @@ def status_of(error: MicroscaleError) -> int:
     return OVERLOADED if isinstance(error, BUSY) else fault_of(error).status
 
 
-def new_request_id() -> str:
-    return f"req_{secrets.token_hex(12)}"
-
-
-def reply_json(message: str, status: int, request_id: str | None = None) -> bytes:
+def reply_json(message: str, status: int, request_id: str) -> bytes:
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     # A message may quote what the client sent, lone surrogates included, which are no UTF-8.
     clean = message.encode("utf-8", "backslashreplace").decode()
-    return encode(ErrorReply(ErrorInfo(kind, clean), request_id or new_request_id()))
+    return encode(ErrorReply(ErrorInfo(kind, clean), request_id))
 
 
-def error_reply(error: MicroscaleError, request_id: str | None = None) -> tuple[bytes, int, dict[str, str]]:
+def error_reply(error: MicroscaleError, request_id: str) -> tuple[bytes, int, dict[str, str]]:
     """Body, status and headers."""
-    name = request_id or new_request_id()
     status = status_of(error)
-    return reply_json(str(error), status, name), status, {**error_headers(error), "request-id": name}
+    return reply_json(str(error), status, request_id), status, {**error_headers(error), REQUEST_ID: request_id}

@@ -18,7 +18,7 @@ from microscale.errors import MicroscaleError
 from microscale.server.answer import Exchange, event_bytes
 from microscale.server.anthropic import convert
 from microscale.server.anthropic.blocks import Blocks
-from microscale.server.anthropic.errors import error_reply
+from microscale.server.anthropic.errors import REQUEST_ID, error_reply
 from microscale.server.anthropic.protocol import CountRequest, MessagesRequest
 from microscale.server.anthropic.replies import (
     BlockDelta,
@@ -101,7 +101,7 @@ class Messages:
         params = sampling_params(fields, len(prompt.tokens), host, max(1, request.max_tokens), None)
         params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
-        output = ChatOutput(host.renderer.tokens, tools=prompt.tools, stops=fields.stops)
+        output = ChatOutput(host.renderer.tokens, tools=prompt.tools, stops=fields.stops, begun=prompt.begun)
         self._choice = Choice(0, output)
         return generate(host, self._record, asked, [self._choice], self._short_way())
 
@@ -222,7 +222,7 @@ def in_anthropics_words(work: Work) -> Work:
     async def told(host: Host, body: bytes, exchange: Exchange) -> None:
         record = exchange.record
         record.request_id = f"msg_{secrets.token_hex(12)}"
-        exchange.headers["request-id"] = record.request_id
+        exchange.headers[REQUEST_ID] = record.client_id
         try:
             await work(host, body, exchange)
         except SlowReader:
@@ -238,7 +238,7 @@ def in_anthropics_words(work: Work) -> Work:
 
 async def _tell(host: Host, exchange: Exchange, error: MicroscaleError) -> None:
     host.metrics.failed(code_of(error))
-    body, status, headers = error_reply(error, exchange.record.request_id)
+    body, status, headers = error_reply(error, exchange.record.client_id)
     if not exchange.status:
         await exchange.json(body, status, headers)
     else:
