@@ -60,7 +60,8 @@ class Record:
         return (
             f"request id={self.request_id} x_request_id={self.client_id} route={self.route} status={status} "
             f"prompt_tokens={self.prompt_tokens} cached_tokens={self.cached_tokens} "
-            f"completion_tokens={self.completion_tokens} finish={','.join(self.finishes) or '-'} first_token_ms={first} total_ms={total_s * 1e3:.1f}"
+            f"completion_tokens={self.completion_tokens} finish={','.join(self.finishes) or '-'} "
+            f"first_token_ms={first} total_ms={total_s * 1e3:.1f}"
         )
 
 

@@ -44,7 +44,12 @@ class Ask:
 
 
 def sampling_params(
-    fields: SamplingFields, num_prompt: int, host: Host, max_tokens: int | None, logprobs: int | None
+    fields: SamplingFields,
+    num_prompt: int,
+    host: Host,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The request's wishes, with no more tokens than fit. OpenAI's defaults, not the engine's."""
     room = host.max_model_len - num_prompt
@@ -80,6 +85,7 @@ def sampling_params(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         min_tokens=min(least, num_tokens),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -147,9 +153,13 @@ async def generate(
         host.metrics.prompt_tokens.inc(record.prompt_tokens)
         cached: dict[int, int] = {}
         async with aclosing(_merged(streams)) as arrivals:
-            async for at, outputs in arrivals:
+            async for at, arrived in arrivals:
                 choice = choices[at]
                 if choice.done:
+                    continue
+                scores = asked[at].params.prompt_logprobs is not None
+                outputs = choice.take_scores(arrived) if scores else arrived
+                if not outputs:
                     continue
                 if len(outputs) > host.limits.max_unread_tokens:
                     raise SlowReader(f"The client is {len(outputs)} tokens behind.")
@@ -157,7 +167,7 @@ async def generate(
                     prompt = id(asked[at].prompt)
                     cached[prompt] = max(cached.get(prompt, 0), outputs[0].num_cached)
                     record.cached_tokens = sum(cached.values())
-                clock.tick(at, len(outputs))
+                clock.tick(at, len(outputs) - (outputs[-1].token is None))
                 step = choice.advance(outputs)
                 if step is None:
                     continue
@@ -187,7 +197,7 @@ class _Clock:
     def tick(self, at: int, num_tokens: int) -> None:
         now = time.perf_counter()
         if self._last[at]:
-            self._gaps += [(now - self._last[at]) / num_tokens] * num_tokens
+            self._gaps += [(now - self._last[at]) / max(num_tokens, 1)] * num_tokens
             if len(self._gaps) >= TOLD_TOGETHER or now - self._told_s >= TOLD_AFTER_S:
                 self.tell()
                 self._told_s = now
