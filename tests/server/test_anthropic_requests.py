@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def test_strict_requests_refuse_what_would_be_passed_over(tmp_path: Path) -> Non
             assert reply.status_code == 400, reply.text
 
 
-def test_what_claude_code_sends(server: Live) -> None:
+def claude_code() -> dict[str, Any]:
     """Keys, types and nesting of its requests (2.1.197); the texts are ours."""
     hint = {"cache_control": {"type": "ephemeral"}}
     schema = {
@@ -140,7 +141,7 @@ def test_what_claude_code_sends(server: Live) -> None:
     }
     use = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls", "timeout": 3}}
     result = {"tool_use_id": "toolu_1", "type": "tool_result", "content": "a.txt", "is_error": False, **hint}
-    body = {
+    return {
         "model": MODEL,
         "messages": [
             {
@@ -164,6 +165,10 @@ def test_what_claude_code_sends(server: Live) -> None:
         "stream": True,
         "seed": SEEDS["answer"],
     }
+
+
+def test_what_claude_code_sends(server: Live) -> None:
+    body = claude_code()
     headers = {
         "x-api-key": KEY,
         "anthropic-version": "2023-06-01",
@@ -187,3 +192,58 @@ def test_what_claude_code_sends(server: Live) -> None:
             httpx.post(f"{server.v1}/messages/count_tokens", json=counted, headers=headers).json()["input_tokens"]
         )
     assert len(counts) == 1
+
+
+# ---- whatever is sent ------------------------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**40,
+    1e300,
+    "",
+    "text",
+    "image",
+    "\x00",
+    [],
+    {},
+    [[]],
+    [{}],
+    {"type": 5},
+    {"a": {}},
+]
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in ``value`` with each of its keys."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_values_and_unknown_keys_anywhere(server: Live, seed: int) -> None:
+    """An answer comes, or an error in Anthropic's shape; never a 500. The server's log shows no traceback either."""
+    chance = random.Random(seed)
+    statuses = set()
+    with httpx.Client(headers={"x-api-key": KEY}) as client:
+        for _ in range(60):
+            body = claude_code() | {"max_tokens": 5}
+            holder, key = chance.choice(list(places(body)))
+            if isinstance(holder[key], dict) and chance.random() < 0.5:
+                holder[key][f"unknown_{chance.randrange(99)}"] = chance.choice(ODD)
+            elif isinstance(holder, dict) and chance.random() < 0.2:
+                del holder[key]
+            else:
+                holder[key] = chance.choice(ODD)
+            reply = client.post(f"{server.v1}/messages{chance.choice(['', '/count_tokens'])}", json=body)
+            statuses.add(reply.status_code)
+            assert reply.status_code < 500, (body, reply.text)
+            assert "event: error" not in reply.text
+            if reply.status_code != 200:
+                assert reply.json()["type"] == "error"
+                assert reply.json()["error"]["message"]
+    assert {200, 400} <= statuses
