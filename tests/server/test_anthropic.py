@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from support.anthropic_client import ASK, MORE, THINKING, WEATHER, asked, create, stream
-from support.live_server import KEY, MODEL, Live, live
+from support.live_server import KEY, MODEL, SEEDS, Live, live
 
 THOUGHT = "Let me think: naïve 👩‍👧."
 ANSWER = "The answer is 4. 日本"
@@ -219,3 +219,19 @@ def test_a_call_that_is_cut(client: anthropic.Anthropic) -> None:
     reply = both(client, "call", tools=[WEATHER], max_tokens=36)
     assert reply.stop_reason == "max_tokens"
     assert '{"city": "Paris"}'.startswith(reply.content[-1].input["INVALID_JSON"])
+
+
+def test_the_clients_own_tool_runner(client: anthropic.Anthropic) -> None:
+    """It first asks for a conversation that the server keeps, and does without when it hears that there is none."""
+    heard: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        heard.append(city)
+        return "Rain."
+
+    options: Any = {"max_tokens": 500, "max_iterations": 2, "extra_body": {"seed": SEEDS["call"]}}
+    runner = client.beta.messages.tool_runner(model=MODEL, messages=ASK, tools=[get_weather], **options)
+    turns = [message.stop_reason for message in runner]
+    assert (heard, turns) == (["Paris", "Paris"], ["tool_use", "tool_use"])

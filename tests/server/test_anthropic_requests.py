@@ -100,6 +100,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),
     ({"stop_sequences": [""]}, "empty"),
+    ({"thread": {"type": "create"}}, "thread: is not supported: conversations are not kept"),
+    ({"compaction": {"type": "summarize"}}, "compaction: is not supported"),
     ({"thinking": {"type": "always"}}, "thinking.type"),
     ({"output_config": {"effort": "most"}}, "output_config.effort"),
     ({"output_format": {"type": "json_schema", "schema": {"not": {}}}}, "output_format.schema"),

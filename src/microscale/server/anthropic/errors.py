@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from starlette.types import Scope
 
 from microscale import errors
 from microscale.errors import MicroscaleError
-from microscale.server.anthropic.replies import ErrorInfo, ErrorReply
+from microscale.server.anthropic.replies import ErrorDetails, ErrorInfo, ErrorReply
 from microscale.server.faults import error_headers, fault_of
 from microscale.server.replies import encode
 
@@ -27,6 +28,9 @@ TYPES = {
     OVERLOADED: "overloaded_error",
 }
 
+CODES = {"thread": "thread_unsupported_request"}
+"""Field → Anthropic's code for what is wrong with it, where its clients act on one."""
+
 
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether errors of this request have Anthropic's shape."""
@@ -38,14 +42,17 @@ def status_of(error: MicroscaleError) -> int:
     return OVERLOADED if isinstance(error, BUSY) else fault_of(error).status
 
 
-def reply_json(message: str, status: int, request_id: str) -> bytes:
+def reply_json(message: str, status: int, request_id: str, code: str | None = None) -> bytes:
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     # A message may quote what the client sent, lone surrogates included, which are no UTF-8.
     clean = message.encode("utf-8", "backslashreplace").decode()
-    return encode(ErrorReply(ErrorInfo(kind, clean), request_id))
+    details = UNSET if code is None else ErrorDetails(code)
+    return encode(ErrorReply(ErrorInfo(kind, clean, details), request_id))
 
 
 def error_reply(error: MicroscaleError, request_id: str) -> tuple[bytes, int, dict[str, str]]:
     """Body, status and headers."""
     status = status_of(error)
-    return reply_json(str(error), status, request_id), status, {**error_headers(error), REQUEST_ID: request_id}
+    code = CODES.get(getattr(error, "param", None) or "")
+    headers = {**error_headers(error), REQUEST_ID: request_id}
+    return reply_json(str(error), status, request_id, code), status, headers

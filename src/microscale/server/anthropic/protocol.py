@@ -24,8 +24,16 @@ MARKS: Mapping[str, str] = {
     "context_management": "the conversation is taken as it was sent",
     "container": "belongs to tools that run at Anthropic",
     "mcp_servers": "tools that run at a server are passed over",
+    "fallbacks": "names other models, and one is served",
+    "fallback_credit_token": "there is nothing to pay",
 }
 """Harmless whatever the value, with the reason."""
+UNMET: Mapping[str, Only] = {
+    # Anthropic's client then sends the whole conversation by itself; see ``errors.CODES``.
+    "thread": Only((), "conversations are not kept; send all of the messages"),
+    "compaction": Only((), "conversations are not summarized; ask for a summary in a message"),
+}
+"""Known, and not to be had."""
 CITATIONS = Only(({"enabled": False},), "the model does not cite by block; false is possible")
 
 
@@ -280,9 +288,11 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
+    HARMLESS: ClassVar[Mapping[str, str]] = {"block_binding": "blocks may be handed back anywhere"}
+
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class OutputFormat(Body):
@@ -313,6 +323,8 @@ class CountRequest(Body):
 
 class MessagesRequest(CountRequest):
     """``/v1/messages``."""
+
+    ONLY = UNMET
 
     max_tokens: Annotated[int, Field(ge=0)]
     """0: read the prompt into the prefix cache and answer nothing. More than fits is cut to what does."""

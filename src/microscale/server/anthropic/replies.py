@@ -127,9 +127,14 @@ class Ping(Struct):
     type: Literal["ping"] = "ping"
 
 
+class ErrorDetails(Struct, frozen=True):
+    error_code: str
+
+
 class ErrorInfo(Struct, frozen=True):
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class ErrorReply(Struct, frozen=True):
