@@ -25,6 +25,8 @@ PATHS = [
     ("/v1/responses/input_tokens", "POST"),
     ("/v1/responses/{response_id}/cancel", "POST"),
     ("/v1/responses/{response_id}/input_items", "GET"),
+    ("/v1/messages", "POST"),
+    ("/v1/messages/count_tokens", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
     ("/v1/models/{name}", "GET"),
