@@ -13,7 +13,7 @@ from microscale.backends.ops import Activations, Ops, Wish
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PLANS, make_precision
 from microscale.engine.fit import check_fits, ways
-from microscale.engine.memory import ROOM, Memory, Workload, reckon, usable_memory, weight_bytes
+from microscale.engine.memory import ROOM, SCORED_TOKENS, Memory, Workload, reckon, usable_memory, weight_bytes
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
 from microscale.models.config_gemma4 import GEMMA_4_26B_A4B
@@ -67,10 +67,18 @@ def test_max_context_and_sequences_are_the_largest_that_fit(model: str) -> None:
         assert memory.fits == (longest >= 8192) == (most >= 4)
         for context, sequences in ((longest, 4), (8192, most)):
             if context and sequences:
-                assert memory.fixed + memory.kv.bytes(context, sequences) <= memory.usable
+                assert sums(model, card, Workload(context=context, sequences=sequences)).fits
         if 0 < longest < memory.model_context:
             assert memory.fixed + memory.kv.bytes(longest + 1, 4) > memory.usable
-        assert memory.fixed + memory.kv.bytes(8192, most + 1) > memory.usable
+        assert not sums(model, card, Workload(context=8192, sequences=most + 1)).fits
+
+
+def test_logits_of_scored_prompts_are_counted() -> None:
+    """A row a sequence, and as many as a step may score; a step of fewer tokens cannot score more than those."""
+    row = PRESETS["gpt-oss-20b"].vocab_size * 6
+    needs = {tokens: sums("gpt-oss-20b", "h100", Workload(step_tokens=tokens)) for tokens in (1, 2, 2048)}
+    per_token = needs[2].activations - needs[1].activations - row
+    assert needs[2048].activations == 2048 * per_token + (1 + SCORED_TOKENS) * row
 
 
 def test_tied_embeddings_are_one_tensor_while_lm_head_stays_bf16() -> None:
@@ -92,7 +100,7 @@ def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:
     with pytest.raises(Unsupported) as error:
         check_fits(model, chosen, workload)
     text = str(error.value)
-    assert text.startswith("gpt-oss-20b needs 26.5 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
+    assert text.startswith("gpt-oss-20b needs 26.6 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
     found, _ = ways(model, chosen, workload)
     shorter = int(found[1].options.removeprefix("--max-model-len "))
     assert (found[0].options, found[2].options) == ("--max-num-seqs 2", "--kv-cache-dtype fp8")

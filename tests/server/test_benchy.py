@@ -8,15 +8,14 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from microscale.server.demo_tokenizer import byte_tokenizer
+from support.serve_command import PATIENCE_S, serving
 
-PATIENCE_S = 120
 TOKENS = 256
 BOOK = "http://book.invalid/book.txt"
 """Never asked: its text is already where llama-benchy keeps what it has fetched."""
@@ -24,21 +23,9 @@ BOOK = "http://book.invalid/book.txt"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    log = tmp_path / "log"
-    command = [sys.executable, "-m", "microscale", "serve", "gpt-oss-tiny", "--load-format", "dummy"]
-    command += ["--device", "cpu", "--port", "0", "--served-model-name", "demo"]
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=errors, stderr=errors, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := re.search(r"Serving .* at (http://\S+)", log.read_text())):
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise AssertionError(log.read_text())
-            time.sleep(0.1)
-        yield found.group(1)
-    finally:
-        process.kill()
-        process.wait()
+    arguments = ["gpt-oss-tiny", "--load-format", "dummy", "--served-model-name", "demo"]
+    with serving(arguments, tmp_path / "log") as address:
+        yield address
 
 
 def own_speed(log: Path) -> float:

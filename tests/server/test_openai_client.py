@@ -152,18 +152,17 @@ def test_one_token_is_an_answer(client: openai.OpenAI) -> None:
     assert reply.usage.completion_tokens == 1
 
 
-def test_chat_logprobs_have_an_entry_for_each_token(client: openai.OpenAI) -> None:
+def test_chat_logprobs_align_with_the_text_that_they_are_of(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model=MODEL, messages=ASK, seed=SEEDS["answer"], logprobs=True, top_logprobs=2
     )
     logprobs = reply.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert len(logprobs.content) == len(ids_of("answer"))
     assert all(len(entry.top_logprobs) == 2 for entry in logprobs.content)
-    text = b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode()
-    assert text == f"analysis{THOUGHT}assistantfinal{ANSWER}"
-    assert logprobs.content[0].token == "<|channel|>"
+    assert b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode() == ANSWER
+    thought = logprobs.model_extra["reasoning"]  # type: ignore[index]
+    assert b"".join(bytes(entry["bytes"]) for entry in thought).decode() == THOUGHT
 
 
 def test_completion_of_text_and_of_ids(client: openai.OpenAI) -> None:
@@ -218,9 +217,9 @@ def test_errors_have_the_clients_classes(client: openai.OpenAI) -> None:
     assert refused.value.response.headers["retry-after"] == "1"
     with pytest.raises(openai.NotFoundError, match="other-model"):
         ask(model="other-model")
-    with pytest.raises(openai.BadRequestError, match="prediction") as wrong:
-        ask(prediction={"type": "content", "content": ""})
-    assert wrong.value.param == "prediction"
+    with pytest.raises(openai.BadRequestError, match="this model writes text only") as wrong:
+        ask(audio={"voice": "alloy", "format": "wav"})
+    assert (wrong.value.param, wrong.value.code) == ("audio", "unsupported_parameter")
     with pytest.raises(openai.InternalServerError, match="not finite"):
         ask(seed=NOT_FINITE)
     with pytest.raises(openai.APIError, match="not finite"):

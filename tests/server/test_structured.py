@@ -180,7 +180,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_grammar": "start: <|nope|>"}, "nope", "guided_grammar"),
     ({"guided_json": "{"}, "schema", "guided_json"),
     ({"guided_json": CITY, "guided_regex": "a"}, "guided_json", "guided_regex"),
-    ({"structured_outputs": {"xml": "a"}}, "xml", "structured_outputs.xml"),
+    ({"structured_outputs": {"structural_tag": "a"}}, "use tools", "structured_outputs.structural_tag"),
     (schema(CITY) | {"ignore_eos": True}, "ignore_eos", "ignore_eos"),
     (schema(CITY) | {"min_tokens": 5}, "min_tokens", "min_tokens"),
 ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 import uvloop
@@ -56,6 +57,10 @@ def serve(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="A name beside localhost by which a proxy on this machine calls; * is any. Repeatable."),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin whose web pages may call, as https://chat.example; * needs a key. Repeatable."),
     ] = None,
     strict_requests: Annotated[
         bool, typer.Option("--strict-requests", help="Refuse a request's unknown keys instead of ignoring them.")
@@ -168,6 +173,7 @@ def serve(
             port=port,
             keys=keys,
             allowed_hosts=tuple(allowed_host or ()),
+            allowed_origins=read_origins(allowed_origin or [], has_keys=bool(keys)),
             strict_requests=strict_requests,
             limits=limits,
             metrics_prefix=metrics_prefix,
@@ -205,6 +211,19 @@ def read_keys(keys: list[str], file: Path | None) -> tuple[bytes, ...]:
     if not all(key.strip() and key.isascii() and key.isprintable() for key in found):
         raise BadSetting("An API key is empty or holds characters that no header can carry; use printable ASCII.")
     return tuple(key.strip().encode() for key in found)
+
+
+def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:
+    """The origins of ``--allowed-origin``. Without a key ``*`` would let every page of the web use the server."""
+    for origin in origins:
+        if origin == "*":
+            if not has_keys:
+                raise BadSetting("--allowed-origin '*' lets every web page call this server: set --api-key-file too.")
+            continue
+        parts = urlsplit(origin)
+        if not parts.scheme or not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
+            raise BadSetting(f"--allowed-origin {origin!r} is no origin; give it as https://chat.example:8080.")
+    return tuple(origins)
 
 
 def _progress(start: Callable[[int | None], None], advance: Callable[[int], None]) -> Callable[[int, int], None]:

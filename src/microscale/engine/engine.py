@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor
@@ -31,7 +32,7 @@ class Runner(Protocol):
 
 
 Scored = tuple[int, float, tuple[tuple[int, float], ...]]
-"""A prompt token, its log-probability, and the likeliest tokens in its place."""
+"""A prompt token, its log-probability, and the likeliest tokens in its place, all of the untempered distribution."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Output:
     num_cached: int = 0
     """Prompt tokens that the prefix cache gave."""
     prompt_logprobs: tuple[Scored, ...] = ()
-    """The next prompt tokens and how likely they were; outputs with these alone come before the first token."""
+    """The next prompt tokens after the first of all, and how likely each was given those before it. A step tells those
+    that it ran, in outputs that hold nothing else and come before the request's first token, or its end."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class _Flight:
     ready: list[tuple[Request, int]]
     """The requests whose next token it chooses, with their numbers in the sampler."""
     drawn: Drawn | None
+    last: list[Output]
+    """Of requests that end with it and have no token of it."""
 
     @property
     def decodes(self) -> bool:
@@ -171,10 +175,25 @@ class Engine:
 
     def _launch(self, plan: list[Work], tokens: Tensor | None = None) -> _Flight:
         logits = self._runner.forward(plan, tokens)
-        outputs, logits = self._scores(plan, logits)
-        ready = [(work.request, self._rows[work.request.request_id]) for work in plan if work.wants_logits]
+        # Before the prompts are scored: after that they want fewer rows.
+        ends = list(accumulate(work.num_logits for work in plan))
+        outputs, last = self._scores(plan, ends, logits)
+        ready: list[tuple[Request, int]] = []
+        rows: list[int] = []
+        ended = {output.request_id for output in last}
+        for work, end in zip(plan, ends, strict=True):
+            request = work.request
+            if not work.wants_logits or request.request_id in ended:
+                continue
+            if not request.params.max_tokens:
+                last.append(Output(request.request_id, None, finish=Finish.LENGTH, num_cached=request.num_cached))
+                continue
+            ready.append((request, self._rows[request.request_id]))
+            rows.append(end - 1)
+        if ready and len(rows) < len(logits.values):
+            logits = take_rows(logits, rows)
         drawn = self._sampler.draw(logits.values, [number for _, number in ready], logits) if ready else None
-        return _Flight(plan, outputs, ready, drawn)
+        return _Flight(plan, outputs, ready, drawn, last)
 
     def _launch_after(self, flight: _Flight) -> _Flight | None:
         """The step after ``flight``, if it can do without knowing its tokens."""
@@ -185,34 +204,41 @@ class Engine:
 
     def _can_follow(self, flight: _Flight) -> bool:
         """All requests of a decoding step are still there, and none of them ends with it or must know its token."""
-        return flight.decodes and all(
-            self._alive(ready)
-            and ready[0].num_generated + 1 < ready[0].params.max_tokens
-            and not self._sampler.must_read(ready[1])
-            for ready in flight.ready
+        return (
+            flight.decodes
+            and not flight.last
+            and all(
+                self._alive(ready)
+                and ready[0].num_generated + 1 < ready[0].params.max_tokens
+                and not self._sampler.must_read(ready[1])
+                for ready in flight.ready
+            )
         )
 
     def _land(self, flight: _Flight) -> list[Output]:
         """Read the tokens of a step and hand them to the requests that are still there."""
+        for output in flight.last:
+            self._finish(output.request_id)
+        outputs = flight.outputs + flight.last
         if flight.drawn is None:
-            return flight.outputs
+            return outputs
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
-        return flight.outputs + [self._advance(ready[0], choice) for ready, choice in choices if self._alive(ready)]
+        return outputs + [self._advance(ready[0], choice) for ready, choice in choices if self._alive(ready)]
 
-    def _scores(self, plan: list[Work], logits: Logits) -> tuple[list[Output], Logits]:
-        """Log-probabilities of prompts, where they are wanted, and the logits of the next tokens alone."""
-        if not any(work.request.scoring for work in plan):
-            return [], logits
+    def _scores(self, plan: list[Work], ends: list[int], logits: Logits) -> tuple[list[Output], list[Output]]:
+        """Log-probabilities of prompts, where they are wanted, and the end of those whose logits are broken.
+
+        ``ends``: where each part of the plan ends in the rows of the logits.
+        """
         outputs: list[Output] = []
-        last: list[int] = []
-        row = 0
-        for work in plan:
-            first, row = row, row + work.num_logits
-            if work.wants_logits:
-                last.append(row - 1)
+        broken: list[Output] = []
+        for work, end in zip(plan, ends, strict=True):
             if work.request.scoring and work.first + work.count > work.request.num_scored:
-                outputs.append(self._score(work, logits.values[first:row]))
-        return outputs, take_rows(logits, last)
+                try:
+                    outputs.append(self._score(work, logits.values[end - work.num_logits : end]))
+                except MicroscaleError as error:
+                    broken.append(Output(work.request.request_id, None, finish=Finish.ERROR, error=error))
+        return outputs, broken
 
     def _score(self, work: Work, values: Tensor) -> Output:
         """The row of a token says how likely the one after it was."""
@@ -222,6 +248,8 @@ class Engine:
         targets = request.prompt[first + 1 : work.first + work.count + 1]
         rows = values[first - work.first :][: len(targets)]
         choices = self._sampler.prompt_logprobs(rows, targets, request.params.prompt_logprobs or 0)
+        for choice in choices:
+            choice.check()
         request.num_scored = first + len(targets)
         scored = tuple((choice.token, choice.logprob, choice.top) for choice in choices)
         return Output(request.request_id, None, prompt_logprobs=scored)

@@ -29,6 +29,9 @@ ROOM = 4 * GIB
 LEAST_CONTEXT = 1024
 """Without ``--max-model-len`` a start needs room for this many tokens, or the model's own limit if that is less."""
 
+SCORED_TOKENS = 64
+"""Prompt tokens of one step whose log-probabilities are wanted, of all requests together: the scheduler gives no more.
+Each has a row of logits, 1.2 MB for gpt-oss, which is turned into a few numbers before the next step."""
 MAX_SEQUENCES = 1 << 16
 
 
@@ -99,6 +102,8 @@ class Memory:
     graphs: int
     runtime: int
     model_context: int
+    logits_row: int
+    """Of ``activations``: what one sequence more would add to them."""
 
     @property
     def fixed(self) -> int:
@@ -126,7 +131,8 @@ class Memory:
     @property
     def max_sequences(self) -> int:
         """How many sequences of the asked context fit."""
-        return _most(MAX_SEQUENCES, lambda n: self.fixed + self.kv.bytes(self.context, n), self.usable)
+        fixed, row = self.fixed - self.workload.sequences * self.logits_row, self.logits_row
+        return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv.bytes(self.context, n), self.usable)
 
     def by_kind(self) -> dict[str, int]:
         """Every part of ``needed``, then what a token and a sequence cost, then what there is."""
@@ -169,6 +175,7 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
         graphs=GRAPHS if on_gpu else 0,
         runtime=RUNTIME if on_gpu else 0,
         model_context=outline.max_context,
+        logits_row=_logits_row(outline),
     )
 
 
@@ -216,9 +223,14 @@ def _kv_need(outline: Outline, setup: Setup, workload: Workload) -> KvNeed:
 def _activations(outline: Outline, workload: Workload) -> int:
     """The most that one op holds for a step's tokens, three copies of the residual stream, and the logits."""
     per_token = max(_working_bytes(use.spec) for use in outline.uses if use.layer not in AT_THE_END)
-    # Logits of one row a sequence: bf16 from the matrix product, then float32.
-    logits = workload.sequences * outline.vocab_size * 6
+    # One row a sequence, and those of the prompts that are scored.
+    logits = (workload.sequences + min(SCORED_TOKENS, workload.step_tokens)) * _logits_row(outline)
     return workload.step_tokens * (per_token + 3 * 2 * outline.hidden) + logits
+
+
+def _logits_row(outline: Outline) -> int:
+    """Bytes of the logits of one token: bf16 from the matrix product, then float32."""
+    return outline.vocab_size * 6
 
 
 def _working_bytes(spec: object) -> int:

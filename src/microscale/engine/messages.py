@@ -28,7 +28,7 @@ from microscale.engine.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 2
+VERSION = 3
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -105,7 +105,7 @@ class EngineConfig(Message, frozen=True, tag="Load"):
 class Sampling(Message, frozen=True):
     """``SamplingParams``, field by field; what the values may be is decided there."""
 
-    max_tokens: Positive = 16
+    max_tokens: Natural = 16
     temperature: Real = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     ignore_eos: bool = False

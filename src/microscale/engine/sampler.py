@@ -38,6 +38,7 @@ class SamplingParams:
     """How the next token is chosen, and when to stop. Names and meanings are those of OpenAI and vLLM."""
 
     max_tokens: int = 16
+    """0 only with ``prompt_logprobs``: the request then ends with its prompt."""
     temperature: float = 0.0
     """0 is greedy: the largest logit, the lowest id among equals."""
     seed: int | None = None
@@ -63,13 +64,15 @@ class SamplingParams:
     logprobs: int | None = None
     """How many of the likeliest tokens to report beside the chosen one."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's own tokens."""
+    """The same for the prompt's own tokens, all but the first. Its prompt is then not taken from the prefix cache."""
     grammar: str | None = None
     """What the output must follow from its first token to the one that ends it, as ``grammar.Grammars`` reads it."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise BadRequest(f"max_tokens is {self.max_tokens}; at least one token must be asked for.")
+        if self.max_tokens < (0 if self.prompt_logprobs is not None else 1):
+            raise BadRequest(
+                f"max_tokens is {self.max_tokens}; at least one token must be asked for, or none and prompt_logprobs."
+            )
         if not 0.0 <= self.temperature <= 100.0:
             raise BadRequest(f"temperature is {self.temperature}; it lies between 0 (greedy) and 100.")
         if self.seed is not None and not 0 <= self.seed < 2**63:

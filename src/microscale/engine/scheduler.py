@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from microscale.engine.memory import SCORED_TOKENS
 from microscale.engine.pages import PagePool
 from microscale.engine.prefix import PageKeys, longest_hit, window_pages
 from microscale.engine.request import Request
@@ -23,8 +24,6 @@ from microscale.models.config import LayerKind
 
 AGING_STEPS = 512
 """Steps in the queue after which a request counts as one priority better."""
-SCORED_TOKENS = 256
-"""Tokens of a prompt in one step whose log-probabilities are wanted: their logits take 0.8 MB each for gpt-oss."""
 MIN_SHARE = 64
 """A prompt gets at least so many tokens of a step's budget, if there are any left: smaller pieces waste a launch."""
 
@@ -93,6 +92,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self._scored_left = SCORED_TOKENS
+        """Rows of logits that prompts which are scored may still have in this step."""
 
     @property
     def num_waiting(self) -> int:
@@ -152,6 +153,7 @@ class Scheduler:
         for request in self._waiting.values():
             request.waited += 1
         budget = self.limits.max_num_batched_tokens
+        self._scored_left = SCORED_TOKENS
         running = sorted(self._running.values(), key=_rank)
         plan = self._decode([r for r in running if r.num_pending == 1])
         budget -= len(plan)
@@ -212,8 +214,12 @@ class Scheduler:
         return plan
 
     def _admit(self, share: int) -> Work | None:
-        """The first in the queue begins, if its pages are there."""
-        request = min(self._waiting.values(), key=_rank)
+        """The first in the queue begins, if its pages are there. Who must have its prompt scored lets others pass in a
+        step that scores enough already."""
+        able = [request for request in self._waiting.values() if self._scored_left or not request.scoring]
+        if not able:
+            return None
+        request = min(able, key=_rank)
         spoken_for = sum(self._missing(r) for r in self._running.values())
         hit = self._share_prefix(request)
         fits = not self._running or self._missing(request) + spoken_for <= self._full.num_free
@@ -267,10 +273,10 @@ class Scheduler:
     def _take(self, request: Request, count: int) -> int:
         """Pages for up to ``count`` more tokens; gives for how many there are."""
         size, owner, first = self.limits.page_size, request.request_id, request.num_computed
-        if count == 1 and first % size:
-            return 1  # the token before it has its page
         if request.scoring:
-            count = min(count, SCORED_TOKENS)
+            count = min(count, self._scored_left)
+        elif count == 1 and first % size:
+            return 1  # the token before it has its page
         # The first new token sees from here on; what lies before is of no more use.
         self._sliding.drop(owner, max(0, first - self.limits.window + 1) // size)
         for pool in self.pools.values():
@@ -280,6 +286,8 @@ class Scheduler:
             return 0
         for pool in self.pools.values():
             pool.grow(owner, _pages(first + count, size))
+        if request.scoring:
+            self._scored_left -= count
         return count
 
     def _preempt(self, request: Request) -> None:

@@ -14,23 +14,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
-from microscale.server.faults import (
-    BodyTooLarge,
-    BodyTooSlow,
-    NotJson,
-    SlowReader,
-    code_of,
-    error_headers,
-    error_json,
-    fault_of,
-)
+from microscale.server.faults import SlowReader, code_of, error_headers, error_json, fault_of
 from microscale.server.host import Host
 from microscale.server.http.connection import WIRE, Wire, owner_of
+from microscale.server.http.manners import request_id_of
 from microscale.server.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -52,6 +43,9 @@ class Record:
 
     route: str
     request_id: str = "-"
+    """Ours, which the answer carries."""
+    client_id: str = "-"
+    """The header x-request-id, which the client may choose."""
     owner: str = ""
     """Whose key it came with; see ``app.Keys``."""
     started: float = field(default_factory=time.perf_counter)
@@ -64,9 +58,10 @@ class Record:
     def line(self, status: int, total_s: float) -> str:
         first = "-" if self.first_token_s is None else f"{self.first_token_s * 1e3:.1f}"
         return (
-            f"request id={self.request_id} route={self.route} status={status} prompt_tokens={self.prompt_tokens} "
-            f"cached_tokens={self.cached_tokens} completion_tokens={self.completion_tokens} "
-            f"finish={','.join(self.finishes) or '-'} first_token_ms={first} total_ms={total_s * 1e3:.1f}"
+            f"request id={self.request_id} x_request_id={self.client_id} route={self.route} status={status} "
+            f"prompt_tokens={self.prompt_tokens} cached_tokens={self.cached_tokens} "
+            f"completion_tokens={self.completion_tokens} finish={','.join(self.finishes) or '-'} "
+            f"first_token_ms={first} total_ms={total_s * 1e3:.1f}"
         )
 
 
@@ -164,12 +159,15 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record.owner = owner_of(scope)
+        self._record.client_id = request_id_of(scope)
         exchange = Exchange(scope, send, self._host.limits, self._record)
+        self._host.num_open += 1
         work = asyncio.create_task(self._run(exchange))
         gone = asyncio.create_task(_wait_gone(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._host.num_open -= 1
             gone.cancel()
             exchange.close()
             left = not work.done()
@@ -200,27 +198,3 @@ class Answer(Response):
 async def _wait_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body, if it is JSON, arrives in time and is not too large.
-
-    The type is asked for since a browser sends any other to a local server from any page, without asking it first.
-    """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise NotJson("Send the body as JSON, with the header Content-Type: application/json.")
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and len(said) < 20 and int(said) > limits.max_body_bytes:
-        raise BodyTooLarge(f"The body has {said} bytes; at most {limits.max_body_bytes} are taken.")
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(limits.read_timeout_s):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > limits.max_body_bytes:
-                    raise BodyTooLarge(f"The body has more than {limits.max_body_bytes} bytes.")
-                pieces.append(piece)
-    except TimeoutError:
-        raise BodyTooSlow(f"The body did not arrive within {limits.read_timeout_s:g} s.") from None
-    return b"".join(pieces)

@@ -12,18 +12,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from microscale.errors import EngineDied, MicroscaleError
-from microscale.server.answer import Answer, Exchange, read_body
+from microscale.server.answer import Answer, Exchange
 from microscale.server.chat import chat
 from microscale.server.completions import complete
 from microscale.server.docs import add_docs
-from microscale.server.doors import OPEN, Keys, Names, error_response
+from microscale.server.doors import Keys, Names, error_response
 from microscale.server.faults import BadField, reply_json
 from microscale.server.host import Host
+from microscale.server.http.body import read_body
 from microscale.server.http.connection import owner_of
+from microscale.server.http.cors import Cors
+from microscale.server.http.manners import Manners
 from microscale.server.openapi import describe
 from microscale.server.pages import add_pages
 from microscale.server.plan import plan_reply
-from microscale.server.replies import Health, Model, ModelList, VersionReply, encode
+from microscale.server.replies import Health, Load, Model, ModelList, VersionReply, encode
 from microscale.server.responses import respond
 from microscale.server.responses_replies import Deleted
 from microscale.server.tokens import detokenize, tokenize
@@ -44,6 +47,9 @@ def make_app(host: Host) -> FastAPI:
     app.add_middleware(Keys, keys=host.keys)
     if not host.keys:
         app.add_middleware(Names, allowed=host.allowed_hosts)
+    if host.allowed_origins:
+        app.add_middleware(Cors, origins=host.allowed_origins)
+    app.add_middleware(Manners)
     _add_errors(app)
     _add_generation(app, host)
     _add_facts(app, host)
@@ -92,13 +98,18 @@ def _endpoint(host: Host, path: str, work: Work) -> Callable[[Request], Awaitabl
 def _add_facts(app: FastAPI, host: Host) -> None:
     models = [Model(name, host.created, host.max_model_len) for name in host.names]
 
-    @app.get(OPEN, response_model=None)
+    @app.get("/ping", response_model=None)
+    @app.get("/health", response_model=None)
     async def health() -> Response:
         try:
             host.check_open()
         except MicroscaleError as error:
             return _reply(Health("unavailable", str(error)), 503)
         return _reply(Health("ok", UNSET))
+
+    @app.get("/load", response_model=None)
+    async def load() -> Response:
+        return _reply(Load(host.num_open))
 
     @app.get("/version", response_model=None)
     async def version() -> Response:

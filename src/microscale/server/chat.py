@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from microscale.engine.engine import Output
 from microscale.engine.request import Finish
 from microscale.server.answer import Exchange, event_bytes
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField
 from microscale.server.generation import Ask, ShortWay, generate, num_choices, requests, sampling_params, usage
 from microscale.server.host import Host
-from microscale.server.logprobs import chat_logprobs
+from microscale.server.logprobs import ChatLogprobSorter, joined
 from microscale.server.parsing import read_request
-from microscale.server.prompts import render
+from microscale.server.prompts import ChatPrompt, render
 from microscale.server.protocol import ChatRequest
 from microscale.server.replies import (
     Call,
@@ -28,15 +27,17 @@ from microscale.server.replies import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     ChatReply,
     TextSlot,
+    Usage,
     encode,
 )
-from microscale.server.structured import turn_grammar, wish_of
+from microscale.server.structured import read_wish, turn_grammar
 from microscale.text.harmony_header import Flaw
 from microscale.text.harmony_parser import Kind
-from microscale.text.output import CallDelta, ChatOutput, Delta
+from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
 @dataclass
@@ -47,14 +48,13 @@ class Gathered:
     content: list[str] = field(default_factory=list)
     calls: list[list[CallDelta]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
+    logprobs: list[ChatLogprobs] = field(default_factory=list)
     finish: str = ""
 
     def add(self, step: Step) -> None:
         self.reasoning.append(step.delta.reasoning)
         self.content.append(step.delta.content)
         self.token_ids += step.delta.token_ids
-        self.outputs += step.outputs
         for call in step.delta.calls:
             if call.function is not None:
                 self.calls.append([])
@@ -79,25 +79,21 @@ class Chat:
     async def run(self, num_bytes: int) -> None:
         host, request = self._host, self._request
         n = num_choices(request, 1, host)
-        wish = wish_of(request, host.limits)
+        if _most(request) == 0:
+            raise BadField("max_tokens must be at least 1.", "max_tokens")
+        wish = await read_wish(host, request)
         prompt = await host.off_loop(num_bytes, lambda: render(host, request, None if wish is None else wish.told))
         self._prompt = prompt.tokens
         grammar = await turn_grammar(host, request, wish, request)
-        max_tokens = request.max_completion_tokens or request.max_tokens
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        params = sampling_params(request, len(prompt.tokens), host, max_tokens, logprobs)
+        params = sampling_params(request, len(prompt.tokens), host, _most(request), logprobs)
         if not params.ignore_eos:
             # The checkpoint may not name them all; they are where a turn of Harmony ends.
             stops = {*params.stop_token_ids, *host.renderer.tokens.stops}
             params = replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
-        choices = [
-            Choice(
-                index,
-                ChatOutput(host.renderer.tokens, tools=prompt.tools, stops=request.stops),
-                keep_outputs=logprobs is not None,
-            )
-            for index in range(n)
-        ]
+        choices = [Choice(index, self._output(prompt), keep_outputs=logprobs is not None) for index in range(n)]
+        if logprobs is not None:
+            self._sorters = [ChatLogprobSorter(host.tokenizer, choice.output) for choice in choices]
         asked = requests(self._record, request, [Ask(prompt.tokens, params)], n)
         steps = generate(host, self._record, asked, choices, self._short_way(choices[0]))
         async with aclosing(steps):
@@ -106,6 +102,8 @@ class Chat:
                 async for choice, step in steps:
                     self._count(step)
                     gathered[choice.index].add(step)
+                    if request.logprobs:
+                        gathered[choice.index].logprobs.append(self._sorters[choice.index].sort(step))
                     if step.finish is not None:
                         gathered[choice.index].finish = self._finish(choice, step.finish)
                 replies = [self._choice(choice, whole) for choice, whole in zip(choices, gathered, strict=True)]
@@ -113,10 +111,27 @@ class Chat:
                 return
             async for choice, step in steps:
                 self._count(step)
+                if self._hides(step):
+                    continue
                 await self._exchange.event(encode(self._chunk([self._piece(choice, step)], step.first)))
         if request.include_usage:
             await self._exchange.event(encode(self._chunk([], False, final=True)))
         await self._exchange.end_events()
+
+    def _output(self, prompt: ChatPrompt) -> ChatOutput | PlainOutput:
+        request, host = self._request, self._host
+        keep_stop = bool(request.include_stop_str_in_output)
+        if request.skip_special_tokens is False:
+            return PlainOutput(host.tokenizer, stops=request.stops, keep_stop=keep_stop, show_control=True)
+        return ChatOutput(
+            host.renderer.tokens, tools=prompt.tools, stops=request.stops, keep_stop=keep_stop, begun=prompt.begun
+        )
+
+    def _hides(self, step: Step) -> bool:
+        """Whether a step has nothing but reasoning, for a client that wants none."""
+        if self._request.include_reasoning is not False or self._request.return_token_ids:
+            return False
+        return not (step.first or step.finish or step.delta.content or step.delta.calls)
 
     def _count(self, step: Step) -> None:
         if step.delta.reasoning:
@@ -136,7 +151,7 @@ class Chat:
     def _choice(self, choice: Choice, whole: Gathered) -> ChatChoice:
         calls = [_called(pieces) for pieces in whole.calls]
         content: str | None = "".join(whole.content)
-        reasoning = "".join(whole.reasoning) or UNSET
+        reasoning = self._shown("".join(whole.reasoning))
         # OpenAI's null is for a turn that only calls; an answer that is missing is empty, and flagged.
         message = ChatMessage(
             content or (None if calls else ""),
@@ -148,11 +163,17 @@ class Chat:
             choice.index,
             message,
             whole.finish,
-            chat_logprobs(self._host.tokenizer, whole.outputs) if self._request.logprobs else None,
+            self._shown_logprobs(joined(whole.logprobs)) if self._request.logprobs else None,
             tuple(whole.token_ids) if self._request.return_token_ids else UNSET,
             choice.output.stopped or UNSET,
             flaws_of(choice, whole.finish) or UNSET,
         )
+
+    def _shown(self, reasoning: str) -> str | UnsetType:
+        return UNSET if self._request.include_reasoning is False else reasoning or UNSET
+
+    def _shown_logprobs(self, logprobs: ChatLogprobs) -> ChatLogprobs:
+        return ChatLogprobs(logprobs.content) if self._request.include_reasoning is False else logprobs
 
     def _reply(self, choices: list[ChatChoice]) -> ChatReply:
         return ChatReply(
@@ -169,7 +190,8 @@ class Chat:
     def _short_way(self, choice: Choice) -> ShortWay | None:
         """Chunks of a plain token, made once: later ones differ by the text alone."""
         request, wire = self._request, self._exchange.wire
-        if not request.stream or request.logprobs or request.return_token_ids or wire is None:
+        told = request.logprobs or request.return_token_ids or request.usage_on_every_chunk
+        if not request.stream or told or request.include_reasoning is False or wire is None:
             return None
         reasoning = TextSlot(lambda mark: self._event(choice, Step(Delta((), reasoning=mark), (), False, None)))
         content = TextSlot(lambda mark: self._event(choice, Step(Delta((), content=mark), (), False, None)))
@@ -190,16 +212,18 @@ class Chat:
         ended = finish is not None
         return ChatChunkChoice(
             choice.index,
-            _delta(step.delta, step.first),
+            _delta(step.delta, step.first, self._shown(step.delta.reasoning)),
             finish,
-            chat_logprobs(self._host.tokenizer, step.outputs) if self._request.logprobs else None,
+            self._shown_logprobs(self._sorters[choice.index].sort(step)) if self._request.logprobs else None,
             step.delta.token_ids if self._request.return_token_ids else UNSET,
             (choice.output.stopped or UNSET) if ended else UNSET,
             (flaws_of(choice, finish) or UNSET) if ended else UNSET,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], first: bool, *, final: bool = False) -> ChatChunk:
-        said = usage(self._record, self._num_reasoning) if final else None if self._request.include_usage else UNSET
+        said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
+        if final or self._request.usage_on_every_chunk:
+            said = usage(self._record, self._num_reasoning)
         shows_prompt = first and bool(self._request.return_token_ids)
         return ChatChunk(
             self._record.request_id,
@@ -211,8 +235,11 @@ class Chat:
         )
 
 
-def _delta(delta: Delta, first: bool) -> ChatDelta:
-    reasoning = delta.reasoning or UNSET
+def _most(request: ChatRequest) -> int | None:
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+
+def _delta(delta: Delta, first: bool, reasoning: str | UnsetType) -> ChatDelta:
     calls = [
         Call(CalledFunction(call.arguments), index=call.call_idx)
         if call.function is None

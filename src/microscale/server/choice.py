@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from microscale.engine.engine import Output
+from microscale.engine.engine import Output, Scored
 from microscale.engine.request import Finish
 from microscale.errors import BadLogits, Draining
 from microscale.text.harmony_parser import Kind
@@ -35,6 +35,8 @@ class Choice:
         self.output = output
         self.num_tokens = 0
         self.done = False
+        self.scored: list[Scored] = []
+        """Log-probabilities of the prompt's tokens after its first, where they were asked for."""
         self._keep_outputs = keep_outputs
         self._outputs: list[Output] = []
         self._skip = 0
@@ -65,6 +67,12 @@ class Choice:
         kept = self._outputs[: len(delta.token_ids)]
         del self._outputs[: len(delta.token_ids)]
         return Step(delta, kept, first, finish)
+
+    def take_scores(self, outputs: Sequence[Output]) -> list[Output]:
+        """Keep what outputs say of the prompt; the others."""
+        for output in outputs:
+            self.scored += output.prompt_logprobs
+        return [output for output in outputs if not output.prompt_logprobs]
 
     def advance_plain(self, token: int) -> tuple[Kind, str] | None:
         """As ``advance``, for a token that is its own text and nothing else. For any other: ``None``, and no change."""

@@ -6,7 +6,8 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -19,13 +20,30 @@ from microscale.server.host import Host
 from microscale.server.logprobs import token_text
 from microscale.server.parsing import read_request
 from microscale.server.protocol import CompletionRequest
-from microscale.server.replies import TextChoice, TextLogprobs, TextReply, TextSlot, encode
+from microscale.server.replies import PromptLogprob, TextChoice, TextLogprobs, TextReply, TextSlot, Usage, encode
 from microscale.server.structured import completion_grammar
+from microscale.text.detokenize import Detokenizer
 from microscale.text.output import Delta, PlainOutput
 from microscale.text.tokenizer import Tokenizer
 
 DEFAULT_TOKENS = 16
 """OpenAI's."""
+
+
+class _Token(NamedTuple):
+    """One token of a prompt or of its continuation."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass
+class _Place:
+    """Where the text of a choice ends. A character may come in several tokens."""
+
+    detokenizer: Detokenizer
+    offset: int = 0
 
 
 class Completions:
@@ -39,15 +57,18 @@ class Completions:
         self._record.request_id = f"cmpl-{secrets.token_hex(12)}"
         self._name = host.check_model(request.model)
         self._created = int(time.time())
-        self._offsets: dict[int, int] = {}
-        """Choice → characters of the tokens that it has had."""
+        self._places: dict[int, _Place] = {}
+        """Where each choice stands in its text."""
 
     async def run(self) -> None:
         host, request = self._host, self._request
         prompts = await self._prompts()
         n = num_choices(request, len(prompts), host)
-        max_tokens = request.max_tokens or DEFAULT_TOKENS
-        all_params = [sampling_params(request, len(prompt), host, max_tokens, request.logprobs) for prompt in prompts]
+        max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        all_params = [
+            sampling_params(request, len(prompt), host, max_tokens, request.logprobs, _scored(request))
+            for prompt in prompts
+        ]
         grammar = await completion_grammar(host, request, request)
         if grammar is not None:
             ends = tuple(sorted({*host.renderer.tokens.stops, *(request.stop_token_ids or ())}))
@@ -56,7 +77,12 @@ class Completions:
         choices = [
             Choice(
                 index,
-                PlainOutput(host.tokenizer, stops=request.stops),
+                PlainOutput(
+                    host.tokenizer,
+                    stops=request.stops,
+                    keep_stop=bool(request.include_stop_str_in_output),
+                    show_control=request.skip_special_tokens is False,
+                ),
                 keep_outputs=request.logprobs is not None,
             )
             for index in range(n * len(asks))
@@ -82,7 +108,8 @@ class Completions:
     def _short_way(self, choice: Choice) -> ShortWay | None:
         """A reply of a plain token, made once: later ones differ by the text alone."""
         request, wire = self._request, self._exchange.wire
-        if not request.stream or request.logprobs is not None or request.return_token_ids or wire is None:
+        told = request.logprobs is not None or request.return_token_ids or request.usage_on_every_chunk
+        if not request.stream or told or wire is None:
             return None
         slot = TextSlot(
             lambda mark: event_bytes(
@@ -114,40 +141,92 @@ class Completions:
             finish = step.finish.value
             self._record.finishes.append(finish)
             self._host.metrics.finished(finish)
-        wants_ids = bool(self._request.return_token_ids)
+        request = self._request
+        wants_ids = bool(request.return_token_ids)
+        echo = step.first and bool(request.echo)
+        logprobs = None
+        if request.logprobs is not None:
+            scored = self._echoed(choice) if echo else []
+            logprobs = self._logprobs(choice, [*scored, *map(_said, step.outputs)])
         return TextChoice(
             choice.index,
-            step.delta.content,
+            self._text_of(choice) + step.delta.content if echo else step.delta.content,
             finish,
-            self._logprobs(choice, step.outputs) if self._request.logprobs is not None else None,
+            logprobs,
             step.delta.token_ids if wants_ids else UNSET,
             self._prompt_of[choice.index] if wants_ids and step.first else UNSET,
             UNSET if choice.output.stopped is None or finish is None else choice.output.stopped,
+            self._prompt_logprobs(choice) if step.first and request.prompt_logprobs is not None else UNSET,
         )
 
-    def _logprobs(self, choice: Choice, outputs: Sequence[Output]) -> TextLogprobs:
-        offset = self._offsets.get(choice.index, 0)
+    def _text_of(self, choice: Choice) -> str:
+        """The prompt of a choice, as it was sent."""
+        prompt, ids = self._request.prompt, self._prompt_of[choice.index]
+        if isinstance(prompt, str):
+            return prompt
+        text = prompt[choice.index // (self._request.n or 1)]
+        return text if isinstance(text, str) else self._host.tokenizer.decode(ids, show_control=True)
+
+    def _echoed(self, choice: Choice) -> list[_Token]:
+        most = self._request.logprobs or 0
+        first = _Token(self._prompt_of[choice.index][0], None, ())
+        return [first, *(_Token(token, logprob, top[:most]) for token, logprob, top in choice.scored)]
+
+    def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None]:
+        """Of every token but the first: the most likely in its place, and itself."""
+        most = self._request.prompt_logprobs or 0
+        told: list[dict[str, PromptLogprob] | None] = [None]
+        for token, logprob, top in choice.scored:
+            ranked = {other: (likely, rank) for rank, (other, likely) in enumerate(top[:most], 1)}
+            entries = {token: ranked.get(token, (logprob, None)), **ranked}
+            told.append(
+                {
+                    str(other): PromptLogprob(likely, rank, token_text(self._host.tokenizer, other))
+                    for other, (likely, rank) in entries.items()
+                }
+            )
+        return told
+
+    def _logprobs(self, choice: Choice, tokens: Sequence[_Token]) -> TextLogprobs:
+        place = self._places.setdefault(choice.index, _Place(Detokenizer(self._host.tokenizer)))
         logprobs = TextLogprobs([], [], [], [])
         tokenizer = self._host.tokenizer
-        for output in outputs:
-            text = token_text(tokenizer, output.token or 0)
+        shows_control = self._request.skip_special_tokens is False or self._request.echo
+        for token in tokens:
+            text = token_text(tokenizer, token.token)
             logprobs.tokens.append(text)
-            logprobs.token_logprobs.append(output.logprob or 0.0)
-            logprobs.top_logprobs.append(_top(tokenizer, output))
-            logprobs.text_offset.append(offset)
-            offset += len(tokenizer.token_bytes(output.token or 0).decode("utf-8", "replace"))
-        self._offsets[choice.index] = offset
+            logprobs.token_logprobs.append(token.logprob)
+            logprobs.top_logprobs.append(_top(tokenizer, token))
+            logprobs.text_offset.append(place.offset)
+            name = tokenizer.control_name(token.token) if shows_control else None
+            place.offset += len(name or place.detokenizer.feed(token.token))
         return logprobs
 
     def _reply(self, choices: list[TextChoice], *, final: bool = False) -> TextReply:
-        said = usage(self._record) if final else None if self._request.include_usage else UNSET
+        said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
+        if final or self._request.usage_on_every_chunk:
+            said = usage(self._record)
         return TextReply(self._record.request_id, self._created, self._name, choices, said)
 
 
-def _top(tokenizer: Tokenizer, output: Output) -> dict[str, float]:
-    top = {token_text(tokenizer, token): logprob for token, logprob in output.top_logprobs}
+def _scored(request: CompletionRequest) -> int | None:
+    """How many of the likeliest tokens are wanted at each place of the prompt; ``None``: not even its own."""
+    wanted = [] if request.prompt_logprobs is None else [request.prompt_logprobs]
+    if request.echo and (request.logprobs is not None or request.max_tokens == 0):
+        wanted.append(request.logprobs or 0)
+    return max(wanted, default=None)
+
+
+def _said(output: Output) -> _Token:
+    return _Token(output.token or 0, output.logprob or 0.0, output.top_logprobs)
+
+
+def _top(tokenizer: Tokenizer, token: _Token) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
+    top = {token_text(tokenizer, other): logprob for other, logprob in token.top}
     # The chosen one is always there, as OpenAI has it.
-    return top | {token_text(tokenizer, output.token or 0): output.logprob or 0.0}
+    return top | {token_text(tokenizer, token.token): token.logprob}
 
 
 def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
@@ -164,7 +243,16 @@ def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
     if first.token_ids is not UNSET:
         ids = tuple(token for piece in pieces for token in piece.token_ids or ())
     text = "".join(piece.text for piece in pieces)
-    return TextChoice(first.index, text, last.finish_reason, logprobs, ids, first.prompt_token_ids, last.stop_reason)
+    return TextChoice(
+        first.index,
+        text,
+        last.finish_reason,
+        logprobs,
+        ids,
+        first.prompt_token_ids,
+        last.stop_reason,
+        first.prompt_logprobs,
+    )
 
 
 async def complete(host: Host, body: bytes, exchange: Exchange) -> None:

@@ -15,9 +15,9 @@ from microscale.server.faults import ForeignName, Unauthorized, error_headers, e
 from microscale.server.http.connection import OWNER
 from microscale.server.pages import PAGES
 
-OPEN = "/health"
-"""Needs no key: a load balancer has none."""
-KEYLESS = frozenset({OPEN, *PAGES})
+OPEN = ("/health", "/ping")
+"""Need no key: a load balancer has none."""
+KEYLESS = frozenset({*OPEN, *PAGES})
 """The web page has nothing to hide either, and asks for the key itself: a browser sends none for a page."""
 
 

@@ -54,6 +54,10 @@ class NotJson(MicroscaleError):
     """The body is not said to be JSON."""
 
 
+class UnknownEncoding(MicroscaleError):
+    """The body is packed in a way that is not known here."""
+
+
 class SlowReader(MicroscaleError):
     """The client reads too slowly to be written to; it is hung up on."""
 
@@ -80,6 +84,7 @@ FAULTS: dict[type[MicroscaleError], Fault] = {
     BodyTooSlow: Fault(408, "invalid_request_error", "body_timeout"),
     BodyTooLarge: Fault(413, "invalid_request_error", "body_too_large"),
     NotJson: Fault(415, "invalid_request_error", "not_json"),
+    UnknownEncoding: Fault(415, "invalid_request_error", "unknown_encoding"),
     errors.QueueFull: Fault(429, "rate_limit_error", "queue_full", retry_after_s=1),
     errors.EngineDied: Fault(503, "server_error", "engine_died"),
     errors.Draining: Fault(503, "server_error", "draining", retry_after_s=1),

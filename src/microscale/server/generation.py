@@ -44,21 +44,29 @@ class Ask:
 
 
 def sampling_params(
-    fields: SamplingFields, num_prompt: int, host: Host, max_tokens: int | None, logprobs: int | None
+    fields: SamplingFields,
+    num_prompt: int,
+    host: Host,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The request's wishes, with no more tokens than fit. OpenAI's defaults, not the engine's."""
     room = host.max_model_len - num_prompt
-    if room < 1:
+    # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
+    if room < (0 if max_tokens == 0 else 1):
         raise BadField(
-            f"The prompt has {num_prompt} tokens; together with an answer at most {host.max_model_len} are taken.",
+            f"The prompt has {num_prompt} tokens, and this model's maximum context length is {host.max_model_len} "
+            "tokens, with room for an answer: shorten the prompt.",
             "prompt",
+            "context_length_exceeded",
         )
     bias = fields.logit_bias or {}
     if len(bias) > host.limits.max_logit_bias:
         raise BadField(
             f"logit_bias has {len(bias)} tokens; at most {host.limits.max_logit_bias} are taken.", "logit_bias"
         )
-    num_tokens = min(max_tokens or room, room)
+    num_tokens = room if max_tokens is None else min(max_tokens, room)
     least = fields.min_tokens or 0
     if max_tokens is not None and least > max_tokens:
         raise BadField(f"min_tokens is {least}, more than the most, {max_tokens}.", "min_tokens")
@@ -70,14 +78,20 @@ def sampling_params(
         top_k=fields.top_k or 0,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         min_p=fields.min_p or 0.0,
-        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        repetition_penalty=_repetition_penalty(fields),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=bias,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         min_tokens=min(least, num_tokens),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
+
+
+def _repetition_penalty(fields: SamplingFields) -> float:
+    given = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+    return 1.0 if given is None else given
 
 
 def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
@@ -139,9 +153,13 @@ async def generate(
         host.metrics.prompt_tokens.inc(record.prompt_tokens)
         cached: dict[int, int] = {}
         async with aclosing(_merged(streams)) as arrivals:
-            async for at, outputs in arrivals:
+            async for at, arrived in arrivals:
                 choice = choices[at]
                 if choice.done:
+                    continue
+                scores = asked[at].params.prompt_logprobs is not None
+                outputs = choice.take_scores(arrived) if scores else arrived
+                if not outputs:
                     continue
                 if len(outputs) > host.limits.max_unread_tokens:
                     raise SlowReader(f"The client is {len(outputs)} tokens behind.")
@@ -149,7 +167,7 @@ async def generate(
                     prompt = id(asked[at].prompt)
                     cached[prompt] = max(cached.get(prompt, 0), outputs[0].num_cached)
                     record.cached_tokens = sum(cached.values())
-                clock.tick(at, len(outputs))
+                clock.tick(at, len(outputs) - (outputs[-1].token is None))
                 step = choice.advance(outputs)
                 if step is None:
                     continue
@@ -179,7 +197,7 @@ class _Clock:
     def tick(self, at: int, num_tokens: int) -> None:
         now = time.perf_counter()
         if self._last[at]:
-            self._gaps += [(now - self._last[at]) / num_tokens] * num_tokens
+            self._gaps += [(now - self._last[at]) / max(num_tokens, 1)] * num_tokens
             if len(self._gaps) >= TOLD_TOGETHER or now - self._told_s >= TOLD_AFTER_S:
                 self.tell()
                 self._told_s = now

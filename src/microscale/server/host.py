@@ -39,6 +39,10 @@ class Host:
     """API keys; none leaves every door open."""
     allowed_hosts: tuple[str, ...] = ()
     """Names beside localhost under which requests may come to the loopback address where there are no keys."""
+    allowed_origins: tuple[str, ...] = ()
+    """Of web pages that may call from a browser."""
+    num_open: int = 0
+    """Requests that are being answered."""
     strict_requests: bool = False
     """Refuse keys that are not known, instead of passing them over."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)

@@ -34,6 +34,8 @@ SAYS = {
     ("post", "/tokenize"): "The token ids of a text or of a conversation.",
     ("post", "/detokenize"): "The text of token ids.",
     ("get", "/health"): "Whether requests are taken. Needs no key.",
+    ("get", "/ping"): "The same as /health, under the name that SageMaker asks for.",
+    ("get", "/load"): "How many requests are being answered.",
     ("get", "/version"): "The version of the server.",
     ("get", "/v1/models"): "The names under which the model is served.",
     ("get", "/v1/models/{name}"): "One of these names.",

@@ -51,7 +51,7 @@ def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[
 # Pydantic puts the chosen variant of a union into the place of an error.
 _VARIANTS = {"str", "int", "float", "bool", "system", "developer", "user", "assistant", "tool"}
 _FIELD = re.compile(r"[a-z_]+")
-_OURS = ("unsupported_value", "unsupported_parameter", "no_stream")
+_OURS = ("unsupported_value", "unsupported_parameter", "conflict")
 """Errors that our own validators raise of a key they name."""
 _CODES = {
     "missing": "missing_required_parameter",

@@ -16,7 +16,16 @@ from microscale.server.protocol import (
     ToolMessage,
 )
 from microscale.server.structured import check_schema
-from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
+from microscale.text.conversation import (
+    Effort,
+    Message,
+    PromptEnd,
+    RenderOptions,
+    ResponseFormat,
+    Role,
+    Tool,
+    ToolCall,
+)
 
 
 @dataclass(frozen=True)
@@ -26,23 +35,63 @@ class ChatPrompt:
     tokens: list[int]
     tools: frozenset[str]
     """Functions that may be called."""
+    begun: tuple[int, ...] = ()
+    """What the output's parser reads first; see ``Rendered``."""
+
+
+EFFORTS = {
+    "none": Effort.LOW,
+    "minimal": Effort.LOW,
+    "low": Effort.LOW,
+    "medium": Effort.MEDIUM,
+    "high": Effort.HIGH,
+    "xhigh": Effort.HIGH,
+}
+"""OpenAI's names to the three that the models have."""
+VERBOSITY = {"low": "Keep the final answer short.", "high": "Make the final answer detailed."}
+"""The models have no such setting, so they are told in words. Medium is how they answer anyway."""
 
 
 def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None) -> ChatPrompt:
     """Takes time with the length of the text: run it off the loop."""
     tools = offered(chat, host.limits)
     options = RenderOptions(
-        effort=Effort(chat.reasoning_effort or Effort.MEDIUM),
+        effort=effort_of(chat),
         date=datetime.date.today().isoformat(),
         tools=tools,
         response_format=response,
+        end=_end(chat),
     )
     if len(chat.messages) > host.limits.max_messages:
         raise BadField(
             f"There are {len(chat.messages)} messages; at most {host.limits.max_messages} are taken.", "messages"
         )
-    tokens = host.renderer.render([_message(message) for message in chat.messages], options)
-    return ChatPrompt(tokens, frozenset(tool.name for tool in tools))
+    prompt = host.renderer.rendered(_conversation(chat), options)
+    return ChatPrompt(prompt.tokens, frozenset(tool.name for tool in tools), prompt.begun)
+
+
+def effort_of(chat: ChatFields) -> Effort:
+    options = chat.chat_template_kwargs
+    wanted = chat.reasoning_effort or (None if options is None else options.reasoning_effort)
+    if wanted is not None:
+        return EFFORTS[wanted]
+    return Effort.LOW if options is not None and options.enable_thinking is False else Effort.MEDIUM
+
+
+def _end(chat: ChatFields) -> PromptEnd:
+    if chat.continue_final_message:
+        return PromptEnd.OPEN
+    return PromptEnd.CLOSED if chat.add_generation_prompt is False else PromptEnd.TURN
+
+
+def _conversation(chat: ChatFields) -> list[Message]:
+    messages = [_message(message) for message in chat.messages]
+    told = VERBOSITY.get(chat.verbosity or "")
+    if told is None:
+        return messages
+    instructions = (Role.SYSTEM, Role.DEVELOPER)
+    leading = next((at for at, message in enumerate(messages) if message.role not in instructions), len(messages))
+    return [*messages[:leading], Message(Role.DEVELOPER, told), *messages[leading:]]
 
 
 def offered(chat: ChatFields, limits: Limits) -> tuple[Tool, ...]:

@@ -53,7 +53,11 @@ ONLY: Mapping[str, Only] = {
 
 
 class StreamOptions(Body):
+    HARMLESS: ClassVar[Mapping[str, str]] = {"include_obfuscation": "events are not padded"}
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: every chunk carries the usage so far."""
 
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -72,6 +76,11 @@ def _few(value: object) -> object:
 Bias = Annotated[dict[Annotated[Token, Field(strict=False)], float], BeforeValidator(_few)]
 
 
+def _unset(value: object) -> object:
+    """llama.cpp's users write -1 for "not set"."""
+    return None if value == -1 and type(value) is int else value
+
+
 class SamplingFields(Body):
     """What the two kinds of completion share."""
 
@@ -80,19 +89,24 @@ class SamplingFields(Body):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_unset)] = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    """The same under llama.cpp's name."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Bias | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, BeforeValidator(_unset)] = None
     stop: str | Strings | None = None
     stop_token_ids: Tokens | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    """False shows the output as the model wrote it, control tokens by name, and for a chat unparsed."""
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -110,10 +124,15 @@ class SamplingFields(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def usage_on_every_chunk(self) -> bool:
+        options = self.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("no_stream", "is only there with stream: true", {"field": "stream_options"})
+            raise PydanticCustomError("conflict", "is only there with stream: true", {"field": "stream_options"})
         return self
 
 
@@ -134,8 +153,18 @@ Prompt = Annotated[
 ]
 
 
+FORMATS = ("text", "json_object", "json_schema")
+
+
+def _known_format(value: object) -> object:
+    if value not in FORMATS:
+        raise PydanticCustomError("literal_error", "must be one of {most}", {"most": ", ".join(FORMATS)})
+    return value
+
+
 class TextFormat(Body):
-    type: Literal["text"]
+    # A format of an unknown type is read as this one, so the error names all that there are.
+    type: Annotated[Literal["text"], BeforeValidator(_known_format)]
 
 
 class JsonFormat(Body):
@@ -171,6 +200,8 @@ ResponseFormat = Annotated[
 class StructuredOutputs(Body):
     """vLLM's."""
 
+    ONLY: ClassVar[Mapping[str, Only]] = {"structural_tag": Only((), "use tools, or one of json, regex and grammar")}
+
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
@@ -194,10 +225,29 @@ class CompletionRequest(SamplingFields, StructuredFields):
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    """The prompt before the continuation; with ``logprobs`` its tokens too."""
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """vLLM's: the most likely tokens at each place of the prompt."""
+
+    @model_validator(mode="after")
+    def _nothing_needs_a_reason(self) -> Self:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise PydanticCustomError(
+                "conflict", "may be 0 only with echo or prompt_logprobs; else at least 1", {"field": "max_tokens"}
+            )
+        return self
+
+
+def only_text(value: object) -> object:
+    """For the type of a part of a message: the parts that are none of text have nothing else in common."""
+    if isinstance(value, str) and not value.endswith("text"):
+        raise PydanticCustomError("unsupported_value", "is {kind}: this model reads text only", {"kind": value[:64]})
+    return value
 
 
 class TextPart(Body):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(only_text)]
     text: str
 
 
@@ -221,7 +271,11 @@ class PastCall(Body):
     function: FunctionCall
 
 
-Content = str | Parts | None
+TextOrParts = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[Parts, Tag("Parts")],
+    Discriminator(lambda value: "Parts" if isinstance(value, list) else "Text"),
+]
+Content = TextOrParts | None
 ECHOED: Mapping[str, str] = {
     "annotations": "is returned by other servers and sent back",
     "refusal": "is returned by other servers and sent back",
@@ -234,7 +288,7 @@ class Instruction(Body):
     HARMLESS: ClassVar[Mapping[str, str]] = {"name": "Harmony's turns have no names"}
 
     role: Literal["system", "developer", "user"]
-    content: str | Parts
+    content: TextOrParts
 
 
 class AssistantMessage(Body):
@@ -249,7 +303,7 @@ class AssistantMessage(Body):
 
 class ToolMessage(Body):
     role: Literal["tool"]
-    content: str | Parts
+    content: TextOrParts
     tool_call_id: Name | None = None
     name: Name | None = None
 
@@ -278,19 +332,47 @@ class NamedTool(Body):
     function: FunctionName
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Verbosity = Literal["low", "medium", "high"]
+
+
+class TemplateOptions(Body):
+    """vLLM's ``chat_template_kwargs``: those that a model here has. The others are passed over."""
+
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+
+
 class ChatFields(Body):
     """What becomes a prompt."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MANY, fail_fast=True)]
     tools: Annotated[list[ToolSpec], Field(max_length=MANY, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    reasoning_effort: Literal["low", "medium", "high"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """The last message is the assistant's and not yet complete: the answer goes on where it stops."""
+
+    @model_validator(mode="after")
+    def _one_ending(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError(
+                "conflict", "and add_generation_prompt cannot both be true", {"field": "continue_final_message"}
+            )
+        return self
 
 
 class ChatRequest(SamplingFields, StructuredFields, ChatFields):
     """``/v1/chat/completions``."""
 
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    # Of the two kinds of completion this one has no prompt of its own to tell of.
+    ONLY: ClassVar[Mapping[str, Only]] = {**ONLY, "prompt_logprobs": Only((), "/v1/completions has it")}
+
+    max_completion_tokens: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_unset)] = None
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
 

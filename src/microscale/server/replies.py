@@ -74,6 +74,10 @@ class TokenLogprob(Struct, frozen=True):
 
 class ChatLogprobs(Struct, frozen=True):
     content: list[TokenLogprob]
+    """Of the tokens of ``content``, and of no others."""
+    refusal: None = None
+    reasoning: list[TokenLogprob] | UnsetType = UNSET
+    """Of the tokens of ``reasoning``."""
 
 
 class ChatDelta(Struct, frozen=True):
@@ -139,9 +143,19 @@ class ChatReply(Struct, frozen=True):
 
 class TextLogprobs(Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    """Null for the first token of a prompt: nothing stands before it."""
     text_offset: list[int]
+
+
+class PromptLogprob(Struct, frozen=True):
+    """vLLM's, of one token at one place of a prompt."""
+
+    logprob: float
+    rank: int | None
+    """From 1; null for a token of the prompt that is not among the most likely that were asked for."""
+    decoded_token: str
 
 
 class TextChoice(Struct, frozen=True):
@@ -154,6 +168,7 @@ class TextChoice(Struct, frozen=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     stop_reason: str | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class TextReply(Struct, frozen=True):
@@ -208,6 +223,11 @@ class PlanReply(Struct, frozen=True):
 
 class VersionReply(Struct, frozen=True):
     version: str
+
+
+class Load(Struct, frozen=True):
+    server_load: int
+    """Requests that are being answered, under vLLM's name."""
 
 
 class Health(Struct, frozen=True):

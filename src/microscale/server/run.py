@@ -51,6 +51,7 @@ class ServeOptions:
     port: int = 8000
     keys: tuple[bytes, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     strict_requests: bool = False
     limits: Limits = field(default_factory=Limits)
     metrics_prefix: str = "microscale"
@@ -122,6 +123,7 @@ async def serve(options: ServeOptions) -> int:
                 grammars,
                 options.keys,
                 options.allowed_hosts,
+                allowed_origins=options.allowed_origins,
                 strict_requests=options.strict_requests,
             )
             try:

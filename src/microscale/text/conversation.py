@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from microscale.errors import BadRequest
 
 
 class Role(StrEnum):
@@ -68,6 +70,26 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True)
+class Rendered:
+    """A prompt."""
+
+    tokens: list[int]
+    begun: tuple[int, ...] = ()
+    """What an output's parser reads before the output: of a message that the prompt has begun."""
+
+
+class PromptEnd(StrEnum):
+    """Where a prompt ends, and so where the model begins."""
+
+    TURN = "turn"
+    """In the assistant's new turn."""
+    OPEN = "open"
+    """In the last message, an assistant's, which the model continues."""
+    CLOSED = "closed"
+    """After the last message: the model itself begins a turn."""
+
+
+@dataclass(frozen=True)
 class RenderOptions:
     """What of a prompt is not in its messages. ``None`` leaves a line of the system message out."""
 
@@ -76,5 +98,14 @@ class RenderOptions:
     """Today, as ``2026-11-15``."""
     tools: tuple[Tool, ...] = ()
     response_format: ResponseFormat | None = None
+    end: PromptEnd = PromptEnd.TURN
     identity: str | None = "You are ChatGPT, a large language model trained by OpenAI."
     knowledge_cutoff: str | None = "2024-06"
+
+
+def open_message(conversation: Sequence[Message]) -> tuple[list[Message], Message]:
+    """The conversation before its last message, and that message, which the model is to continue."""
+    last = conversation[-1] if conversation else None
+    if last is None or last.role is not Role.ASSISTANT or last.tool_calls or not (last.content or last.reasoning):
+        raise BadRequest("To be continued, the last message must be the assistant's, with text and without calls.")
+    return list(conversation[:-1]), last

@@ -80,6 +80,12 @@ class GemmaParser:
             return Kind.REASONING, text
         return None
 
+    @property
+    def body_kind(self) -> Kind | None:
+        """Of the message whose text the last token was in."""
+        kinds = {State.TEXT: Kind.CONTENT, State.THOUGHTS: Kind.REASONING, State.CALL: Kind.CALL}
+        return kinds.get(self._state)
+
     def finish(self) -> list[Event]:
         """No token follows."""
         self._events = []

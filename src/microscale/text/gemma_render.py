@@ -15,7 +15,16 @@ from typing import Any
 from microscale.errors import BadRequest
 from microscale.text import gemma_tokens as names
 from microscale.text.chat_template import ChatTemplate
-from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool
+from microscale.text.conversation import (
+    Effort,
+    Message,
+    PromptEnd,
+    Rendered,
+    RenderOptions,
+    Role,
+    Tool,
+    open_message,
+)
 from microscale.text.gemma_parser import THOUGHT
 from microscale.text.gemma_tokens import GemmaTokens
 from microscale.text.tokenizer import Tokenizer
@@ -39,13 +48,24 @@ class GemmaRenderer:
         self._risky = re.compile("|".join([GUARD, "<", *others]))
 
     def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
-        """The prompt: what the template makes of the conversation, up to where the model's turn begins."""
+        """The prompt: what the template makes of the conversation, up to where ``options.end`` says."""
+        return self.rendered(conversation, options).tokens
+
+    def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
+        if options.end is not PromptEnd.OPEN:
+            return Rendered(self._render(conversation, options))
+        before, last = open_message(conversation)
+        begun = self._thoughts(last.reasoning, closed=bool(last.content)) if last.reasoning else []
+        begun += self._tokenizer.encode(last.content)
+        return Rendered(self._render(before, options) + begun, tuple(begun))
+
+    def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
         messages = [self._guarded(message) for message in lay_out(conversation, options)]
         tools = [self._guarded(_described(tool)) for tool in options.tools]
         text = self._template.render(
             messages,
             tools=tools or None,
-            add_generation_prompt=True,
+            add_generation_prompt=options.end is not PromptEnd.CLOSED,
             # Gemma thinks or does not: there is no more or less of it.
             enable_thinking=options.effort in (Effort.MEDIUM, Effort.HIGH),
             bos_token=names.BOS if names.BOS in self._tokenizer.control else "",
@@ -55,10 +75,12 @@ class GemmaRenderer:
 
     def turn(self, thought: str, answer: str) -> list[int]:
         """A turn as the model writes it, after a prompt."""
-        encode, tokens = self._tokenizer.encode, self.tokens
-        return [
-            tokens.channel, *encode(f"{THOUGHT}\n{thought}\n"), tokens.end_channel, *encode(answer), tokens.end_turn,
-        ]  # fmt: skip
+        return [*self._thoughts(thought, closed=True), *self._tokenizer.encode(answer), self.tokens.end_turn]
+
+    def _thoughts(self, text: str, *, closed: bool) -> list[int]:
+        if not closed:
+            return [self.tokens.channel, *self._tokenizer.encode(f"{THOUGHT}\n{text}")]
+        return [self.tokens.channel, *self._tokenizer.encode(f"{THOUGHT}\n{text}\n"), self.tokens.end_channel]
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []

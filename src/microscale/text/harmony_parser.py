@@ -137,6 +137,11 @@ class HarmonyParser:
             self._has_content = True
         return self._kind, text
 
+    @property
+    def body_kind(self) -> Kind | None:
+        """Of the message whose text the last token was in; ``None`` in a header and between messages."""
+        return self._kind if self._state is State.BODY else None
+
     def finish(self) -> list[Event]:
         """No token follows."""
         self._events = []

@@ -14,13 +14,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import openai_harmony as library
 
 from microscale.errors import BadRequest
 from microscale.text import harmony_tokens as names
-from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
+from microscale.text.conversation import (
+    Effort,
+    Message,
+    PromptEnd,
+    Rendered,
+    RenderOptions,
+    ResponseFormat,
+    Role,
+    Tool,
+    ToolCall,
+    open_message,
+)
 from microscale.text.harmony_tokens import HarmonyTokens
 from microscale.text.tokenizer import Tokenizer
 
@@ -61,7 +72,25 @@ class HarmonyRenderer:
         }
 
     def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
-        """The prompt: system message, developer message, conversation, and the beginning of the assistant's turn."""
+        """The prompt: system message, developer message, conversation, and where ``options.end`` says."""
+        return self.rendered(conversation, options).tokens
+
+    def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
+        if options.end is PromptEnd.OPEN:
+            before, last = open_message(conversation)
+            # Thoughts are a message of their own, and closed where an answer has begun after them.
+            before += [replace(last, content="")] if last.reasoning and last.content else []
+            begun = self.header("final") + self._encode(last.content)
+            if last.reasoning and not last.content:
+                begun = self.header("analysis") + self._encode(last.reasoning)
+            return Rendered(self._render(before, options) + begun, tuple(begun))
+        tokens = self._render(conversation, options)
+        if options.end is PromptEnd.CLOSED:
+            del tokens[len(tokens) - 1 - tokens[::-1].index(self.tokens.start) :]
+            return Rendered(tokens, (self.tokens.end,))
+        return Rendered(tokens)
+
+    def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
         laid = lay_out(conversation, options)
         try:
             skeleton = self._library.render_conversation_for_completion(

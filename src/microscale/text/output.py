@@ -60,16 +60,29 @@ class ChatOutput:
     """
 
     def __init__(
-        self, tokens: HarmonyTokens | GemmaTokens, *, tools: Collection[str] | None = None, stops: Sequence[str] = ()
+        self,
+        tokens: HarmonyTokens | GemmaTokens,
+        *,
+        tools: Collection[str] | None = None,
+        stops: Sequence[str] = (),
+        keep_stop: bool = False,
+        begun: Sequence[int] = (),
     ) -> None:
+        """``begun``: tokens of the prompt in the message that the output continues; they show nothing."""
         self._parser: HarmonyParser | GemmaParser = (
             GemmaParser(tokens, tools) if isinstance(tokens, GemmaTokens) else HarmonyParser(tokens, tools)
         )
-        self._stops = StopStrings(stops)
+        self._is_control = tokens.tokenizer.is_control
+        self._stops = StopStrings(stops, keep=keep_stop)
         self._pending: list[int] = []
         self._seen: set[Kind] = set()
         self._breaks: set[Kind] = set()
         self._call_idx = -1
+        self.kinds: list[Kind | None] | None = None
+        """If it is set to a list: what each token belongs to, ``None`` for headers and other control tokens."""
+        for token in begun:
+            self._parser.feed(token)
+        self._parser.flaws.clear()
 
     @property
     def stopped(self) -> str | None:
@@ -92,6 +105,8 @@ class ChatOutput:
         parts = _Parts()
         for token in token_ids:
             self._sort(self._parser.feed(token), parts)
+            if self.kinds is not None:
+                self.kinds.append(None if self._is_control(token) else self._parser.body_kind)
             if self._stops.found is not None:
                 break
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
@@ -150,11 +165,14 @@ class ChatOutput:
 
 
 class PlainOutput:
-    """Text as the model wrote it, control tokens left out: for completions of a raw prompt."""
+    """Text as the model wrote it: for completions of a raw prompt. Control tokens are left out, or stand by name."""
 
-    def __init__(self, tokenizer: Tokenizer, *, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, stops: Sequence[str] = (), keep_stop: bool = False, show_control: bool = False
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops)
+        self._control_name = tokenizer.control_name if show_control else None
+        self._stops = StopStrings(stops, keep=keep_stop)
         self._pending: list[int] = []
 
     @property
@@ -165,12 +183,16 @@ class PlainOutput:
         self._pending += token_ids
         if self.stopped is not None:
             return None
-        content = self._stops.feed("".join(map(self._detokenizer.feed, token_ids)))
+        content = self._stops.feed("".join(map(self._text, token_ids)))
         if not content:
             return None
         delta = Delta(tuple(self._pending), content=content)
         self._pending = []
         return delta
+
+    def _text(self, token: int) -> str:
+        name = None if self._control_name is None else self._control_name(token)
+        return self._detokenizer.feed(token) if name is None else self._detokenizer.flush() + name
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
         """See ``ChatOutput.feed_plain``."""

@@ -42,8 +42,10 @@ def check_stops(stops: Sequence[str]) -> None:
 class StopStrings:
     """Watches one stream of text."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """``keep``: the stop string itself is part of the text."""
         check_stops(stops)
+        self._keep = keep
         self._root = _automaton(stops)
         self._node = self._root
         self._held = ""
@@ -69,7 +71,7 @@ class StopStrings:
             if node.found is not None:
                 self.found = node.found
                 text, self._held = self._held + text[: at + 1], ""
-                return text[: -len(node.found)]
+                return text if self._keep else text[: -len(node.found)]
         self._node = node
         text = self._held + text
         cut = len(text) - node.depth

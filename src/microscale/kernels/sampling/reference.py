@@ -20,6 +20,7 @@ from microscale.kernels.sampling.spec import (
 )
 
 _WORD = 0xFFFFFFFF
+SCORED_ROWS = 16
 
 
 def philox(seed: int, position: int) -> int:
@@ -113,7 +114,19 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
 def score(logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
     """Log-probabilities of given tokens."""
-    return _scored(logits, tokens.int(), find_status(logits, logits), top_logprobs)
+    # A few rows at a time: each takes 24 bytes a token of the vocabulary, in float64 and sorted.
+    parts = [
+        _scored(rows, own.int(), find_status(rows, rows), top_logprobs)
+        for rows, own in zip(logits.split(SCORED_ROWS), tokens.split(SCORED_ROWS), strict=True)
+    ]
+    tops = [part.top for part in parts if part.top is not None]
+    top = None
+    if tops:
+        top = TopLogprobs(torch.cat([part.tokens for part in tops]), torch.cat([part.logprobs for part in tops]))
+    own, logprobs, status = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "logprobs", "status")
+    )
+    return Sampled(own, logprobs, status, top)
 
 
 def _scored(logits: Tensor, tokens: Tensor, status: Tensor, top_logprobs: int) -> Sampled:
