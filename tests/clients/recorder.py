@@ -51,7 +51,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        upstream = http.client.HTTPConnection(self.server.upstream.hostname or "", self.server.upstream.port, timeout=600)
+        upstream = http.client.HTTPConnection(
+            self.server.upstream.hostname or "", self.server.upstream.port, timeout=600
+        )
         headers = {k: v for k, v in self.headers.items() if k.lower() not in {"host", "connection"}}
         upstream.request(self.command, self.path, body or None, headers)
         reply = upstream.getresponse()

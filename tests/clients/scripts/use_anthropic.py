@@ -50,13 +50,19 @@ def stream() -> None:
 
 @check("thinking blocks, handed back")
 def thinking() -> None:
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 1500,
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
     reply = client.messages.create(messages=asked, **options)
     assert [block.type for block in reply.content][0] == "thinking", reply.content
     with client.messages.stream(messages=asked, **options) as events:
         kinds = {event.type for event in events}
     assert "thinking" in kinds, kinds
-    again = client.messages.create(messages=[*asked, {"role": "assistant", "content": reply.content}, *asked], **options)
+    again = client.messages.create(
+        messages=[*asked, {"role": "assistant", "content": reply.content}, *asked], **options
+    )
     assert text_of(again)
 
 
@@ -67,7 +73,11 @@ def use_tools() -> None:
     assert reply.stop_reason == "tool_use", reply
     call = next(block for block in reply.content if block.type == "tool_use")
     assert call.input == {"city": "Paris"}
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": '{"temperature": 21}'}]}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": [{"type": "text", "text": '{"temperature": 21}'}],
+    }
     said += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
     again = client.messages.create(model=MODEL, messages=said, tools=tools, max_tokens=400, **greedy)
     assert "21" in text_of(again), again

@@ -41,9 +41,7 @@ def tools() -> None:
     assert calls[0].tool_kwargs == {"city": "Paris"}, reply
     history = [ChatMessage(role="user", content=WEATHER), reply.message]
     history.append(
-        ChatMessage(
-            role="tool", content='{"temperature": 21}', additional_kwargs={"tool_call_id": calls[0].tool_id}
-        )
+        ChatMessage(role="tool", content='{"temperature": 21}', additional_kwargs={"tool_call_id": calls[0].tool_id})
     )
     again = chat.chat_with_tools([weather], chat_history=history)
     assert "21" in str(again.message.content), again

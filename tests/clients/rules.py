@@ -1,0 +1,42 @@
+"""What the scripted engine says to whom: pairs of a pattern in the prompt and a turn of the model, in Harmony's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def call(name: str, arguments: dict[str, Any], thought: str = "I need a tool for this.") -> str:
+    return (
+        f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>commentary to=functions.{name} "
+        f"<|constrain|>json<|message|>{json.dumps(arguments, ensure_ascii=False)}<|call|>"
+    )
+
+
+def answer(text: str) -> str:
+    return (
+        f"<|channel|>analysis<|message|>Now I know.<|end|><|start|>assistant<|channel|>final<|message|>{text}<|return|>"
+    )
+
+
+def after(name: str) -> str:
+    """A prompt that ends with the result of a call."""
+    return rf"<\|start\|>functions\.{name} to=assistant(?!.*<\|start\|>user)"
+
+
+PATCH = "*** Begin Patch\n*** Add File: hello.txt\n+Hello from the patch.\n*** End Patch\n"
+
+AGENTS = [
+    # Codex.
+    (after("exec_command") + r".*first-file\.txt", answer("There is one file: first-file.txt.")),
+    (after("apply_patch"), answer("The patch is in.")),
+    (r"Codex.*List the files of this folder", call("exec_command", {"cmd": "ls"})),
+    (r"Codex.*Add a file by a patch", call("apply_patch", {"input": PATCH})),
+    # Claude Code.
+    (after("Bash") + r".*first-file\.txt", answer("There is one file: first-file.txt.")),
+    (r"Claude.*List the files of this folder", call("Bash", {"command": "ls", "description": "List files"})),
+]
+
+RULES = [*AGENTS]
+MORE_NAMES = ["gpt-5.5"]
+"""A name that Codex knows: it then offers a tool of free text as well."""
