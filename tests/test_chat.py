@@ -62,7 +62,13 @@ def test_a_conversation(server: Live, tmp_path: Path) -> None:
         ask(screen, "/effort high", "effort: high")
         ask(screen, "/system", "system prompt cleared")
         ask(screen, "/stats", r"answers\s+2", r"tokens\s+1948", r"tok/s\s+[\d.]+ last", r"KV cache 25\.0 % in use")
-        ask(screen, "/help", "/save FILE", "Ctrl-C stops an answer")
+        ask(
+            screen,
+            "/help",
+            r"several lines\s+paste them, or end a line with \\ and go on",
+            "/save FILE",
+            "Ctrl-C stops",
+        )
         ask(screen, "/nonsense", "error: /nonsense is no command")
         for name in ("talk.json", "talk.md"):
             ask(screen, f"/save {tmp_path / name}", "saved to")
@@ -83,13 +89,95 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: Live) -> None:
         screen.press("c")
         screen.expect(r"stopped · \d+ tokens")
         ask(screen, "/new", "a new conversation")
-        screen.type("one line \\")
+        ask(screen, "one line \\", "… ")
         ask(screen, "and another", "and on and on")
         screen.press("c")
         screen.expect(r"stopped · \d+ tokens")
         screen.type("/quit")
         assert screen.wait() == 0
     assert server.log.read_text().count("status=499") >= 2
+
+
+WITHOUT_READLINE = """
+import sys
+sys.modules["readline"] = None
+from microscale.__main__ import main
+sys.argv[0] = "microscale"
+main()
+"""
+PASTED = "curl http://x \\\n    -H 'A: b'\n\n/usr/bin/no-command\nlast"
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("readline", [True, False], ids=["readline", "no readline"])
+def test_a_paste_is_one_message(server: Live, tmp_path: Path, *, readline: bool, marked: bool) -> None:
+    """Its lines stay as they are, whatever they begin and end with; lines typed one by one are a message each."""
+    command = chat(server, SEEDS["after a call"])
+    if not readline:
+        command = (sys.executable, "-c", WITHOUT_READLINE, *command[3:])
+    with terminal(command) as screen:
+        screen.expect("> ")
+        screen.paste(PASTED, marked=marked)
+        ask(screen, "", "21 degrees")
+        screen.expect("> ")
+        screen.paste("/usr/bin/first\nsecond", marked=marked)
+        ask(screen, " and more", "21 degrees")
+        ask(screen, "one more \\", "… ")
+        ask(screen, "and its end", "21 degrees")
+        ask(screen, f"/save {tmp_path / 'talk.json'}", "saved to")
+        leave(screen)
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    asked = [message["content"] for message in saved if message["role"] == "user"]
+    assert asked == [PASTED, "/usr/bin/first\nsecond and more", "one more \nand its end"]
+
+
+def test_what_is_typed_during_an_answer_stays_lines(server: Live, tmp_path: Path) -> None:
+    with terminal(chat(server, SEEDS["markdown"])) as screen:
+        screen.expect("> ")
+        ask(screen, "first", "block scaling")
+        screen.type("second")
+        screen.type("third")
+        for _ in range(3):
+            screen.expect("974 tokens")
+        ask(screen, f"/save {tmp_path / 'talk.json'}", "saved to")
+        leave(screen)
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message["content"] for message in saved if message["role"] == "user"] == ["first", "second", "third"]
+
+
+def test_every_form_of_the_address_is_taken(server: Live) -> None:
+    for end in ("", "/", "/v1", "/v1/", "/v1//", "/#running"):
+        found = ChatServer(server.address + end, KEY)
+        assert found.url == server.v1
+        assert found.model()[0] == "scripted"
+        assert "num_requests_running" in found.metrics()
+    assert ChatServer("https://proxy/model").url == "https://proxy/model/v1"
+    assert ChatServer("https://proxy/v1beta/openai/").url == "https://proxy/v1beta/openai"
+    # As `serve --host 0.0.0.0` prints it; a request under that name would be refused on this machine.
+    anywhere = ChatServer(server.address.replace("127.0.0.1", "0.0.0.0"), KEY)
+    assert anywhere.model()[0] == "scripted"
+
+
+def test_errors_break_between_words(server: Live) -> None:
+    """In a chat, and of a command that ends with one. The terminal itself would break them anywhere."""
+
+    def check(text: str, told: str) -> None:
+        lines = text.strip().splitlines()
+        assert len(lines) > 1
+        assert all(len(line) <= 40 for line in lines)
+        assert " ".join(" ".join(lines).split()) == told
+
+    with terminal(chat(server, 0), width=40) as screen:
+        screen.expect("> ")
+        ask(screen, "/effort enormous", r"high\.")
+        check(
+            "error:" + screen.text.rpartition("error:")[2], "error: The effort is medium; it can be low, medium, high."
+        )
+        leave(screen)
+    with terminal((*CHAT, "--url", server.v1), width=40) as screen:
+        assert screen.wait() == 1
+        told = f"error: {server.v1} asks for a key; give it with --api-key-file."
+        check("error:" + screen.text.rpartition("error:")[2], told)
 
 
 def test_what_cannot_be_reached_is_said(server: Live) -> None:
@@ -126,7 +214,8 @@ def test_the_server_that_runs_here_is_taken_and_else_the_embedded_model(
 
 
 def test_a_server_of_something_else_is_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "models").write_text("<html>")
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "models").write_text("<html>")
     files = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), files) as other:
         Thread(target=other.serve_forever, daemon=True).start()

@@ -120,6 +120,15 @@ def test_every_loser_has_its_reason() -> None:
     assert reasons["reference"].startswith("slower: ")
 
 
+def test_what_no_graph_holds_is_said() -> None:
+    """Only where it is so: not for what a card runs by itself, and not on a CPU, which has no graphs."""
+    told = "without CUDA graphs"
+    by_reference = " ".join(render(ask("gpt-oss-20b", "h200", wish=Wish("reference"))))
+    assert told in by_reference
+    assert "on the host" in by_reference
+    assert told not in " ".join(render(ask("gpt-oss-20b", "h200")))
+
+
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 

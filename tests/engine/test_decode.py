@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
 import torch
 
-from microscale.engine.decode import SHORT_CONTEXT, DecodeInputs, GraphKey, graph_size
+from microscale.engine.decode import EAGER_RUNS, SHORT_CONTEXT, DecodeGraphs, DecodeInputs, GraphKey, graph_size
 from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Work
+from microscale.kernels.dense.reference import summarise
+from microscale.kernels.dense.spec import Logits
+from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 
 CPU = torch.device("cpu")
@@ -89,3 +95,32 @@ def test_a_preempted_request_comes_back_with_other_pages() -> None:
         pool.grow("a", 3)
     work.request.num_preempted += 1
     check(inputs, pools, [work], 1)
+
+
+def test_what_no_graph_holds_runs_as_it_is(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time, and the reason is told once; other sizes are captured."""
+    pools = {kind: PagePool(8) for kind in LayerKind}
+    inputs = DecodeInputs(pools, 4, max_rows=2, max_pages=8, device=CPU)
+    logits = summarise(torch.zeros(2, 4))
+    runs: list[int] = []
+    captured: list[GraphKey] = []
+
+    def forward(batch: ForwardBatch) -> Logits:
+        runs.append(len(batch.token_ids))
+        return logits
+
+    monkeypatch.setattr(DecodeGraphs, "_capture", lambda graphs, batch, key: captured.append(key))
+    graphs = DecodeGraphs(
+        forward, torch.device("cuda"), lambda rows: "it reads on the host" if rows > 1 else None, enabled=True
+    )
+    one, two = GraphKey(1, 8), GraphKey(2, 8)
+    with caplog.at_level(logging.INFO):
+        for _ in range(EAGER_RUNS + 3):
+            assert graphs.run(inputs.batch(two), two) is logits
+    assert (runs, captured) == ([2] * (EAGER_RUNS + 3), [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "Steps of 2 sequences run without a CUDA graph: it reads on the host."
+    ]
+    for _ in range(EAGER_RUNS + 1):
+        graphs.run(inputs.batch(one), one)
+    assert captured == [one]

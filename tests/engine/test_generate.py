@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from microscale import hardware
+from microscale.backends.ops import Activations, Ops, Wish
 from microscale.engine.generate import Generation, check_prompt
 from microscale.engine.sampler import SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -30,6 +32,7 @@ class Scripted:
     device = torch.device("cpu")
     page_size = 4
     sampling = sampling_on_cpu(VOCAB)
+    ops = Ops(hardware.cpu(), Activations.FLOAT32, Wish())
 
     def __init__(self) -> None:
         self.steps: list[list[int]] = []

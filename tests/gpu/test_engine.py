@@ -127,3 +127,23 @@ def test_a_context_that_outgrows_the_graphs_for_short_ones(models: dict[int, Mod
         alone = run(models[16], [prompt], full=8192, max_model_len=4096)
         same, widest = same_or_tied([graphs[index]], alone)
         assert same or widest < NEAR
+
+
+def test_a_prompts_log_probabilities_are_those_of_decoding_it(models: dict[int, Model]) -> None:
+    """The same tokens, once as an output and once as a prompt in chunks: other kernels, and the same distribution."""
+    prompt = prompts()[3]
+    [said] = run(models[16], [prompt])
+    whole = prompt + [token for token, _, _ in said]
+    sizes = Limits(16, models[16].config.sliding_window, 8, 64, 1024)
+    engine = assemble(models[16], sizes, {LayerKind.FULL: 256, LayerKind.SLIDING: 256})
+    engine.submit(Request("scored", whole, SamplingParams(max_tokens=0, prompt_logprobs=2)))
+    scored = []
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            assert output.token is None
+            scored += output.prompt_logprobs
+    assert [token for token, _, _ in scored] == whole[1:]
+    for (token, logprob, second), (_, again, top) in zip(said, scored[-len(said) :], strict=True):
+        assert abs(again - logprob) < NEAR
+        assert token in {other for other, _ in top} or logprob - second < NEAR

@@ -5,93 +5,20 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from support.browser import SCREENS, chromium
-from support.live_server import KEY, MODEL, Live, live
+from support.browser import SCREENS
+from support.live_server import KEY, MODEL, Live
 from support.live_server import SEEDS as PLAIN
 from support.scripted_service import REFUSE
-from support.web_turns import EXTRA, SEEDS, plan_document
+from support.web_page import PATIENCE_MS, Open, ask, done, keep_looks
+from support.web_turns import SEEDS
 
-PATIENCE_MS = 30_000
+pytest_plugins = ["support.web_fixtures"]
 WEATHER = json.dumps(
     [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}]
 )
-WIDE: Any = {"width": 1280, "height": 860}
-NARROW: Any = {"width": 390, "height": 844}
-Open = Callable[..., AbstractContextManager[Page]]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("web") / "log"
-    with live(log, step_s=0.0005, plan=plan_document(), turns=list(EXTRA.values())) as running:
-        yield running
-
-
-@pytest.fixture
-def open_page(browser: Browser, server: Live) -> Open:
-    """A page with its own storage: settings as given, and the key unless it is left out."""
-
-    @contextmanager
-    def opened(seed: int = 0, *, key: bool = True, **settings: Any) -> Any:
-        context = browser.new_context(
-            viewport=WIDE,
-            reduced_motion="reduce",
-            permissions=["clipboard-read", "clipboard-write"],
-        )
-        context.set_default_timeout(PATIENCE_MS)
-        kept = json.dumps({"seed": str(seed), **settings})
-        context.add_init_script(f"localStorage.setItem('microscale.settings', {json.dumps(kept)})")
-        if key:
-            context.add_init_script(f"sessionStorage.setItem('microscale.key', '{KEY}')")
-        page = context.new_page()
-        asked: list[str] = []
-        troubles: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda line: troubles.append(line.text) if "Content Security" in line.text else None)
-        page.goto(server.address)
-        if key:
-            expect(page.locator("#model")).to_have_text(MODEL, timeout=PATIENCE_MS)
-        yield page
-        context.close()
-        assert not troubles
-        assert all(url.startswith(server.address) for url in asked), "nothing is loaded from elsewhere"
-
-    return opened
-
-
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Your message").fill(text)
-    page.keyboard.press("Enter")
-
-
-def done(page: Page, count: int = 1) -> None:
-    expect(page.locator(".turn.model:not([aria-busy])")).to_have_count(count, timeout=PATIENCE_MS)
-
-
-def keep_looks(page: Page, name: str, at: str | None = None) -> None:
-    """Screenshots, wide and narrow, light and dark, scrolled to ``at``; nothing is ever wider than the window."""
-    for size, width in (("narrow", NARROW), ("wide", WIDE)):
-        page.set_viewport_size(width)
-        if at is not None:
-            page.locator(at).evaluate("(element) => element.scrollIntoView()")
-        for scheme in ("dark", "light"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            page.screenshot(path=SCREENS / f"{name}-{size}-{scheme}.png")
-        assert page.evaluate("[...document.querySelectorAll('.scroll')].every((e) => e.scrollWidth <= innerWidth)")
 
 
 def test_the_key_is_asked_for_and_stays_in_the_tab(open_page: Open) -> None:
@@ -163,7 +90,7 @@ def _go_on(page: Page) -> None:
     expect(page.locator(".turn")).to_have_count(0)
 
 
-def test_stop_and_retry(open_page: Open, server: Live) -> None:
+def test_stop_and_retry(open_page: Open, web_server: Live) -> None:
     with open_page(SEEDS["endless"]) as page:
         ask(page, "Go on for ever.")
         expect(page.locator(".answer")).to_contain_text("and on and on")
@@ -177,7 +104,7 @@ def test_stop_and_retry(open_page: Open, server: Live) -> None:
         done(page)
         expect(page.get_by_role("button", name="Send")).to_be_visible()
     deadline = time.monotonic() + PATIENCE_MS / 1000
-    while server.log.read_text().count("status=499") < 2:
+    while web_server.log.read_text().count("status=499") < 2:
         assert time.monotonic() < deadline, "the server was not told"
         time.sleep(0.05)
 
@@ -230,7 +157,7 @@ def test_what_is_running(open_page: Open) -> None:
 def test_errors_are_told_where_they_happen(open_page: Open) -> None:
     with open_page(REFUSE) as page:
         ask(page, "Hello")
-        expect(page.locator(".note.bad")).to_contain_text("the queue holds 1")
+        expect(page.locator("#banner")).to_contain_text("the queue holds 1")
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("Tools").fill("[{]")
         expect(page.locator("#tools-error")).to_contain_text("not JSON")
@@ -241,7 +168,7 @@ def test_errors_are_told_where_they_happen(open_page: Open) -> None:
         page.get_by_role("button", name="Back to defaults").click()
         page.keyboard.press("Escape")
         page.context.set_offline(True)
-        page.get_by_label("Try again").click()
+        ask(page, "Hello again")
         expect(page.locator("#banner")).to_contain_text("cannot be reached")
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 PATIENCE_S = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
+_TOKENS = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07]*\x07|([\r\n])|([^\x1b\r\n]+)")
 # The terminal must be the program's own for Ctrl-C to reach it.
 _SHIM = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -31,10 +32,20 @@ class Terminal:
     @property
     def text(self) -> str:
         """All that was printed, without colours and cursor movements."""
-        return _ESCAPES.sub("", self._raw.decode(errors="replace"))
+        return _ESCAPES.sub("", self.raw)
+
+    @property
+    def raw(self) -> str:
+        """All that was printed, as it came."""
+        return self._raw.decode(errors="replace")
 
     def type(self, line: str) -> None:
         os.write(self._end, line.encode() + b"\r")
+
+    def paste(self, text: str, *, marked: bool) -> None:
+        """Several lines at once: marked as terminals do for programs that ask for it, or as an old one sends them."""
+        sent = text.replace("\n", "\r")
+        os.write(self._end, (f"\x1b[200~{sent}\x1b[201~" if marked else sent).encode())
 
     def press(self, letter: str) -> None:
         """Ctrl and a letter."""
@@ -79,6 +90,31 @@ class Terminal:
             return False
         self._raw += data
         return bool(data)
+
+
+def drawn_lines(raw: str) -> tuple[list[str], set[str]]:
+    """The lines that are left on the screen, and every state in which the cursor left one. None is broken."""
+    lines = [""]
+    drawn: set[str] = set()
+    row = column = 0
+    for token in _TOKENS.finditer(raw):
+        number, control, move, text = token.groups()
+        if move:
+            drawn.add(lines[row])
+        if move == "\r":
+            column = 0
+        elif move == "\n":
+            row += 1
+            lines += [""] * (row - len(lines) + 1)
+        elif control == "A":
+            row -= int(number or 1)
+        elif control == "K" and number == "2":
+            lines[row] = ""
+        elif text:
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + text + line[column + len(text) :]
+            column += len(text)
+    return [line.rstrip() for line in lines], drawn
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from microscale.backends import registry
 from microscale.backends.beside import Beside
 from microscale.backends.decision import Plan
 from microscale.backends.oracle import Spec, Wish
-from microscale.backends.plan import BUCKETS, Setup, Use, decide_use
+from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name, take_rows
 from microscale.formats import BlockScaled
@@ -192,6 +192,10 @@ class Ops:
     def kv_dtype(self) -> torch.dtype:
         """The type of the KV cache's pages: E4M3 codes are bytes."""
         return torch.uint8 if self.precision.kv_format == "fp8" else self.dtype
+
+    def uncapturable(self, tokens: int) -> str | None:
+        """Why no CUDA graph can hold a step with up to so many tokens; ``None`` where one can."""
+        return uncapturable(self.plan, tokens)
 
     def moe(self, weights: MoeWeights, top_k: int, gate: Gate) -> Moe:
         return self._moe(

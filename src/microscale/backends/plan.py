@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from microscale.backends import registry
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.oracle import Freedom, Wish, decide_layer
 from microscale.backends.precision import BITS, EXACT, Precision
@@ -57,6 +59,18 @@ def make_plan(model: str, uses: Sequence[Use], setup: Setup) -> Plan:
     for use in uses:
         plan.add(decide_use(use, setup))
     return plan
+
+
+def uncapturable(plan: Plan, tokens: int) -> str | None:
+    """Why no CUDA graph can hold a step of the model with up to so many tokens; ``None`` where one can. Sampling is no
+    part of the step."""
+    last = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
+    for op, layer in plan.layers():
+        for decision in plan.of(op, layer)[: last + 1]:
+            reason = registry.find(op, decision.chosen).uncapturable
+            if reason is not None and op != "sampling":
+                return f"{decision.chosen}, which runs {layer}, {reason}"
+    return None
 
 
 def decide_use(use: Use, setup: Setup) -> list[Decision]:

@@ -12,11 +12,10 @@ import sys
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.markup import escape
 from typer.core import TyperGroup
 
 from microscale import settings
-from microscale.cli.console import err
+from microscale.cli.console import err, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.version import __version__
 
@@ -48,7 +47,15 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS and not set(rest) & set(HELP_OPTIONS["help_option_names"]):
+            greet(name)
         return (name, load(name), rest) if name in COMMANDS else (name, command, rest)
+
+
+def greet(name: str) -> None:
+    """A first line in a terminal: what is imported next takes seconds. The chat needs little, and greets by itself."""
+    if err.is_terminal and name != "chat":
+        err.print(f"[dim]microscale {name} {__version__} starts …[/]")
 
 
 def load(name: str) -> Any:
@@ -104,7 +111,7 @@ def main() -> None:
     except (MicroscaleError, OSError) as error:
         if _wants_traceback():
             raise
-        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        print_error(err, str(error))
         sys.exit(1)
 
 

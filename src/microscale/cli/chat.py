@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import readline  # noqa: F401  (line editing and history for input())
 import signal
 import subprocess
 import sys
@@ -22,19 +21,18 @@ from rich.table import Table
 from rich.text import Text
 
 from microscale.cli.chat_client import Answer, Server, ServerError
+from microscale.cli.chat_input import Entry
 from microscale.cli.chat_screen import AnswerView, clean, summary
-from microscale.cli.console import err, out
+from microscale.cli.console import err, out, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models import embedded
 
 EFFORTS = ("low", "medium", "high")
-USUAL_URL = "http://127.0.0.1:8000/v1"
+USUAL_URL = "http://127.0.0.1:8000"
 """Where `microscale serve` is found unless it was told otherwise."""
 STOP_S = 15.0
 """How long a server that was started here may take to stop."""
 SERVING = re.compile(r"Serving\s.*?\sat\s+(http://\S+)", re.DOTALL)
-PROMPT = "\001\033[1;36m\002> \001\033[0m\002"
-"""With marks around what takes no room, so that line editing counts right."""
 BOUND = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -44,6 +42,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Starts a program that gets SIGTERM when whoever started it is gone, however (PR_SET_PDEATHSIG)."""
 HELP = {
     "/help": "this list",
+    "several lines": "paste them, or end a line with \\ and go on; Enter sends them as one message",
     "/effort low|medium|high": "how long the model may think",
     "/system [TEXT]": "set the system prompt, or clear it",
     "/retry": "answer the last question again",
@@ -90,16 +89,16 @@ class Conversation:
         if not text:
             return
         try:
-            if text.startswith("/"):
-                name, _, rest = text[1:].partition(" ")
-                if name not in self._commands:
-                    raise BadSetting(f"/{clean(name)[:40]} is no command; /help lists them.")
-                self._commands[name](rest.strip())
+            words = text[1:].split(maxsplit=1) if text.startswith("/") else []
+            if words and words[0] in self._commands:
+                self._commands[words[0]](words[1] if len(words) > 1 else "")
+            elif text.startswith("/") and "\n" not in text:  # a paste may begin with a path
+                raise BadSetting(f"/{clean(text[1:].partition(' ')[0])[:40]} is no command; /help lists them.")
             else:
                 self._messages.append({"role": "user", "content": text})
                 self._answer()
         except MicroscaleError as error:
-            self._console.print(f"[bold red]error:[/] {escape(clean(str(error)))}", soft_wrap=True)
+            print_error(self._console, clean(str(error)))
 
     def _answer(self) -> None:
         system = [{"role": "system", "content": self._system}] if self._system else []
@@ -210,26 +209,18 @@ class Conversation:
         raise Leave
 
 
-def read_text(console: Console) -> str:
-    """What the user types; a line that ends with a backslash goes on. Ctrl-D leaves."""
-    lines: list[str] = []
-    try:
-        while not lines or lines[-1].endswith("\\"):
-            lines.append(input(PROMPT if console.is_terminal else ""))
-    except EOFError:
-        console.print()
-        raise Leave from None
-    return "\n".join(line.removesuffix("\\") for line in lines)
-
-
 def converse(conversation: Conversation, console: Console) -> None:
     """Until the user leaves. Ctrl-C ends an answer or empties the line, whenever it comes, and never the program."""
+    entry = Entry(console)
     while True:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            conversation.handle(read_text(console))
+            conversation.handle(entry.read())
         except KeyboardInterrupt:
             console.print("\n[dim]Ctrl-D or /quit leaves.[/]")
+        except EOFError:
+            console.print()
+            return
         except Leave:
             return
 
@@ -262,7 +253,7 @@ def started_server(options: list[str]) -> Iterator[str]:
         found = SERVING.search("".join(said))
         if found is None:
             raise ServerError(f"The server did not start.\n{''.join(said).strip()}")
-        yield f"{found.group(1)}/v1"
+        yield found.group(1)
     finally:
         process.terminate()
         try:
@@ -277,7 +268,7 @@ def chat(
         str | None,
         typer.Argument(help="A model to serve meanwhile; without it the server that runs here, or the embedded model."),
     ] = None,
-    url: Annotated[str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}.")] = None,
+    url: Annotated[str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}; /v1 may follow.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The server's key. Others can see it in `ps`.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file with the key in its first line.")] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
@@ -305,7 +296,8 @@ def chat(
         signal.signal(number, lambda *_: sys.exit(1))
     with running as address:
         server = Server(address, api_key or _read_key(api_key_file))
-        name, length = server.model()
+        with err.status(f"Asking {escape(server.url)}"):
+            name, length = server.model()
         room = "" if length is None else f", {length} tokens"
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until ``converse`` can take it
         out.print(f"[bold]{escape(clean(name))}[/][dim]{room}. /help lists commands, Ctrl-D leaves.[/]")

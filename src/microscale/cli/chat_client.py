@@ -17,6 +17,9 @@ from microscale.errors import BadSetting, MicroscaleError
 CONNECT_S = 10.0
 ANSWER_S = 600.0
 """How long the server may say nothing: a first step may compile kernels."""
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_VERSION = re.compile(r"/v[0-9]\w*(/|$)")
+"""A path that names the API's version is whole; to others ours is added."""
 _METRIC = re.compile(r"^\w*:(\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -81,7 +84,7 @@ class Answer:
 
 
 class Server:
-    """``url`` ends with ``/v1``, as OpenAI's clients have it."""
+    """``url``: as `serve` prints it, or with ``/v1`` at its end, as OpenAI's clients have it."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -90,12 +93,14 @@ class Server:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise BadSetting(f"--url {url[:200]!r} is no address; give one such as http://127.0.0.1:8000/v1.")
-        self.url = url.rstrip("/")
+            raise BadSetting(f"--url {url[:200]!r} is no address; give one such as http://127.0.0.1:8000.")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._address = (parts.hostname, port)
-        self._path = parts.path.rstrip("/")
+        # A server that is bound to every address prints that; on this machine it answers as the loopback address.
+        self._address = (ANY.get(parts.hostname, parts.hostname), port)
+        path = parts.path.rstrip("/")
+        self._path = path if _VERSION.search(path) else f"{path}/v1"
         self._root = self._path.removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> tuple[str, int | None]:

@@ -20,11 +20,20 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
+def print_wrapped(console: Console, text: str) -> None:
+    """Markup that breaks between words in a terminal; elsewhere a paragraph is a line, for programs."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def print_error(console: Console, text: str) -> None:
+    print_wrapped(console, f"[bold red]error:[/] {escape(text)}")
+
+
 class ConsoleLog(logging.Handler):
     """Our own log on standard error, plain."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(escape(self.format(record)), soft_wrap=True)
+        print_wrapped(err, escape(self.format(record)))
 
 
 def show_log() -> None:

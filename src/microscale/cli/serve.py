@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -16,7 +14,8 @@ import uvloop
 from rich.markup import escape
 
 from microscale import settings
-from microscale.cli.console import err, progress_bar, show_log
+from microscale.cli.console import err, print_wrapped, show_log
+from microscale.cli.loading import engine_in_terminal
 from microscale.cli.model import parse_overrides
 from microscale.cli.options import (
     MODEL_HELP,
@@ -158,11 +157,10 @@ def serve(
         )
     is_dummy = load_format is LoadFormat.DUMMY
     names = tuple(served_model_name or [embedded.SERVED_NAME if model == embedded.NAME else model])
-    with ExitStack() as loading:
-        start, advance = loading.enter_context(progress_bar(f"Loading {names[0]}"))
+    with engine_in_terminal(f"Loading {names[0]}", Launch()) as (launch, end_loading):
 
         def on_ready(ready: Ready, address: str) -> None:
-            loading.close()
+            end_loading()
             announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
 
         options = ServeOptions(
@@ -179,7 +177,7 @@ def serve(
             metrics_prefix=metrics_prefix,
             drain_s=drain_timeout,
             strict_eos=not is_dummy,
-            launch=Launch(on_progress=_progress(start, advance)),
+            launch=launch,
             on_ready=on_ready,
         )
         sys.exit(run(options))
@@ -226,21 +224,6 @@ def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:
     return tuple(origins)
 
 
-def _progress(start: Callable[[int | None], None], advance: Callable[[int], None]) -> Callable[[int, int], None]:
-    """The engine says how many layers of all are there; the bar wants the total once, then steps."""
-    seen = -1
-
-    def on_progress(done: int, total: int) -> None:
-        nonlocal seen
-        if seen < 0:
-            start(total)
-            seen = 0
-        advance(done - seen)
-        seen = done
-
-    return on_progress
-
-
 def warning(model: str, *, is_dummy: bool) -> str:
     """What the model is not, for those who meet it first."""
     if is_dummy:
@@ -253,7 +236,7 @@ def warning(model: str, *, is_dummy: bool) -> str:
 def announce(ready: Ready, address: str, name: str, warned: str) -> None:
     """Where the server is, and a line to try it with. The engine has logged the plan."""
     if warned:
-        err.print(warned, soft_wrap=True)
+        print_wrapped(err, warned)
     # Room for thoughts: an answer that is cut off within them is empty.
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 12 + 30?"}}], "max_tokens": 256}}'
     curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"

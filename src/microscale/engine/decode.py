@@ -10,6 +10,7 @@ the queue with its copies unread, so they take turns between two buffers: the on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from microscale.engine.scheduler import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 
+log = logging.getLogger(__name__)
 EVERY_SIZE_TO = 64
 SHORT_CONTEXT = 2048
 """Tokens up to which the sequences of a step have a graph of their own. Kernels learn from a table's width how long a
@@ -160,9 +162,19 @@ class DecodeInputs:
 class DecodeGraphs:
     """One captured step for each key that has come up, all in one pool of memory."""
 
-    def __init__(self, forward: Callable[[ForwardBatch], Logits], device: torch.device, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        forward: Callable[[ForwardBatch], Logits],
+        device: torch.device,
+        uncapturable: Callable[[int], str | None],
+        *,
+        enabled: bool,
+    ) -> None:
+        """``uncapturable``: why a step of so many rows cannot be captured, if it cannot. It then runs as it is."""
         self._forward = forward
         self._enabled = enabled and device.type == "cuda"
+        self._uncapturable = uncapturable
+        self._told: set[str] = set()
         self._runs: dict[GraphKey, int] = {}
         self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Logits]] = {}
         self._memory: Any = None
@@ -175,9 +187,17 @@ class DecodeGraphs:
             return logits
         self._runs[key] = self._runs.get(key, 0) + 1
         logits = self._forward(batch)
-        if self._enabled and self._runs[key] > EAGER_RUNS:
+        if self._enabled and self._runs[key] > EAGER_RUNS and self._can_capture(key.rows):
             self._capture(batch, key)
         return logits
+
+    def _can_capture(self, rows: int) -> bool:
+        """Whether everything in a step can be captured; tells once why not."""
+        reason = self._uncapturable(rows)
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            log.info("Steps of %d sequences run without a CUDA graph: %s.", rows, reason)
+        return reason is None
 
     def _capture(self, batch: ForwardBatch, key: GraphKey) -> None:
         """Record the step that has just run: it would give the same again, so nothing is lost by running it twice."""

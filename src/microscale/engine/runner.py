@@ -1,7 +1,8 @@
 """Runs a planned step on a model and gives the logits of the requests whose next token is due.
 
-Steps in which every sequence decodes one token run from standing inputs, on a GPU as a captured graph (``decode``). All
-others, with prompts among them, are laid out anew and run as they are.
+Steps in which every sequence decodes one token run from standing inputs, on a GPU as a captured graph (``decode``) if
+all that was chosen for the model can be captured. All others, with prompts among them, are laid out anew and run as
+they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Logits, Sampling
+from microscale.backends.ops import Logits, Ops, Sampling
 from microscale.engine.decode import DecodeGraphs, DecodeInputs, take_rows
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
@@ -28,6 +29,7 @@ class Model(Protocol):
 
     device: torch.device
     page_size: int
+    ops: Ops
     sampling: Sampling
 
     @property
@@ -53,7 +55,7 @@ class ModelRunner:
         self._inputs = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = partial(model.forward, kv=self._kv)
-        self._graphs = DecodeGraphs(self._forward, model.device, enabled=not enforce_eager)
+        self._graphs = DecodeGraphs(self._forward, model.device, model.ops.uncapturable, enabled=not enforce_eager)
 
     def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the plan wants, in its order. They last until the next step.

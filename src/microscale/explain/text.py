@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 
 from microscale.backends.decision import Decision, Span
+from microscale.backends.plan import uncapturable
 from microscale.engine.fit import gib
 from microscale.explain.report import Report
 from microscale.hardware import GIB
@@ -126,6 +127,10 @@ def _kv_text(report: Report) -> str:
 def _prediction(report: Report) -> Iterator[str]:
     prediction, step = report.prediction, report.prediction.step
     yield "[bold]predicted[/]"
+    alone = uncapturable(report.plan, prediction.batch)
+    if alone is not None and not report.setup.gpu.is_cpu:
+        text = f"decode runs without CUDA graphs, slower than this: {alone}"
+        yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
     yield (
         f"  decode  [bold]{_rate(prediction.decode_tok_s)}[/] tok/s, ceiling {_rate(prediction.decode_ceiling_tok_s)}"
         f"  (batch {prediction.batch}, context {prediction.context})"

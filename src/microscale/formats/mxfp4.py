@@ -5,6 +5,8 @@ A nibble is sign, two exponent bits, one mantissa bit: 0, .5, 1, 1.5, 2, 3, 4, 6
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -39,8 +41,14 @@ def encode(x: Tensor) -> BlockScaled:
     return BlockScaled(pack_nibbles(round_e2m1(scaled).flatten(-2)), scales, MXFP4)
 
 
+@cache
+def _table(device: torch.device) -> Tensor:
+    """``VALUES`` on a device. Copied there once: a CUDA graph cannot hold a copy from this process's memory."""
+    with torch.inference_mode(False):
+        return torch.tensor(VALUES, dtype=torch.float32, device=device)
+
+
 def decode(tensor: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
     """The numbers that the codes stand for."""
-    table = torch.tensor(VALUES, dtype=torch.float32, device=tensor.device)
-    elements = table[unpack_nibbles(tensor.values).to(torch.int32)]
+    elements = _table(tensor.device)[unpack_nibbles(tensor.values).to(torch.int32)]
     return apply_scales(elements, tensor.scales, dtype)

@@ -102,6 +102,10 @@ class Implementation(ABC, Generic[SpecT]):
     name: ClassVar[str]
     layout: ClassVar[str]
     """Name of the physical layout that ``pack`` makes; implementations with the same layout share packed weights."""
+    uncapturable: ClassVar[Reason | None] = "does not say that it can be captured"
+    """Why no CUDA graph can hold ``run``: it reads what the device computed on the host, or copies from pageable host
+    memory. ``None`` where it does neither, to which ``tests/kernels/test_capture.py`` holds it. Who forgets to say runs
+    without a graph."""
 
     @abstractmethod
     def supports(self, spec: SpecT, gpu: Gpu) -> Reason | None:

@@ -185,6 +185,7 @@ class PagedAttention(Implementation[AttentionSpec]):
     op = "attention"
     name = "triton_paged"
     layout = "paged"
+    uncapturable = None
 
     def supports(self, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         if not gpu.has(Feature.MMA_BF16):

@@ -66,6 +66,7 @@ class ReferenceAttention(Implementation[AttentionSpec]):
     op = "attention"
     name = "reference"
     layout = "paged"
+    uncapturable = "reads the sequences' lengths on the host"
 
     def supports(self, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         if spec.num_heads % spec.num_kv_heads:

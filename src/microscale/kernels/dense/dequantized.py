@@ -24,6 +24,7 @@ class DequantizedDense(DenseOp):
 
     name = "dequantized"
     layout = ROW_MAJOR
+    uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:

@@ -29,6 +29,7 @@ from microscale.kernels.op import Activations, Cost, Reason, Unit, Variant
 class Fragments(DenseOp):
     """What the formats share."""
 
+    uncapturable = None
     format: ClassVar[str]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
@@ -85,6 +86,7 @@ class Fragments(DenseOp):
 class BlockScaledFragments(DenseOp):
     """MXFP8 activations; ``few`` runs few tokens, on the same packed weights."""
 
+    uncapturable = None
     few: ClassVar[Fragments]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:

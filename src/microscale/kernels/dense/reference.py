@@ -54,6 +54,7 @@ class ReferenceDense(DenseOp):
 
     name = "reference"
     layout = "checkpoint"
+    uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:

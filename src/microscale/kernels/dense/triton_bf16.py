@@ -21,6 +21,7 @@ class TritonBf16(DenseOp):
 
     name = "triton_bf16"
     layout = ROW_MAJOR
+    uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format != "bf16":

@@ -42,6 +42,7 @@ class DequantizedMoe(Implementation[MoeSpec]):
     op = "moe"
     name = "dequantized"
     layout = "dequantized"
+    uncapturable = "reads the routing on the host"
 
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:

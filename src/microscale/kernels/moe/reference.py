@@ -52,6 +52,7 @@ class ReferenceMoe(Implementation[MoeSpec]):
     op = "moe"
     name = "reference"
     layout = "checkpoint"
+    uncapturable = "reads the routing on the host"
 
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format not in FORMATS:

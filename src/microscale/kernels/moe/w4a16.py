@@ -33,6 +33,7 @@ class TritonW4A16(Implementation[MoeSpec]):
     """MXFP4 weights become bf16 in registers; sums in float32."""
 
     op = "moe"
+    uncapturable = None
     name = "triton_w4a16"
     layout = layouts.layout_name(MXFP4)
     format: ClassVar[BlockFormat] = MXFP4

@@ -40,6 +40,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
     """What ``triton_w4a8`` and ``triton_w8a8`` share: all but the weights' format, and what wgmma can do with it."""
 
     op = "moe"
+    uncapturable = None
     format: ClassVar[BlockFormat]
     path: ClassVar[GemmPath]
     few: ClassVar[TritonW4A16]

@@ -122,6 +122,7 @@ class SamplingOp(Implementation[SamplingSpec]):
 
     op = "sampling"
     layout = "none"
+    uncapturable = "runs after the model's step, which alone is captured"
 
     @abstractmethod
     def run(

@@ -37,6 +37,7 @@ class TritonSmall(SmallOps):
     """One launch for a sum with its norm, one for rotation and KV write, one for sum, norm, router and top-k."""
 
     name = "triton_small"
+    uncapturable = None
 
     def __init__(self, gpu: Gpu | None = None) -> None:
         self._pdl = gpu is not None and gpu.has(Feature.PDL)

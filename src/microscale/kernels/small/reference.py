@@ -123,6 +123,7 @@ class ReferenceSmall(SmallOps):
     """Plain torch, one op at a time."""
 
     name = "reference"
+    uncapturable = None
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         return rms_norm(x, weight, epsilon)

@@ -14,6 +14,8 @@ export class ApiError extends Error {
 export const getKey = () => recall("sessionStorage", "key") ?? "";
 export const setKey = (key) => keep("sessionStorage", "key", key.trim());
 
+const gone = () => new ApiError(0, "unreachable", "The server cannot be reached. Is it still running?");
+
 async function call(path, options = {}) {
   const headers = { ...options.headers };
   if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
@@ -22,7 +24,7 @@ async function call(path, options = {}) {
     response = await fetch(path, { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", "The server cannot be reached. Is it still running?");
+    throw gone();
   }
   if (!response.ok) throw await errorOf(response);
   return response;
@@ -40,7 +42,16 @@ async function errorOf(response) {
 }
 
 export const getJson = async (path) => (await call(path)).json();
-export const getText = async (path) => (await call(path)).text();
+
+/** Text, or an error after a while: a server that hangs is as good as gone. */
+export async function getText(path, withinMs) {
+  const response = await call(path, { signal: AbortSignal.timeout(withinMs) });
+  try {
+    return await response.text();
+  } catch {
+    throw gone();
+  }
+}
 
 /** The chunks of one answer. Leaving early, or aborting `signal`, ends it on the server too. */
 export async function* chat(body, signal) {

@@ -2,7 +2,7 @@
 
 import { getJson, getKey, setKey } from "/web/api.js";
 import { Chat } from "/web/chat.js";
-import { $, keep, recall } from "/web/dom.js";
+import { $, h, icon, keep, recall } from "/web/dom.js";
 import { Running } from "/web/running.js";
 import { startSettings } from "/web/settings.js";
 
@@ -44,15 +44,17 @@ function showView() {
 
 // ---- errors and the key ---------------------------------------------------------------------------------------------
 
-/** A sentence above the message box, or nothing; a server that wants a key is asked for with a dialog. */
-function showError(error) {
-  if (error?.status === 401) {
-    askKey();
-    return;
-  }
-  $("banner").hidden = error === null;
-  $("banner").textContent = error?.message ?? "";
+let unsent = null; // sends again what failed
+
+/** A sentence above the message box, with a way to try again, or nothing. A key that is missing is asked for by a dialog. */
+function showError(error, retry = null) {
+  unsent = retry;
+  if (error?.status === 401) askKey();
+  $("banner").hidden = error === null || (error.status === 401 && !retry);
+  $("banner").replaceChildren(h("span", {}, error?.message ?? ""), retry ? retryButton(retry) : "");
 }
+
+const retryButton = (retry) => h("button", { type: "button", class: "ghost labelled", onclick: retry }, icon("retry"), "Try again");
 
 function askKey() {
   const dialog = $("ask-key");
@@ -73,7 +75,7 @@ async function meetServer() {
     $("model").textContent = model.id;
     $("facts").textContent = `${model.id}, with room for ${number.format(model.max_model_len)} tokens`;
     chat.showModel(model.id);
-    showError(null);
+    showError(unsent && new Error("The server is there. Your message was not sent yet."), unsent);
     running.load();
   } catch (error) {
     showError(error);
@@ -84,7 +86,7 @@ async function meetServer() {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-const running = new Running({ onError: (error) => error.status === 401 && askKey() });
+const running = new Running({ onError: (error) => error.status === 401 && askKey(), onBack: meetServer });
 startSettings();
 const chat = new Chat({ onError: showError, onBusy: (busy) => running.setBusy(busy) });
 

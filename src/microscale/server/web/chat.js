@@ -2,7 +2,7 @@
 
 import { chat } from "/web/api.js";
 import { $, announce, h, icon, keep, recall } from "/web/dom.js";
-import { fields, offerTool, systemPrompt } from "/web/settings.js";
+import { fields, offerTools, systemPrompt } from "/web/settings.js";
 import { Follower, ModelTurn, duration, userTurn } from "/web/turn.js";
 
 const SPOKEN = 600; // characters of an answer that are read out when it is complete
@@ -50,6 +50,7 @@ export class Chat {
       if (!this.stopper) this.send($("prompt").value);
     });
     $("prompt").addEventListener("input", grow);
+    window.addEventListener("resize", grow);
     $("new").addEventListener("click", () => this.clear());
     this.restore();
     this.showState();
@@ -68,7 +69,7 @@ export class Chat {
     }
     $("ideas").replaceChildren(...ideas.map(([verb, rest, tool]) => {
       const ask = () => {
-        if (tool) offerTool(tool);
+        offerTools(tool ? [tool] : []);
         this.send(`${verb} ${rest}`);
       };
       const note = tool ? h("small", {}, ` offers ${tool.function.name}`) : "";
@@ -128,6 +129,8 @@ export class Chat {
   clear() {
     this.stop();
     this.cut(0);
+    offerTools([]);
+    this.onError(null);
     this.showState();
     $("prompt").focus();
     announce("A new chat.");
@@ -145,6 +148,7 @@ export class Chat {
     this.onError(null);
     announce("The model thinks.");
     const clock = new Clock(message);
+    let failure = null;
     let drawing = 0;
     const draw = () => {
       drawing = 0;
@@ -160,8 +164,8 @@ export class Chat {
     } catch (error) {
       if (error.name === "AbortError") message.stopped = true;
       else {
+        failure = error;
         message.error = error.message;
-        if (error.status === 401 || error.status === 0) this.onError(error);
       }
     }
     cancelAnimationFrame(drawing);
@@ -169,11 +173,24 @@ export class Chat {
     clock.end();
     // Another conversation may have begun meanwhile.
     if (this.stopper === stopper) this.stopper = null;
-    if (this.messages.includes(message)) this.ended(turn, message);
+    if (this.messages.includes(message) && !this.takeBack(message, failure)) this.ended(turn, message, failure);
     this.showState();
   }
 
-  ended(turn, message) {
+  /** A question that got no answer at all returns to the box, where it can be sent again; whether it did. */
+  takeBack(message, failure) {
+    const asked = this.messages.at(-2);
+    if (!failure || message.content || message.reasoning || message.calls.length || asked?.role !== "user" || $("prompt").value.trim()) return false;
+    this.cut(this.messages.length - 2);
+    $("prompt").value = asked.content;
+    grow();
+    $("prompt").focus();
+    this.onError(failure, () => this.send($("prompt").value));
+    return true;
+  }
+
+  ended(turn, message, failure) {
+    if (failure?.status === 401) this.onError(failure);
     const pending = !message.stopped && !message.error && message.calls.length > 0;
     turn.finish({ last: true, canAnswer: pending });
     this.save();

@@ -84,24 +84,33 @@ const size = (bytes) => {
   return `${Number((bytes / 1024 ** power).toPrecision(3))} ${units[power]}`;
 };
 
-/** A bar of what holds the memory, and its legend. */
+const WEIGHT_COLOURS = 7; // of those that running.css has; the KV cache and the rest have their own
+
+/** A bar of what holds the memory, and its legend in the same order. */
 export function memoryBar(memory) {
+  const largestFirst = (parts) => parts.filter((part) => part.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+  const weights = largestFirst(Object.entries(memory.weights).map(([name, bytes]) => ({ name: NAMES[name] ?? name, bytes })));
   const parts = [
-    ...Object.entries(memory.weights).map(([name, bytes]) => ({ name: NAMES[name] ?? name, bytes, kind: "weights" })),
-    { name: "KV cache, full", bytes: memory.kv_cache.full, kind: "kv" },
-    { name: "KV cache, sliding", bytes: memory.kv_cache.sliding, kind: "kv" },
-    { name: "Activations", bytes: memory.activations, kind: "other" },
-    { name: "Graphs", bytes: memory.graphs, kind: "other" },
-    { name: "Runtime", bytes: memory.runtime, kind: "other" },
-  ].filter((part) => part.bytes > 0).sort((a, b) => ["weights", "kv", "other"].indexOf(a.kind) - ["weights", "kv", "other"].indexOf(b.kind) || b.bytes - a.bytes);
+    ...weights.map((part, i) => ({ ...part, colour: i % WEIGHT_COLOURS })),
+    ...largestFirst([
+      { name: "KV cache, full", bytes: memory.kv_cache.full, colour: 7 },
+      { name: "KV cache, sliding", bytes: memory.kv_cache.sliding, colour: 8 },
+    ]),
+    ...largestFirst([
+      { name: "Runtime", bytes: memory.runtime, colour: 9 },
+      { name: "Graphs", bytes: memory.graphs, colour: 10 },
+      { name: "Activations", bytes: memory.activations, colour: 11 },
+    ]),
+  ];
   const used = parts.reduce((sum, part) => sum + part.bytes, 0);
   const free = Math.max(memory.usable - used, 0);
-  const bar = h("div", { class: "memory-bar", "aria-hidden": "true" }, [...parts, ...(free ? [{ name: "Free", bytes: free, kind: "free" }] : [])].map((part) => {
-    const piece = h("span", { class: part.kind, title: `${part.name}: ${size(part.bytes)}` });
-    piece.style.flexGrow = part.bytes;
-    return piece;
-  }));
-  const entry = (part) => h("div", {}, h("dt", { class: part.kind }, part.name), h("dd", {}, size(part.bytes)));
+  const piece = (part, kind) => {
+    const element = h("span", { class: kind, title: `${part.name}: ${size(part.bytes)}` });
+    element.style.flexGrow = part.bytes;
+    return element;
+  };
+  const bar = h("div", { class: "memory-bar", "aria-hidden": "true" }, parts.map((part) => piece(part, `m-${part.colour}`)), free ? piece({ name: "Free", bytes: free }, "free") : "");
+  const entry = (part) => h("div", {}, h("dt", { class: `m-${part.colour}` }, part.name), h("dd", {}, size(part.bytes)));
   return {
     lead: `${size(used)} of ${size(memory.usable)} that may be used (${memory.usable_because}). The KV cache holds ${memory.full_positions.toLocaleString("en")} tokens.`,
     element: h("div", {}, bar, h("dl", { class: "memory-list" }, parts.map(entry))),

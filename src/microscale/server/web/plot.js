@@ -1,4 +1,5 @@
-// Lines over what was seen of the last two minutes, as SVG. A gap is a time of which nothing is known.
+// Lines over what was seen of the last two minutes, as SVG. A value holds for the time in which it was measured, from one
+// reading to the next; where nothing is known, nothing is drawn.
 
 import { h, s } from "/web/dom.js";
 
@@ -22,7 +23,9 @@ export class Plot {
     this.series = series;
     this.format = format;
     this.least = least;
-    this.points = []; // {at, values}
+    this.points = []; // {from, at, values}
+    this.end = null; // the right edge: the last reading, or the last try
+    this.lost = false; // whether the last try failed
     this.now = h("strong");
     this.svg = s("svg", { role: "img", height: HEIGHT, "aria-label": title });
     const legend = series.length > 1 ? h("span", { class: "legend" }, series.map((line) => h("span", { class: line.class }, line.name))) : "";
@@ -33,8 +36,19 @@ export class Plot {
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
-  add(at, values) {
-    this.points.push({ at, values });
+  add(from, at, values) {
+    this.points.push({ from, at, values });
+    this.move(at, false);
+  }
+
+  /** The server was not reached: time goes on without a value. */
+  lose(at) {
+    this.move(at, true);
+  }
+
+  move(at, lost) {
+    this.end = at;
+    this.lost = lost;
     this.points = this.points.filter((point) => point.at >= at - LONGEST * 1000);
     this.draw();
   }
@@ -47,16 +61,17 @@ export class Plot {
   draw() {
     const width = this.svg.clientWidth || this.element.clientWidth - 40;
     if (width < 80) return;
-    const end = this.points.at(-1)?.at ?? performance.now();
+    const end = this.end ?? performance.now();
     const { top, step } = scale(Math.max(this.least, ...this.points.flatMap((point) => point.values.filter((value) => value !== null))));
-    const span = Math.min(LONGEST, Math.max(SHORTEST, (end - (this.points[0]?.at ?? end)) / 1000));
-    const x = (at) => MARGIN.left + (width - MARGIN.left - MARGIN.right) * (1 - (end - at) / (span * 1000));
+    const span = Math.min(LONGEST, Math.max(SHORTEST, (end - (this.points[0]?.from ?? end)) / 1000));
+    const x = (at) => MARGIN.left + (width - MARGIN.left - MARGIN.right) * Math.max(1 - (end - at) / (span * 1000), 0);
     const y = (value) => MARGIN.top + (HEIGHT - MARGIN.top - MARGIN.bottom) * (1 - value / top);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.replaceChildren(...this.grid(width, y, top, step, span), ...this.series.flatMap((line, i) => this.line(line, i, x, y)), ...this.cursor(x, width));
-    const shown = this.at(x) ?? this.points.at(-1);
+    const last = this.lost ? undefined : this.points.at(-1);
+    const shown = this.hover === null ? last : this.at(x);
     this.now.textContent = shown ? shown.values.map((value) => (value === null ? "–" : this.format(value))).join(" / ") : "–";
-    const latest = this.points.at(-1)?.values.map((value, i) => `${this.series[i].name} ${value === null ? "unknown" : this.format(value)}`).join(", ");
+    const latest = last?.values.map((value, i) => `${this.series[i].name} ${value === null ? "unknown" : this.format(value)}`).join(", ");
     this.svg.setAttribute("aria-label", `${this.title} in ${this.unit}, over the last ${Math.round(span)} seconds. Now: ${latest ?? "unknown"}.`);
   }
 
@@ -74,17 +89,18 @@ export class Plot {
     const drawn = [];
     let run = [];
     const close = () => {
-      if (run.length === 1) drawn.push(s("circle", { class: `dot ${line.class}`, cx: run[0][0], cy: run[0][1], r: 2 }));
-      if (run.length > 1) {
+      if (run.length) {
         const path = run.map(([px, py]) => `${px.toFixed(1)},${py.toFixed(1)}`).join("L");
         if (line.area) drawn.push(s("path", { class: `area ${line.class}`, d: `M${run[0][0]},${y(0)}L${path}L${run.at(-1)[0]},${y(0)}Z` }));
         drawn.push(s("path", { class: `line ${line.class}`, d: `M${path}` }));
       }
       run = [];
     };
-    for (const point of this.points) {
-      if (point.values[index] === null) close();
-      else run.push([x(point.at), y(point.values[index])]);
+    let until = null;
+    for (const { from, at, values } of this.points) {
+      if (values[index] === null || from !== until) close();
+      if (values[index] !== null) run.push([x(from), y(values[index])], [x(at), y(values[index])]);
+      until = at;
     }
     close();
     return drawn;
@@ -92,11 +108,11 @@ export class Plot {
 
   at(x) {
     if (this.hover === null || !this.points.length) return null;
-    return this.points.reduce((best, point) => (Math.abs(x(point.at) - this.hover) < Math.abs(x(best.at) - this.hover) ? point : best));
+    return this.points.findLast((point) => x(point.from) <= this.hover && this.hover <= x(point.at)) ?? null;
   }
 
   cursor(x) {
     const point = this.at(x);
-    return point ? [s("line", { class: "cursor", x1: x(point.at), x2: x(point.at), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom })] : [];
+    return point ? [s("line", { class: "cursor", x1: this.hover, x2: this.hover, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom })] : [];
   }
 }

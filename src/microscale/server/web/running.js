@@ -1,4 +1,5 @@
-// "What is running": the plan and the memory once, figures and plots each second while somebody looks or an answer runs.
+// "What is running": the plan and the memory once, figures and plots each second while somebody looks, and more often
+// while an answer runs here, so that short ones are seen too.
 
 import { getJson, getText } from "/web/api.js";
 import { $, h } from "/web/dom.js";
@@ -7,7 +8,10 @@ import { memoryBar, planTable } from "/web/plan.js";
 import { Plot } from "/web/plot.js";
 
 const EVERY_MS = 1000;
-const WINDOW = 5; // readings that a latency is taken over: one second alone may hold no token
+const BUSY_MS = 250;
+const PATIENCE_MS = 5000; // a server that takes longer to tell its figures cannot be reached
+const PAUSE_MS = 6000; // after this long the last reading is no neighbour any more
+const WINDOW_MS = 5000; // that a latency is taken over: one reading alone may hold no token
 
 const count = (value) => (value >= 10_000 ? `${Number((value / 1000).toPrecision(3))}k` : value >= 100 || value === 0 ? String(Math.round(value)) : String(Number(value.toPrecision(3))));
 const TILES = {
@@ -19,19 +23,23 @@ const TILES = {
 };
 
 export class Running {
-  constructor({ onError }) {
+  constructor({ onError, onBack }) {
     this.onError = onError;
+    this.onBack = onBack;
     this.open = false;
     this.busy = false;
     this.readings = [];
     this.timer = null;
+    this.reading = false;
+    this.owed = false; // a reading, whoever looks
+    this.lost = false;
     this.tiles = Object.fromEntries(Object.keys(TILES).map((name) => [name, h("strong", {}, "–")]));
     $("tiles").append(...Object.entries(TILES).map(([name, [title, unit]]) => h("div", {}, h("dt", {}, title), h("dd", {}, this.tiles[name], " ", h("span", {}, unit)))));
     const plot = (title, unit, least, ...series) => new Plot({ title, unit, least, series, format: count });
     this.plots = {
       rate: plot("Throughput", "tok/s", 10, { name: "generated", class: "c1", area: true }, { name: "prompt", class: "c2" }),
-      gap: plot("Between tokens", "ms", 1, { name: "mean", class: "c1", area: true }, { name: "95 of 100", class: "c2" }),
-      first: plot("First token", "ms", 10, { name: "median", class: "c1", area: true }, { name: "95 of 100", class: "c2" }),
+      gap: plot("Between tokens", "ms", 1, { name: "mean", class: "c1", area: true }, { name: "p95", class: "c2" }),
+      first: plot("First token", "ms", 10, { name: "median", class: "c1", area: true }, { name: "p95", class: "c2" }),
       requests: plot("Requests", "", 4, { name: "running", class: "c1", area: true }, { name: "waiting", class: "c2" }),
     };
     $("plots").append(...Object.values(this.plots).map((each) => each.element));
@@ -43,66 +51,84 @@ export class Running {
     this.schedule();
   }
 
+  /** An answer begins or ends here. Both are read, so that all of it is seen. */
   setBusy(busy) {
+    if (busy === this.busy) return;
     this.busy = busy;
+    this.owed = true;
     this.schedule();
   }
 
   schedule() {
-    const wanted = (this.open || this.busy) && document.visibilityState === "visible";
-    if (wanted && this.timer === null) this.timer = setTimeout(() => this.read(), 0);
-    if (!wanted && this.timer !== null) {
-      clearTimeout(this.timer);
-      this.timer = null;
-    }
+    if (this.reading) return; // after which the next is set
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.read(), 0);
+  }
+
+  get wanted() {
+    return this.owed || ((this.open || this.busy) && document.visibilityState === "visible");
   }
 
   async read() {
-    let next = EVERY_MS;
+    if (!this.wanted) return;
+    this.owed = false;
+    this.reading = true;
+    let next = this.busy ? BUSY_MS : EVERY_MS;
     try {
-      this.take(parse(await getText("/metrics")));
-      $("running-banner").hidden = true;
+      this.take(parse(await getText("/metrics", PATIENCE_MS)));
     } catch (error) {
-      $("running-banner").textContent = error.message;
-      $("running-banner").hidden = false;
+      this.lose(error);
       if (error.status === 401) {
         this.onError(error);
         next = 5 * EVERY_MS;
       }
     }
-    if (this.timer !== null) this.timer = setTimeout(() => this.read(), next);
+    this.reading = false;
+    if (this.wanted) this.timer = setTimeout(() => this.read(), next);
+  }
+
+  /** No figures: none are shown, rather than old ones. */
+  lose(error) {
+    this.lost = true;
+    this.readings = [];
+    for (const tile of Object.values(this.tiles)) tile.textContent = "–";
+    for (const plot of Object.values(this.plots)) plot.lose(performance.now());
+    const banner = $("running-banner");
+    if (banner.textContent !== error.message) banner.textContent = error.message; // said once
+    banner.hidden = false;
   }
 
   take(now) {
-    const last = this.readings.at(-1);
-    // After a pause the last reading is no neighbour any more.
-    if (last && now.at - last.at > 5 * EVERY_MS) {
-      this.readings = [];
-      for (const plot of Object.values(this.plots)) plot.add(now.at - 1, [null, null]);
+    if (this.lost) {
+      // Perhaps another server, with another model.
+      this.lost = false;
+      $("running-banner").hidden = true;
+      this.onBack();
     }
+    if (now.at - (this.readings.at(-1)?.at ?? now.at) > PAUSE_MS) this.readings = [];
     const before = this.readings.at(-1);
-    this.readings = [...this.readings, now].slice(-WINDOW - 1);
+    const recent = this.readings.findLastIndex((reading) => now.at - reading.at >= WINDOW_MS);
+    this.readings = [...this.readings.slice(Math.max(recent, 0)), now];
     const { values } = now;
     const running = values.num_requests_running ?? 0;
     const waiting = values.num_requests_waiting ?? 0;
-    this.plots.requests.add(now.at, [running, waiting]);
     this.tiles.requests.textContent = waiting ? `${running} + ${waiting}` : String(running);
     this.tiles.kv.textContent = `${Number((100 * (values.kv_cache_usage_perc ?? 0)).toPrecision(2))} %`;
     const asked = values.prefix_cache_queries_total ?? 0;
     this.tiles.prefix.textContent = asked ? `${Math.round((100 * values.prefix_cache_hits_total) / asked)} %` : "–";
+    const first = "time_to_first_token_seconds";
+    const median = quantile({ values: {}, histograms: {} }, now, first, 0.5);
+    this.tiles.first.textContent = median === null ? "–" : `${count(median * 1000)} ms`;
     if (!before) return;
     const generated = rate(before, now, "generation_tokens_total");
-    this.plots.rate.add(now.at, [generated, rate(before, now, "prompt_tokens_total")]);
+    this.plots.requests.add(before.at, now.at, [running, waiting]);
+    this.plots.rate.add(before.at, now.at, [generated, rate(before, now, "prompt_tokens_total")]);
     this.tiles.rate.textContent = generated === null ? "–" : count(generated);
     const [oldest] = this.readings;
     const ms = (value) => (value === null ? null : value * 1000);
     const gap = "inter_token_latency_seconds";
-    const first = "time_to_first_token_seconds";
-    this.plots.gap.add(now.at, [ms(mean(oldest, now, gap)), ms(quantile(oldest, now, gap, 0.95))]);
-    this.plots.first.add(now.at, [ms(quantile(oldest, now, first, 0.5)), ms(quantile(oldest, now, first, 0.95))]);
-    const none = { values: {}, histograms: {} };
-    const median = quantile(none, now, first, 0.5);
-    this.tiles.first.textContent = median === null ? "–" : `${count(median * 1000)} ms`;
+    this.plots.gap.add(before.at, now.at, [ms(mean(oldest, now, gap)), ms(quantile(oldest, now, gap, 0.95))]);
+    this.plots.first.add(before.at, now.at, [ms(quantile(oldest, now, first, 0.5)), ms(quantile(oldest, now, first, 0.95))]);
   }
 
   /** What stays as it is while the server runs. */

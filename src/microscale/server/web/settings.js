@@ -16,7 +16,16 @@ function load() {
   }
 }
 
+function loadOffered() {
+  try {
+    return JSON.parse(recall("sessionStorage", "offered") ?? "[]");
+  } catch {
+    return [];
+  }
+}
+
 let settings = load();
+let offered = loadOffered(); // functions of an example, in the chat that it began
 
 /** The functions that the model may call; throws a sentence where the text is no list of them. */
 function tools() {
@@ -37,21 +46,18 @@ export function fields() {
   const body = { reasoning_effort: settings.effort, temperature: settings.temperature, top_p: settings.top_p };
   if (settings.max_tokens !== "") body.max_tokens = Number(settings.max_tokens);
   if (settings.seed !== "") body.seed = Number(settings.seed);
-  const offered = tools();
-  if (offered.length) body.tools = offered;
+  const own = tools();
+  const names = own.map((tool) => tool.function.name);
+  const all = [...own, ...offered.filter((tool) => !names.includes(tool.function.name))];
+  if (all.length) body.tools = all;
   return body;
 }
 
-/** Add a function to those that the model may call, unless one of its name is there. */
-export function offerTool(tool) {
-  let offered;
-  try {
-    offered = tools();
-  } catch {
-    return; // what stands there is the user's to mend; sending says so
-  }
-  if (offered.some((other) => other.function.name === tool.function.name)) return;
-  save({ tools: JSON.stringify([...offered, tool], null, 2) });
+/** Let the model call these functions until the next offer, or none: they belong to a chat, not to the settings. */
+export function offerTools(list) {
+  offered = list;
+  keep("sessionStorage", "offered", list.length ? JSON.stringify(list) : null);
+  show();
 }
 
 export const systemPrompt = () => settings.system.trim();
@@ -78,6 +84,7 @@ function show() {
   const badges = [];
   if (systemPrompt()) badges.push("system prompt");
   if (count) badges.push(count === 1 ? "1 tool" : `${count} tools`);
+  for (const tool of offered) badges.push(`${tool.function.name}, in this chat`);
   $("badges").replaceChildren(...badges.map((text) => Object.assign(document.createElement("span"), { textContent: text })));
 }
 
@@ -88,7 +95,10 @@ export function startSettings() {
     });
   }
   $("effort").addEventListener("change", (event) => save({ effort: event.target.value }));
-  $("reset").addEventListener("click", () => save({ ...DEFAULTS }));
+  $("reset").addEventListener("click", () => {
+    offerTools([]);
+    save({ ...DEFAULTS });
+  });
   const dialog = $("settings");
   $("open-settings").addEventListener("click", () => {
     $("set-key").value = getKey();

@@ -66,7 +66,9 @@ export class ModelTurn {
     else if (!message.content && !message.calls.length) notes.push(note("", "The model ended its turn without an answer."));
     if (message.flaws?.length) notes.push(note("", `The model's output was malformed (${message.flaws.join(", ")}); all of its text is shown.`));
     const copyButton = h("button", { type: "button", class: "ghost small", "aria-label": "Copy the answer", title: "Copy", onclick: () => copy(message.content, copyButton) }, icon("copy"));
-    const retry = h("button", { type: "button", class: "ghost small", "aria-label": "Try again", title: "Try again", onclick: this.actions.retry }, icon("retry"));
+    const retry = message.error
+      ? h("button", { type: "button", class: "ghost labelled", onclick: this.actions.retry }, icon("retry"), "Try again")
+      : h("button", { type: "button", class: "ghost small", "aria-label": "Try again", title: "Try again", onclick: this.actions.retry }, icon("retry"));
     this.foot.replaceChildren(...notes,
       h("div", { class: "line" }, message.content ? copyButton : "", last ? retry : "", h("span", { class: "figures" }, figures(message))));
     if (canAnswer) this.calls.replaceChildren(...message.calls.map((call) => callCard(call, this.actions.answer)));

@@ -1,0 +1,132 @@
+"""A model that loads in the engine process, seen in a terminal: its log and our bar have lines of their own.
+
+Both write to one terminal, and a bar ends in the middle of a line. So the engine writes to a terminal of its own (a
+pty, for its libraries show their downloads only in one), and what it writes is copied here: whole lines above the bar
+while that is drawn, else as it comes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich.text import Text
+
+from microscale.cli.console import err, progress_bar
+from microscale.engine.client import Launch
+
+LAST_LINES_S = 2.0
+"""How long we wait at the end for what the engine wrote last."""
+ON_TERMINAL = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_NOCTTY)
+os.dup2(fd, 1)
+os.dup2(fd, 2)
+os.close(fd)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command with the terminal that the first argument names for its output."""
+
+
+@contextmanager
+def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Callable[[], None]]]:
+    """How to start the engine so that ``title`` has a bar while it loads, and a function that takes the bar away."""
+    with ExitStack() as closing, ExitStack() as loading:
+        start, advance = loading.enter_context(progress_bar(title))
+        bar = _Bar(start, advance)
+        command = launch.command
+        pty = _open_pty() if err.is_terminal else None
+        if pty is not None:
+            closing.enter_context(_copied(pty, lambda: bar.drawn))
+            command = (sys.executable, "-I", "-S", "-c", ON_TERMINAL, pty.name, *command)
+
+        def end() -> None:
+            loading.close()
+            bar.drawn = False
+
+        yield replace(launch, command=command, on_progress=bar.on_progress), end
+
+
+class _Bar:
+    """The engine says how many layers of all are there; the bar wants the total once, then steps."""
+
+    def __init__(self, start: Callable[[int | None], None], advance: Callable[[int], None]) -> None:
+        self._start = start
+        self._advance = advance
+        self._seen = 0
+        self.drawn = False
+
+    def on_progress(self, done: int, total: int) -> None:
+        if not self.drawn:
+            self.drawn = True
+            self._start(total)
+        self._advance(done - self._seen)
+        self._seen = done
+
+
+class _Pty(NamedTuple):
+    ours: int
+    theirs: int
+    name: str
+
+
+def _open_pty() -> _Pty | None:
+    """A new terminal; none where the system gives none, and the engine then writes to ours."""
+    try:
+        ours, theirs = os.openpty()
+        return _Pty(ours, theirs, os.ttyname(theirs))
+    except OSError:
+        return None
+
+
+@contextmanager
+def _copied(pty: _Pty, is_bar_drawn: Callable[[], bool]) -> Iterator[None]:
+    """What is written to the terminal appears in ours."""
+    tty.setraw(pty.theirs)  # bytes as they are: our own terminal turns line feeds into line ends
+    termios.tcsetwinsize(pty.theirs, (err.height, err.width))
+    copier = threading.Thread(target=_copy, args=(pty.ours, is_bar_drawn), daemon=True)
+    copier.start()
+    try:
+        yield
+    finally:
+        os.close(pty.theirs)  # reading ends when the engine's end is closed too
+        copier.join(LAST_LINES_S)
+
+
+def _copy(source: int, is_bar_drawn: Callable[[], bool]) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    begun = ""  # a line, while the bar is drawn
+    while data := _read(source):
+        begun += decoder.decode(data)
+        if is_bar_drawn():
+            *lines, begun = begun.split("\n")
+            if lines:
+                # Of a line that was written over and over, the last.
+                shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
+                err.print(Text.from_ansi("\n".join(shown)))
+        else:
+            _write(begun)
+            begun = ""
+    _write(begun)
+    os.close(source)
+
+
+def _read(source: int) -> bytes:
+    """What there is; nothing at the end."""
+    try:
+        return os.read(source, 65536)
+    except OSError:  # the last who could write is gone
+        return b""
+
+
+def _write(text: str) -> None:
+    err.file.write(text)
+    err.file.flush()

@@ -1,0 +1,75 @@
+"""The commands of README's console blocks, and how each is run on a GPU. A test holds the table against the page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+REAL = "gpt-oss-20b --load-format dummy"
+
+
+def commands(page: str | None = None) -> list[str]:
+    """What stands after each ``$``, with lines that go on joined, and without what a comment says of it."""
+    text = README.read_text() if page is None else page
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        joined = block.replace("\\\n", " ")
+        found += [re.sub(r"\s+# .*", "", line[2:]).strip() for line in joined.splitlines() if line.startswith("$ ")]
+    return [re.sub(r"\s+", " ", command) for command in found]
+
+
+class Kind(Enum):
+    """How a command is run."""
+
+    PLAIN = "as it is, to its end"
+    SERVER = "started, asked, and stopped by SIGTERM"
+    CLIENT = "asked of the server that was started"
+    TERMINAL = "in a terminal, one question, and left"
+    ELSEWHERE = "not here"
+
+
+@dataclass(frozen=True)
+class How:
+    kind: Kind
+    arguments: str = ""
+    """After ``microscale``; what needs a download has a model in its place that needs none."""
+    shows: str = ""
+    """A pattern in what it prints."""
+    because: str = ""
+    """Why it does not run on a GPU's machine."""
+
+
+OTHERS = "the other tests' command, which needs an installation of its own"
+TABLE = {
+    "make serve": How(Kind.SERVER, "serve", "Serving"),
+    "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
+    '-d \'{"messages": [{"role": "user", "content": "What is 247 + 385?"}], "temperature": 0}\'': How(
+        Kind.CLIENT, shows="632"
+    ),
+    ".venv/bin/microscale chat": How(Kind.TERMINAL, "chat", "632"),
+    ".venv/bin/microscale serve openai/gpt-oss-20b --max-model-len 32768": How(
+        Kind.SERVER, "serve demo --max-model-len 1024", "Serving"
+    ),
+    ".venv/bin/microscale chat /models/gpt-oss-20b": How(Kind.TERMINAL, "chat demo", "632"),
+    ".venv/bin/microscale generate /models/gpt-oss-20b --prompt-ids 1,2,3 --temperature 0.8 --seed 7": How(
+        Kind.PLAIN, f"generate {REAL} --prompt-ids 1,2,3 --temperature 0.8 --seed 7", r"(?m)^\d+(,\d+){15}$"
+    ),
+    ".venv/bin/microscale explain gpt-oss-120b --gpu gb10 --precision balanced": How(
+        Kind.PLAIN, "explain gpt-oss-120b --gpu gb10 --precision balanced", r"decode\s+[\d.]+ tok/s"
+    ),
+    ".venv/bin/microscale bench gpt-oss-20b --load-format dummy": How(Kind.PLAIN, f"bench {REAL}", "tok/s"),
+    ".venv/bin/microscale doctor": How(Kind.PLAIN, "doctor", "NVIDIA"),
+    ".venv/bin/microscale quality --choice balanced --choice fast": How(
+        Kind.PLAIN, "quality --choice balanced --choice fast --samples 2", r"(?m)^balanced\s+\d"
+    ),
+    ".venv/bin/microscale prove --gpu gb10": How(Kind.PLAIN, "prove --gpu gb10 --op sampling", "all proved"),
+    "make test": How(Kind.ELSEWHERE, because=OTHERS),
+    "make check": How(Kind.ELSEWHERE, because=OTHERS),
+    "make prove": How(Kind.ELSEWHERE, because="all cards take a quarter of an hour, and need no GPU"),
+    "make gpu-test": How(Kind.ELSEWHERE, because="it is what runs this"),
+    "make soak": How(Kind.ELSEWHERE, because="a mock model on the host; no GPU has part in it"),
+    "make quality": How(Kind.ELSEWHERE, because="`microscale quality` above, with more samples; it rewrites docs"),
+}

@@ -1,0 +1,56 @@
+"""The start of a command in a real terminal: a line at once, and a loading bar that shares its line with nobody."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from support.noisy_engine import LAYERS
+from support.terminal import drawn_lines, terminal
+
+# Says when torch is looked for, and ends there: what was printed by then came first.
+UNTIL_TORCH = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("IMPORT torch", file=sys.stderr, flush=True)
+            sys.exit(3)
+
+sys.meta_path.insert(0, Finder())
+sys.argv[0] = "microscale"
+from microscale.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["serve", "generate demo --prompt-ids 1", "explain gpt-oss-20b", "quality"])
+def test_a_line_is_printed_before_anything_large_is_imported(command: str) -> None:
+    with terminal((sys.executable, "-c", UNTIL_TORCH, *command.split())) as screen:
+        assert screen.wait() == 3
+        name = command.split()[0]
+        assert re.match(rf"microscale {name} \S+ starts …\s+IMPORT torch", screen.text.replace("\r", ""))
+
+
+def test_help_begins_with_the_help() -> None:
+    with terminal((sys.executable, "-m", "microscale", "serve", "--help")) as screen:
+        assert screen.wait() == 0
+        assert screen.text.split()[0] == "Usage:"
+
+
+def test_bar_and_log_have_lines_of_their_own() -> None:
+    with terminal((sys.executable, "-m", "support.noisy_engine")) as screen:
+        screen.expect(r"Serving at http")
+        screen.press("c")
+        assert screen.wait() == 0
+        left, drawn = drawn_lines(screen.raw)
+        bars = [line for line in drawn if "━" in line]
+        assert bars, "there was a bar"
+        assert all(re.fullmatch(r"Loading noise [━╸╺]+ +\d+/12 0:00:\d\d *", line) for line in bars)
+        assert not any("━" in line for line in left), "it is gone"
+        noise = [line for line in left if line.startswith("noise")]
+        assert noise == [f"noise {number} of the engine ends" for number in range(LAYERS + 1)]
+        assert left[0] == "before the bar"
