@@ -26,15 +26,21 @@ def after(name: str) -> str:
 
 PATCH = "*** Begin Patch\n*** Add File: hello.txt\n+Hello from the patch.\n*** End Patch\n"
 
+FILES = answer("There is one file: first-file.txt.")
+LIST = r".*List the files of this folder"
+
 AGENTS = [
     # Codex.
-    (after("exec_command") + r".*first-file\.txt", answer("There is one file: first-file.txt.")),
+    (after("exec_command"), FILES),
     (after("apply_patch"), answer("The patch is in.")),
-    (r"Codex.*List the files of this folder", call("exec_command", {"cmd": "ls"})),
-    (r"Codex.*Add a file by a patch", call("apply_patch", {"input": PATCH})),
+    (r"apply_patch.*Add a file by a patch", call("apply_patch", {"input": PATCH})),
+    (r"exec_command" + LIST, call("exec_command", {"cmd": "ls"})),
     # Claude Code.
-    (after("Bash") + r".*first-file\.txt", answer("There is one file: first-file.txt.")),
-    (r"Claude.*List the files of this folder", call("Bash", {"command": "ls", "description": "List files"})),
+    (after("Bash"), FILES),
+    (r"Bash" + LIST, call("Bash", {"command": "ls", "description": "List files"})),
+    # Vercel's SDK.
+    (after("weather"), answer("It is 21 degrees.")),
+    (r"weather" + LIST, call("weather", {"city": "Paris"})),
 ]
 
 RULES = [*AGENTS]
