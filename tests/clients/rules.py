@@ -43,6 +43,28 @@ AGENTS = [
     (r"weather" + LIST, call("weather", {"city": "Paris"})),
 ]
 
-RULES = [*AGENTS]
+JOKE = {"setup": "Why did the cat sit on the keyboard?", "punchline": "To keep an eye on the mouse."}
+
+
+def customer(name: str) -> str:
+    return call("unicode_customer", {"customer_name": name, "description": "A company"})
+
+
+# LangChain's standard tests, which ask what only a large model can answer.
+LANGCHAIN = [
+    (r"magic_function_no_args\(\)\?", call("magic_function_no_args", {})),
+    (r"magic_function\(3\)\?", call("magic_function", {"input": 3})),
+    (r"magic_function.*Hello!", call("magic_function", {"input": 3})),
+    (r"generate a Pirate greeting", call("greeting_generator", {"answer_style": "Pirate"})),
+    (r"type Joke = .* about cats", call("Joke", JOKE)),
+    (r"about cats", answer(json.dumps(JOKE))),
+    (after("get_weather"), answer("It is sunny.")),
+    (r"weather in San Francisco", call("get_weather", {"location": "San Francisco, CA"})),
+    (r"你好啊集团", customer("你好啊集团")),
+    (r"こんにちは株式会社", customer("こんにちは株式会社")),
+    (r"haikus", answer("Old pond, a frog jumps. Autumn moonlight, a worm digs.")),
+]
+
+RULES = [*AGENTS, *LANGCHAIN]
 MORE_NAMES = ["gpt-5.5"]
 """A name that Codex knows: it then offers a tool of free text as well."""

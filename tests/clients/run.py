@@ -35,6 +35,7 @@ from support.serve_command import serving
 SCRIPTS = Path(__file__).parent / "scripts"
 PAGE = ROOT / "docs" / "clients.md"
 KEY = live_server.KEY
+OTHER_MODEL = "other-name"
 
 
 @contextmanager
@@ -42,6 +43,8 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
     """Both servers, and what scripts are told of them by their environment."""
     # So that a browser's page from elsewhere may ask, as Open WebUI's does.
     options = ["--api-key", KEY, "--allowed-origin", "*"]
+    for name in (embedded.SERVED_NAME, OTHER_MODEL):
+        options += ["--served-model-name", name]
     scripted = live_server.live(
         folder / "scripted.log",
         max_model_len=131072,
@@ -54,6 +57,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
             "MICROSCALE_ADDRESS": address,
             "MICROSCALE_KEY": KEY,
             "MICROSCALE_MODEL": embedded.SERVED_NAME,
+            "MICROSCALE_OTHER_MODEL": OTHER_MODEL,
             "MICROSCALE_TOKENIZER": str(embedded.FOLDER),
             "MICROSCALE_SCRIPTED_ADDRESS": live.address,
             "MICROSCALE_SCRIPTED_MODEL": live_server.MODEL,

@@ -53,7 +53,7 @@ CLIENTS = (
     python("anthropic", "anthropic==2.8.0"),
     node("codex", "@openai/codex@0.166.0", script="use_codex.py", note=SCRIPTED),
     node("claude-code", "@anthropic-ai/claude-code@2.1.197", script="use_claude_code.py", note=SCRIPTED),
-    python("lm-eval", "lm-eval[api]==0.4.13", TORCH, timeout_s=600),
+    python("lm-eval", "lm-eval[api]==0.4.13", "transformers==5.22.2", TORCH, timeout_s=600),
     python("guidellm", "guidellm==0.8.1", TORCH, timeout_s=600),
     python("llama-benchy", "llama-benchy==0.4.0", TORCH),
     python("aiperf", "aiperf==0.13.0", TORCH, timeout_s=600),

@@ -18,6 +18,8 @@ ADDRESS = os.environ["MICROSCALE_ADDRESS"]
 V1 = f"{ADDRESS}/v1"
 KEY = os.environ["MICROSCALE_KEY"]
 MODEL = os.environ["MICROSCALE_MODEL"]
+# Another name of the same model.
+OTHER_MODEL = os.environ.get("MICROSCALE_OTHER_MODEL", "")
 # The folder of the embedded model: clients that count tokens themselves take its tokenizer.
 TOKENIZER = os.environ.get("MICROSCALE_TOKENIZER", "")
 SUM = "What is 12 + 30?"

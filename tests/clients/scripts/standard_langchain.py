@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from checks import KEY, MODEL, V1
+from checks import KEY, MODEL, OTHER_MODEL, V1
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
@@ -20,7 +19,14 @@ class Standard(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": MODEL, "base_url": V1, "api_key": KEY, "temperature": 0, "max_retries": 0, "max_tokens": 500}
+        return {"model": MODEL, "base_url": V1, "api_key": KEY, "temperature": 0, "max_tokens": 500} | {
+            "max_retries": 0,
+            "stream_usage": True,  # its default for OpenAI's own address
+        }
+
+    @property
+    def model_override_value(self) -> str:
+        return OTHER_MODEL
 
     @property
     def has_tool_choice(self) -> bool:
