@@ -51,7 +51,7 @@ export class Running {
     this.schedule();
   }
 
-  /** An answer begins or ends here. Both are read, so that all of it is seen. */
+  /** An answer begins or ends here. Both are read, so that all of it is seen: the begin before the question is sent. */
   setBusy(busy) {
     if (busy === this.busy) return;
     this.busy = busy;
@@ -62,7 +62,7 @@ export class Running {
   schedule() {
     if (this.reading) return; // after which the next is set
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.read(), 0);
+    this.read();
   }
 
   get wanted() {
