@@ -38,6 +38,8 @@ AGENTS = [
     # Claude Code.
     (after("Bash"), FILES),
     (r"Bash" + LIST, call("Bash", {"command": "ls", "description": "List files"})),
+    # aider.
+    (r"Change the greeting to good morning", answer("Done:\n\ngreeting.txt\n```\ngood morning\n```\n")),
     # Vercel's SDK.
     (after("weather"), answer("It is 21 degrees.")),
     (r"weather" + LIST, call("weather", {"city": "Paris"})),
