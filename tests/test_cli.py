@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from microscale import cli
 from microscale.errors import BadCheckpoint
@@ -87,6 +88,18 @@ def test_precision_is_followed_and_the_plan_is_shown_once(microscale: Callable[.
     assert lines[0].startswith("gpt-oss-tiny on CPU, precision fast, o=mxfp8, embed=fp8, weights ")
     assert [line.split()[:2] for line in lines if line.startswith(("qkv", "o "))] == [["qkv", "mxfp4"], ["o", "mxfp8"]]
     assert run.stdout != microscale(*TINY).stdout
+
+
+def test_threads_can_be_fixed(microscale: Callable[..., Run]) -> None:
+    before = torch.get_num_threads()
+    try:
+        run = microscale(*TINY, "--threads", "2")
+        assert run.returncode == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert microscale(*TINY, "--threads", "0").returncode == 2
+    refused(microscale(*TINY, "--threads", "5000"), "--threads 5000 is not between 1 and 1024")
 
 
 def test_explain_exits_by_whether_the_model_fits(microscale: Callable[..., Run]) -> None:

@@ -9,11 +9,13 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.faults import NoSuchResponse
+from microscale.server.faults import NoSuchItem, NoSuchResponse
 from microscale.server.limits import Limits
-from microscale.server.responses_input import new_messages
+from microscale.server.openai.response_input_items import InputMessage
+from microscale.server.openai.response_tools import Toolbox
+from microscale.server.responses_input import folded, kept_input, new_items
 from microscale.server.responses_protocol import ResponsesRequest
-from microscale.server.responses_store import Kept, ResponseStore
+from microscale.server.responses_store import Kept, KeptItem, ResponseStore
 from support.live_server import KEY, MODEL, SEEDS, Live, live
 from support.scripted_service import NOT_FINITE, REFUSE
 
@@ -172,21 +174,23 @@ def test_a_failure_on_the_way_and_before(client: openai.OpenAI) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
     ({"input": [{"role": "alien", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": "x"}] * 2049}, "input"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER | {"parameters": {"not": {}}, "strict": True}]}, "tools[0].parameters"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}, "strict": True}}}, "text.format"),
-    ({"text": {"verbosity": "high"}}, "text.verbosity"),
-    ({"reasoning": {"effort": "xhigh"}}, "reasoning.effort"),
     ({"background": True}, "background"),
-    ({"truncation": "auto"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+    ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+    ({"truncation": "sometimes"}, "truncation"),
     ({"max_tokens": 5}, "max_tokens"),
     ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
-    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
 ]
 
 
@@ -226,7 +230,8 @@ def test_items_fold_into_messages() -> None:
         {"role": "assistant", "content": "four"},
         {"role": "assistant", "content": "five"},
     ]
-    made: list[Any] = list(new_messages(ResponsesRequest.model_validate({"input": said})))
+    items = new_items(ResponsesRequest.model_validate({"input": said}), (), ResponseStore(), "")
+    made: list[Any] = folded(items, Toolbox([]))
     assert [message.role for message in made] == ["assistant", "tool", "assistant", "assistant"]
     assert (made[0].reasoning, made[0].content, [call.id for call in made[0].tool_calls]) == (
         "one",
@@ -236,16 +241,39 @@ def test_items_fold_into_messages() -> None:
     assert (made[2].reasoning, made[2].content, made[3].content) == ("three", "four", "five")
 
 
+def _kept(size: int) -> Kept:
+    item = KeptItem("msg", InputMessage(role="user", content=""), size, is_ours=False)
+    return Kept(b"", (item,), 1, "")
+
+
 def test_the_store_is_bounded_by_number_and_bytes() -> None:
     store, limits = ResponseStore(), Limits(max_stored_responses=3, max_stored_bytes=100)
     for n in range(5):
-        store.put(f"r{n}", Kept(b"", (), "", 10), limits)
+        store.put(f"r{n}", _kept(10), limits)
     assert len(store) == 3
     store.get("r2", "")
-    store.put("big", Kept(b"", (), "", 85), limits)
+    store.put("big", _kept(85), limits)
     assert len(store) == 2
     assert store.get("r2", "").size == 10
     with pytest.raises(NoSuchResponse):
         store.get("r4", "")
-    store.put("too big", Kept(b"", (), "", 101), limits)
+    store.put("too big", _kept(101), limits)
     assert len(store) == 0
+
+
+def test_items_are_found_while_a_response_that_holds_them_is_kept() -> None:
+    store, limits = ResponseStore(), Limits(max_stored_responses=2)
+    ours = kept_input(InputMessage(role="user", content="x"))
+    theirs = kept_input(InputMessage(role="user", content="x", id="msg_1"))
+    store.put("first", Kept(b"", (ours, theirs), 2, "me"), limits)
+    store.put("second", Kept(b"", (ours,), 1, "me"), limits)
+    assert store.item(ours.id, "me") is ours
+    for item_id, owner in ((ours.id, "you"), ("msg_1", "me"), ("none", "me")):
+        with pytest.raises(NoSuchItem):
+            store.item(item_id, owner)
+    store.delete("first", "me")
+    assert store.item(ours.id, "me") is ours
+    store.delete("second", "me")
+    with pytest.raises(NoSuchItem):
+        store.item(ours.id, "me")
+    assert store.num_items == 0

@@ -175,13 +175,16 @@ class Ops:
         wish: Wish,
         precision: Precision = EXACT,
         plan: Plan | None = None,
+        threads: int | None = None,
     ) -> None:
+        """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for."""
         wish.check()
         self.gpu = gpu
         self.activations = activations
         self.wish = wish
         self.precision = precision
         self.plan = Plan() if plan is None else plan
+        self.threads = threads
 
     @property
     def dtype(self) -> torch.dtype:

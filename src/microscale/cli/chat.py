@@ -281,10 +281,12 @@ def chat(
     device: Annotated[str | None, typer.Option(help="Of a model served meanwhile: auto, cpu, cuda or cuda:N.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of a model served meanwhile: exact, balanced, fast.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Of a model served meanwhile: most tokens.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Of a model served meanwhile: CPU threads.", min=1)] = None,
 ) -> None:
     """Chat with a model in the terminal. /help lists what can be said beside questions."""
     serving = {
-        "--load-format": load_format, "--device": device, "--precision": precision, "--max-model-len": max_model_len
+        "--load-format": load_format, "--device": device, "--precision": precision, "--max-model-len": max_model_len,
+        "--threads": threads,
     }  # fmt: skip
     running = find_server(url, model, [str(word) for pair in serving.items() if pair[1] is not None for word in pair])
     if effort not in EFFORTS:

@@ -18,6 +18,7 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ThreadsOption,
     UtilizationOption,
 )
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
@@ -68,6 +69,7 @@ def generate(
     max_num_batched_tokens: Annotated[
         int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
     ] = 2048,
+    threads: ThreadsOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
     ] = False,
@@ -95,6 +97,7 @@ def generate(
         overrides=parse_overrides(hf_overrides),
         page_size=block_size,
         offline=env.offline,
+        threads=threads,
     )
     check_budget(max_num_batched_tokens)
     show_log()

@@ -30,6 +30,7 @@ from microscale.cli.options import (
     LayerFormatOption,
     MoeActivationsOption,
     PrecisionOption,
+    ThreadsOption,
     UtilizationOption,
 )
 from microscale.engine.load import LoadOptions
@@ -74,6 +75,7 @@ def bench_model(
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: ThreadsOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
@@ -101,6 +103,7 @@ def bench_model(
         ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
+        threads=threads,
     )
     show_log()
     loaded = load_with_progress(options, opened)

@@ -17,4 +17,8 @@ LayerFormatOption = Annotated[
 MoeActivationsOption = Annotated[str, typer.Option(help="Activations that meet the experts: auto, bf16 or mxfp8.")]
 KvCacheDtypeOption = Annotated[str, typer.Option(help="The KV cache's numbers: auto, bf16 or fp8.")]
 UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's memory that may be used.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(help="CPU threads of every step; without, one for small steps and all for large ones.", min=1),
+]
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]

@@ -24,6 +24,7 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ThreadsOption,
     UtilizationOption,
 )
 from microscale.engine.client import Launch
@@ -92,6 +93,7 @@ def serve(
     gpu_memory_utilization: UtilizationOption = 0.9,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
+    threads: ThreadsOption = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
     metrics_prefix: Annotated[str, typer.Option(help="Before the colon of every metric; vllm fits its dashboards.")] = (
         "microscale"
@@ -147,6 +149,7 @@ def serve(
         block_size=block_size,
         offline=env.offline,
         seed=seed,
+        threads=threads,
         drain_s=drain_timeout,
     )
     show_log()

@@ -14,6 +14,7 @@ from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.fit import check_fits
 from microscale.engine.memory import Memory, Workload
+from microscale.engine.threads import all_threads, check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, LoadFormat, ModelWeights, build_model, open_weights
@@ -42,6 +43,8 @@ class LoadOptions:
     page_size: int = 16
     offline: bool = False
     seed: int = 0
+    threads: int | None = None
+    """CPU threads of every step; ``None``: by its size."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -77,6 +80,7 @@ def load_model(
     """Open, check and load. ``on_open`` hears the checked weights, then ``on_layer`` each layer as it is ready."""
     if not 1 <= options.page_size <= MAX_PAGE_SIZE:
         raise BadSetting(f"--block-size is {options.page_size}; a page holds 1 to {MAX_PAGE_SIZE} positions.")
+    check_threads(options.threads)
     device = choose_device(options.device)
     gpu = hardware.cpu() if device.type == "cpu" else hardware.detect(device.index or 0)
     activations = choose_activations(options.dtype, device)
@@ -95,7 +99,9 @@ def load_model(
     workload = replace(options.workload, page_size=options.page_size)
     memory = check_fits(shape, setup, workload, hardware.available_memory(gpu, device.index or 0))
     log.info("%s\n%s", _headline(options, memory), plan.table())
-    ops = Ops(gpu, activations, options.wish, options.precision, plan)
+    # Packing has all of them, also after a model whose last step had few.
+    torch.set_num_threads(options.threads or all_threads())
+    ops = Ops(gpu, activations, options.wish, options.precision, plan, options.threads)
     return build_model(weights, ops, device, options.page_size, on_layer)
 
 

@@ -93,6 +93,7 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     block_size: Positive = 16
     offline: bool = False
     seed: Natural = 0
+    threads: Positive | None = None
     drain_s: Seconds = 30.0
     """How long requests may go on after SIGTERM."""
     vocabulary: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=2**20)] = ()

@@ -19,6 +19,7 @@ from microscale.engine.decode import DecodeGraphs, DecodeInputs, take_rows
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.engine.pages import PagePool
 from microscale.engine.scheduler import Limits, Work
+from microscale.engine.threads import StepThreads
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.presets import ModelConfig
@@ -55,6 +56,7 @@ class ModelRunner:
         self._inputs = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = partial(model.forward, kv=self._kv)
+        self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         self._graphs = DecodeGraphs(self._forward, model.device, model.ops.uncapturable, enabled=not enforce_eager)
 
     def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
@@ -63,6 +65,7 @@ class ModelRunner:
         ``tokens`` (int32 on the device, one a part) are those of a plan that runs ahead. Nothing here waits for the
         device while such plans follow one another.
         """
+        self._threads.give(sum(work.count for work in plan))
         if all(work.decodes for work in plan):
             key = self._inputs.key(plan)
             self._inputs.fill(plan, key.rows, tokens)

@@ -149,4 +149,5 @@ def load_options(config: EngineConfig) -> LoadOptions:
         page_size=config.block_size,
         offline=config.offline,
         seed=config.seed,
+        threads=config.threads,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -13,22 +14,24 @@ from starlette.responses import Response
 
 from microscale.errors import EngineDied, MicroscaleError
 from microscale.server.answer import Answer, Exchange
+from microscale.server.anthropic.errors import reply_json as anthropic_json
+from microscale.server.anthropic.errors import speaks_anthropic
+from microscale.server.anthropic.messages import count_tokens, messages
 from microscale.server.chat import chat
 from microscale.server.completions import complete
 from microscale.server.docs import add_docs
 from microscale.server.doors import Keys, Names, error_response
-from microscale.server.faults import BadField, reply_json
+from microscale.server.faults import reply_json
 from microscale.server.host import Host
 from microscale.server.http.body import read_body
-from microscale.server.http.connection import owner_of
 from microscale.server.http.cors import Cors
-from microscale.server.http.manners import Manners
+from microscale.server.http.manners import Manners, request_id_of
+from microscale.server.openai.response_routes import add_stored_responses
 from microscale.server.openapi import describe
 from microscale.server.pages import add_pages
 from microscale.server.plan import plan_reply
 from microscale.server.replies import Health, Load, Model, ModelList, VersionReply, encode
-from microscale.server.responses import respond
-from microscale.server.responses_replies import Deleted
+from microscale.server.responses import count_input, respond
 from microscale.server.tokens import detokenize, tokenize
 from microscale.version import __version__
 
@@ -38,6 +41,12 @@ STATS_TIMEOUT_S = 5.0
 
 def _reply(value: Struct, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
+
+
+def _model(host: Host, name: str) -> Model:
+    created = datetime.datetime.fromtimestamp(host.created, datetime.UTC).isoformat().replace("+00:00", "Z")
+    most = host.max_model_len
+    return Model(name, host.created, most, name, created, max_input_tokens=most - 1, max_tokens=most - 1)
 
 
 def make_app(host: Host) -> FastAPI:
@@ -52,6 +61,7 @@ def make_app(host: Host) -> FastAPI:
     app.add_middleware(Manners)
     _add_errors(app)
     _add_generation(app, host)
+    add_stored_responses(app, host)
     _add_facts(app, host)
     add_pages(app)
     describe(app)
@@ -62,17 +72,24 @@ def make_app(host: Host) -> FastAPI:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(MicroscaleError)
     async def on_purpose(request: Request, error: MicroscaleError) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(HTTPException)
     async def by_framework(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}."
-        body = reply_json(message, "invalid_request_error", str(error.detail).lower().replace(" ", "_"))
+        if speaks_anthropic(request.scope):
+            body = anthropic_json(message, error.status_code, request_id_of(request.scope))
+        else:
+            body = reply_json(message, "invalid_request_error", str(error.detail).lower().replace(" ", "_"))
         return Response(body, error.status_code, error.headers, "application/json")
 
     @app.exception_handler(Exception)
     async def by_mistake(request: Request, error: Exception) -> Response:
-        body = reply_json(f"The server made a mistake: {type(error).__name__}.", "server_error", "internal")
+        message = f"The server made a mistake: {type(error).__name__}."
+        if speaks_anthropic(request.scope):
+            body = anthropic_json(message, 500, request_id_of(request.scope))
+        else:
+            body = reply_json(message, "server_error", "internal")
         return Response(body, 500, media_type="application/json")
 
 
@@ -81,6 +98,9 @@ def _add_generation(app: FastAPI, host: Host) -> None:
         ("/v1/completions", complete),
         ("/v1/chat/completions", chat),
         ("/v1/responses", respond),
+        ("/v1/responses/input_tokens", count_input),
+        ("/v1/messages", messages),
+        ("/v1/messages/count_tokens", count_tokens),
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ):
@@ -96,7 +116,7 @@ def _endpoint(host: Host, path: str, work: Work) -> Callable[[Request], Awaitabl
 
 
 def _add_facts(app: FastAPI, host: Host) -> None:
-    models = [Model(name, host.created, host.max_model_len) for name in host.names]
+    models = {name: _model(host, name) for name in host.names}
 
     @app.get("/ping", response_model=None)
     @app.get("/health", response_model=None)
@@ -117,23 +137,11 @@ def _add_facts(app: FastAPI, host: Host) -> None:
 
     @app.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        return _reply(ModelList(models))
+        return _reply(ModelList(list(models.values()), host.names[0], host.names[-1]))
 
     @app.get("/v1/models/{name:path}", response_model=None)
     async def one_model(name: str) -> Response:
-        host.check_model(name)
-        return _reply(Model(name, host.created, host.max_model_len))
-
-    @app.get("/v1/responses/{response_id}", response_model=None)
-    async def kept_response(response_id: str, request: Request) -> Response:
-        for name in request.query_params:
-            raise BadField(f"{name[:64]}: is not supported here.", name[:64])
-        return Response(host.stored.get(response_id, owner_of(request.scope)).reply, media_type="application/json")
-
-    @app.delete("/v1/responses/{response_id}", response_model=None)
-    async def delete_response(response_id: str, request: Request) -> Response:
-        host.stored.delete(response_id, owner_of(request.scope))
-        return _reply(Deleted(response_id))
+        return _reply(models[host.check_model(name)])
 
     @app.get("/plan", response_model=None)
     async def plan() -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -41,6 +41,10 @@ class Body(BaseModel):
     """Keys that cannot change the answer, with the reason. ``--strict-requests`` accepts these too."""
     ONLY: ClassVar[Mapping[str, Only]] = {}
     """Keys that would change the answer in a way we cannot give."""
+
+    def passed_over(self) -> Iterable[str]:
+        """Values that nothing reads, by name: a known key may hold something that is not known here."""
+        return ()
 
     @model_validator(mode="after")
     def _refuse_unmet(self) -> Self:
@@ -74,6 +78,8 @@ def _walk(body: Body, path: str) -> Iterator[Ignored]:
     for name, value in (body.model_extra or {}).items():
         if value is not None and name not in body.ONLY:
             yield Ignored(_joined(path, name), name in body.HARMLESS)
+    for name in body.passed_over():
+        yield Ignored(_joined(path, name), False)
     for name, value in body.__dict__.items():
         if isinstance(value, Body):
             yield from _walk(value, _joined(path, name))

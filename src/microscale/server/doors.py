@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
+from microscale.server.anthropic.errors import error_reply, speaks_anthropic
 from microscale.server.faults import ForeignName, Unauthorized, error_headers, error_json, fault_of
 from microscale.server.http.connection import OWNER
+from microscale.server.http.manners import request_id_of
 from microscale.server.pages import PAGES
 
 OPEN = ("/health", "/ping")
@@ -21,7 +23,11 @@ KEYLESS = frozenset({*OPEN, *PAGES})
 """The web page has nothing to hide either, and asks for the key itself: a browser sends none for a page."""
 
 
-def error_response(error: MicroscaleError) -> Response:
+def error_response(error: MicroscaleError, scope: Scope) -> Response:
+    """In the shape of the API that the request speaks."""
+    if speaks_anthropic(scope):
+        body, status, headers = error_reply(error, request_id_of(scope))
+        return Response(body, status, headers, "application/json")
     return Response(error_json(error), fault_of(error).status, error_headers(error), "application/json")
 
 
@@ -37,21 +43,26 @@ class Keys:
         if self._keys and scope["type"] == "http" and scope["path"] not in KEYLESS:
             owner = self._owner(scope)
             if owner is None:
-                error = Unauthorized("The API key is missing or wrong: send the header Authorization: Bearer KEY.")
-                await error_response(error)(scope, receive, send)
+                error = Unauthorized(
+                    "The API key is missing or wrong: send the header Authorization: Bearer KEY, or x-api-key: KEY."
+                )
+                await error_response(error, scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})[OWNER] = owner
         await self._app(scope, receive, send)
 
     def _owner(self, scope: Scope) -> str | None:
         """Whose key it is, by a digest of it: what is kept for one is nothing to another."""
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, key = given.partition(b" ")
+        headers = dict(scope["headers"])
+        kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        # OpenAI's way, and Anthropic's. Clients that know both may send a placeholder in one of them.
+        given = (bearer.strip() if kind.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"").strip())
         found = None
         for known, owner in self._owners:
-            if hmac.compare_digest(known, key.strip()):
-                found = owner
-        return found if kind.lower() == b"bearer" else None
+            for key in filter(None, given):
+                if hmac.compare_digest(known, key):
+                    found = owner
+        return found
 
 
 class Names:
@@ -70,7 +81,8 @@ class Names:
             name = _name(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             if not self._knows(name):
                 told = f"Without API keys this server answers on this machine as localhost, not as {name[:64]!r}"
-                await error_response(ForeignName(f"{told}; allow that name with --allowed-host."))(scope, receive, send)
+                error = ForeignName(f"{told}; allow that name with --allowed-host.")
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -28,6 +28,12 @@ class NoSuchResponse(MicroscaleError):
     """The request names a response that is not kept here."""
 
 
+class NoSuchItem(MicroscaleError):
+    """The request refers to an item that is not kept here."""
+
+    param = "input"
+
+
 class NoSuchPrevious(MicroscaleError):
     """The request continues a response that is not kept here."""
 
@@ -80,6 +86,7 @@ FAULTS: dict[type[MicroscaleError], Fault] = {
     ForeignName: Fault(403, "permission_error", "host_not_allowed"),
     NoSuchModel: Fault(404, "invalid_request_error", "model_not_found"),
     NoSuchResponse: Fault(404, "invalid_request_error", "response_not_found"),
+    NoSuchItem: Fault(404, "invalid_request_error", "item_not_found"),
     NoSuchPrevious: Fault(404, "invalid_request_error", "previous_response_not_found"),
     BodyTooSlow: Fault(408, "invalid_request_error", "body_timeout"),
     BodyTooLarge: Fault(413, "invalid_request_error", "body_too_large"),

@@ -8,6 +8,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from microscale.server.anthropic.errors import ROUTE
+from microscale.server.anthropic.protocol import CountRequest, MessagesRequest
 from microscale.server.body import Body
 from microscale.server.protocol import (
     ChatRequest,
@@ -22,6 +24,9 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatRequest,),
     "/v1/responses": (ResponsesRequest,),
+    "/v1/responses/input_tokens": (ResponsesRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
 }
@@ -31,6 +36,8 @@ SAYS = {
     ("post", "/v1/completions"): "Continue a raw prompt: text, or token ids.",
     ("post", "/v1/chat/completions"): "Answer a conversation.",
     ("post", "/v1/responses"): "Answer a conversation of items, and keep it.",
+    ("post", "/v1/messages"): "Answer a conversation, as Anthropic's Messages API does.",
+    ("post", "/v1/messages/count_tokens"): "How many tokens a conversation of /v1/messages has.",
     ("post", "/tokenize"): "The token ids of a text or of a conversation.",
     ("post", "/detokenize"): "The text of token ids.",
     ("get", "/health"): "Whether requests are taken. Needs no key.",
@@ -39,6 +46,9 @@ SAYS = {
     ("get", "/version"): "The version of the server.",
     ("get", "/v1/models"): "The names under which the model is served.",
     ("get", "/v1/models/{name}"): "One of these names.",
+    ("post", "/v1/responses/input_tokens"): "How many tokens a request's prompt has.",
+    ("get", "/v1/responses/{response_id}/input_items"): "What a response that was kept was made from.",
+    ("post", "/v1/responses/{response_id}/cancel"): "Refused: no response runs in the background.",
     ("get", "/v1/responses/{response_id}"): "A response that was kept.",
     ("delete", "/v1/responses/{response_id}"): "Forget a response.",
     ("get", "/plan"): "What runs, and why.",
@@ -73,5 +83,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
         post = result["paths"][path]["post"]
         post["operationId"] = path.strip("/").replace("/", "_")
         post["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-        post["responses"] = {"200": {"description": "Done."}, "default": {"description": "An error in OpenAI's shape."}}
+        failed = f"An error in {'Anthropic' if path.startswith(ROUTE) else 'OpenAI'}'s shape."
+        post["responses"] = {
+            "200": {"description": "Done."},
+            "default": {"description": failed},
+        }
     return result

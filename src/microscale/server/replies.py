@@ -184,16 +184,28 @@ class TextReply(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
+    """What OpenAI's clients read of a model, and what Anthropic's do."""
+
     id: str
     created: int
     max_model_len: int
+    display_name: str
+    created_at: str
+    """``created`` as Anthropic has it: RFC 3339."""
+    max_input_tokens: int
+    max_tokens: int
     object: str = "model"
     owned_by: str = "microscale"
+    type: str = "model"
+    lifecycle: str = "active"
 
 
 class ModelList(Struct, frozen=True):
     data: list[Model]
+    first_id: str
+    last_id: str
     object: str = "list"
+    has_more: bool = False
 
 
 class Tokenized(Struct, frozen=True):

@@ -17,31 +17,32 @@ from microscale.server.answer import Exchange
 from microscale.server.body import Body
 from microscale.server.chat import flaws_of
 from microscale.server.choice import Choice, Step
-from microscale.server.faults import BadField, NoSuchPrevious, NoSuchResponse, SlowReader, code_of, fault_of
+from microscale.server.faults import SlowReader, code_of, fault_of
 from microscale.server.generation import Ask, generate, requests, sampling_params
 from microscale.server.host import Host
+from microscale.server.logprobs import ChatLogprobSorter
+from microscale.server.openai.response_prompt import named_as_sent, response_prompt
+from microscale.server.openai.response_tool_specs import PassedTool
+from microscale.server.openai.response_tools import Toolbox
 from microscale.server.parsing import read_request
-from microscale.server.prompts import render
-from microscale.server.protocol import AssistantMessage, ChatMessage, TextFormat, ToolMessage
 from microscale.server.replies import encode
-from microscale.server.responses_input import chat_fields, new_messages, said_messages, sampling_fields
+from microscale.server.responses_input import said_items, sampling_fields
 from microscale.server.responses_items import Items
-from microscale.server.responses_protocol import ResponsesRequest
+from microscale.server.responses_protocol import SEALED_THOUGHTS, ResponsesRequest
 from microscale.server.responses_replies import (
     Cached,
     Event,
     Failure,
     Incomplete,
+    InputTokens,
     Response,
     ResponseEvent,
     ResponseUsage,
     Thought,
 )
 from microscale.server.responses_store import Kept
-from microscale.server.structured import text_wish, turn_grammar
+from microscale.server.structured import turn_grammar
 from microscale.text.output import ChatOutput
-
-RENAMED = ((".function.parameters", ".parameters"), ("messages", "input"))
 
 
 class Responses:
@@ -53,17 +54,14 @@ class Responses:
         self._exchange = exchange
         self._record = exchange.record
         self._record.request_id = f"resp_{secrets.token_hex(24)}"
-        self._items = Items()
+        self._toolbox = Toolbox(request.tools or [], request.tool_choice, host.limits.max_tools)
+        self._items = Items(self._toolbox, seals=request.includes(SEALED_THOUGHTS))
         self._num_reasoning = 0
         self._num_events = 0
         self._response = self._begun(host.check_model(request.model))
 
     async def run(self, num_bytes: int) -> None:
-        self._messages = [*self._previous(), *new_messages(self._request)]
-        try:
-            steps = await self._start(num_bytes)
-        except BadField as error:
-            raise _renamed(error) from None
+        steps = await self._start(num_bytes)
         async with aclosing(steps):
             if self._request.stream:
                 await self._stream(steps)
@@ -77,38 +75,29 @@ class Responses:
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
 
-    def _previous(self) -> tuple[ChatMessage, ...]:
-        before = self._request.previous_response_id
-        if before is None:
-            return ()
-        try:
-            return self._host.stored.get(before, self._record.owner).messages
-        except NoSuchResponse as error:
-            raise NoSuchPrevious(f"previous_response_id: {error}") from None
-
     async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[Choice, Step], None]:
         host, request = self._host, self._request
-        most = host.limits.max_messages
-        if len(self._messages) > most:
-            raise BadField(f"The conversation has {len(self._messages)} messages; at most {most} are taken.", "input")
-        chat = chat_fields(request, self._messages)
-        wanted = None if request.text is None else request.text.format
-        wish = text_wish(None if isinstance(wanted, TextFormat) else wanted, "text.format", host.limits)
-        size = num_bytes + (0 if request.previous_response_id is None else host.limits.max_body_bytes)
-        prompt = await host.off_loop(size, lambda: render(host, chat, None if wish is None else wish.told))
+        made = await response_prompt(host, request, self._toolbox, self._record.owner, num_bytes)
+        self._conversation, prompt = made.items, made.prompt
         fields = sampling_fields(request)
-        grammar = await turn_grammar(host, chat, wish, fields)
-        params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, None)
-        params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
+        with named_as_sent(self._toolbox):
+            grammar = await turn_grammar(host, made.chat, made.wish, fields)
+            logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
+            params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
+        if not params.ignore_eos:
+            params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
-        self._choice = Choice(0, ChatOutput(host.renderer.tokens, tools=prompt.tools))
+        output = ChatOutput(host.renderer.tokens, tools=prompt.tools)
+        self._choice = Choice(0, output, keep_outputs=logprobs is not None)
+        self._sorter = None if logprobs is None else ChatLogprobSorter(host.tokenizer, output)
         return generate(host, self._record, asked, [self._choice])
 
     def _begun(self, name: str) -> Response:
         request = self._request
-        effort = None if request.reasoning is None else request.reasoning.effort
-        wanted = None if request.text is None else request.text.format
+        thinks, text = request.reasoning, request.text
+        wanted = None if text is None else text.format
         choice = request.tool_choice
+        marks = request.model_extra or {}
         return Response(
             id=self._record.request_id,
             created_at=int(time.time()),
@@ -119,13 +108,26 @@ class Responses:
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},
             previous_response_id=request.previous_response_id,
-            reasoning={"effort": effort or "medium", "summary": None},
+            reasoning={
+                "effort": (None if thinks is None else thinks.effort) or "medium",
+                "summary": None if thinks is None else thinks.summary,
+            },
             store=request.store is not False,
             temperature=1.0 if request.temperature is None else request.temperature,
-            text={"format": {"type": "text"} if wanted is None else _sent(wanted)},
+            text={
+                "format": {"type": "text"} if wanted is None else _sent(wanted),
+                "verbosity": (None if text is None else text.verbosity) or "medium",
+            },
             tool_choice=choice or "auto" if choice is None or isinstance(choice, str) else _sent(choice),
-            tools=[_sent(tool) for tool in request.tools or []],
+            tools=[_sent(tool) for tool in request.tools or [] if not isinstance(tool, PassedTool)],
             top_p=1.0 if request.top_p is None else request.top_p,
+            truncation=request.truncation or "disabled",
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            max_tool_calls=request.max_tool_calls,
+            top_logprobs=request.top_logprobs or 0,
+            user=_word(marks.get("user")),
+            safety_identifier=_word(marks.get("safety_identifier")),
+            prompt_cache_key=_word(marks.get("prompt_cache_key")),
         )
 
     # ---- on the way --------------------------------------------------------------------------------------------------
@@ -133,7 +135,8 @@ class Responses:
     def _advance(self, step: Step) -> Iterator[Event]:
         if step.delta.reasoning:
             self._num_reasoning += len(step.delta.token_ids)
-        yield from self._items.add(step.delta)
+        logprobs = () if self._sorter is None else self._sorter.sort(step).content
+        yield from self._items.add(step.delta, logprobs)
         if step.finish is not None:
             cut = step.finish is Finish.LENGTH
             yield from self._items.close("incomplete" if cut else "completed")
@@ -145,6 +148,7 @@ class Responses:
         record.finishes.append(finish)
         self._host.metrics.finished(finish)
         response.status = "incomplete" if cut else "completed"
+        response.completed_at = None if cut else int(time.time())
         response.incomplete_details = Incomplete("max_output_tokens") if cut else None
         response.output = self._items.items
         response.usage = self._usage()
@@ -199,9 +203,9 @@ class Responses:
     def _keep(self, data: bytes) -> None:
         if self._request.store is False:
             return
-        whole = (*self._messages, *said_messages(self._items.items))
-        size = len(data) + sum(_size(message) for message in whole)
-        self._host.stored.put(self._response.id, Kept(data, whole, self._record.owner, size), self._host.limits)
+        whole = (*self._conversation, *said_items(self._items.items))
+        kept = Kept(data, whole, len(self._conversation), self._record.owner)
+        self._host.stored.put(self._response.id, kept, self._host.limits)
 
 
 def _sent(part: Body) -> dict[str, Any]:
@@ -209,27 +213,21 @@ def _sent(part: Body) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-def _size(message: ChatMessage) -> int:
-    """Bytes that a message takes in memory, about: its text, and what objects cost."""
-    texts = [message.content if isinstance(message.content, str) else ""]
-    if isinstance(message, AssistantMessage):
-        texts.append(message.reasoning or "")
-        for call in message.tool_calls or ():
-            texts += [call.id, call.function.name, call.function.arguments]
-    elif isinstance(message, ToolMessage):
-        texts += [message.tool_call_id or "", message.name or ""]
-    return 1024 + 4 * sum(map(len, texts))
-
-
-def _renamed(error: BadField) -> BadField:
-    """The chat's fields under the names that they have here."""
-    text, param = str(error), error.param or ""
-    for chat, here in RENAMED:
-        text, param = text.replace(chat, here), param.replace(chat, here)
-    return BadField(text, param or None, error.code)
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 async def respond(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
     request = await read_request(host, ResponsesRequest, body, exchange)
     await Responses(host, request, exchange).run(len(body))
+
+
+async def count_input(host: Host, body: bytes, exchange: Exchange) -> None:
+    """``/v1/responses/input_tokens``: what a request's prompt would have."""
+    host.check_open()
+    request = await read_request(host, ResponsesRequest, body, exchange)
+    host.check_model(request.model)
+    toolbox = Toolbox(request.tools or [], request.tool_choice, host.limits.max_tools)
+    made = await response_prompt(host, request, toolbox, exchange.record.owner, len(body))
+    await exchange.json(encode(InputTokens(len(made.prompt.tokens))))

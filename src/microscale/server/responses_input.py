@@ -2,65 +2,151 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+from pydantic import TypeAdapter
+
+from microscale.server.faults import BadField
+from microscale.server.openai.response_calls import arguments_of, custom_arguments
+from microscale.server.openai.response_input_items import (
+    AnyItem,
+    BuiltInCallItem,
+    BuiltInOutputItem,
+    CallItem,
+    CallOutputItem,
+    CustomCallItem,
+    InputMessage,
+    Item,
+    PassedItem,
+    ReasoningItem,
+    Reference,
+    TextOrParts,
+)
+from microscale.server.openai.response_tools import Toolbox
 from microscale.server.protocol import (
     AssistantMessage,
     ChatFields,
     ChatMessage,
-    Function,
     FunctionCall,
-    FunctionName,
     Instruction,
-    NamedTool,
     PastCall,
     SamplingFields,
     ToolMessage,
-    ToolSpec,
 )
-from microscale.server.responses_protocol import (
-    CallItem,
-    CallOutputItem,
-    InputMessage,
-    InputText,
-    NamedFunction,
-    ReasoningItem,
-    ResponsesRequest,
-)
-from microscale.server.responses_replies import CallItem as SaidCall
+from microscale.server.replies import encode
+from microscale.server.responses_protocol import ResponsesRequest
 from microscale.server.responses_replies import Item as SaidItem
-from microscale.server.responses_replies import ReasoningItem as SaidReasoning
+from microscale.server.responses_store import KeptItem, ResponseStore
+
+ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+
+# ---- items -----------------------------------------------------------------------------------------------------------
+
+
+def new_items(
+    request: ResponsesRequest, before: Sequence[KeptItem], store: ResponseStore, owner: str
+) -> list[KeptItem]:
+    """What the request adds to the conversation. Raise ``NoSuchItem`` for a reference to what is not kept."""
+    if isinstance(request.input, str):
+        return [kept_input(InputMessage(role="user", content=request.input))]
+    there = {item.id for item in before}
+    items = []
+    for item in request.input:
+        if isinstance(item, Reference):
+            # One that ``previous_response_id`` brings along is in its place already.
+            if item.id not in there:
+                items.append(store.item(item.id, owner))
+        elif not isinstance(item, PassedItem):
+            items.append(kept_input(item))
+    return items
+
+
+def kept_input(item: Item) -> KeptItem:
+    item_id = item.id or f"{PREFIXES.get(item.type or 'message', 'item')}_{secrets.token_hex(12)}"
+    return KeptItem(item_id, item, _size(item), is_ours=item.id is None)
+
+
+def said_items(items: Sequence[SaidItem]) -> list[KeptItem]:
+    """What a response adds to the conversation."""
+    read: list[Item] = [ITEM.validate_python(msgspec.to_builtins(item)) for item in items]
+    return [KeptItem(said.id, item, _size(item), is_ours=True) for said, item in zip(items, read, strict=True)]
+
+
+def _size(item: Item) -> int:
+    """Bytes that an item takes in memory, about: its text, and what objects cost."""
+    return 1024 + 4 * len(encode(shown(item)))
+
+
+def shown(item: Item) -> dict[str, Any]:
+    """An item as it came."""
+    return item.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
 
 
 class Folder:
     """Folds items into messages: what an assistant thinks, says and calls in one go is one message of the chat."""
 
-    def __init__(self) -> None:
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
         self._messages: list[ChatMessage] = []
         self._reasoning: list[str] = []
         self._content: str | None = None
         self._calls: list[PastCall] = []
+        self._call_ids: dict[str, str] = {}
+        """By the item's id: a local shell's result may name either."""
 
-    def think(self, text: str) -> None:
-        if self._content is not None or self._calls:
-            self._flush()
-        self._reasoning.append(text)
-
-    def say(self, text: str) -> None:
-        if self._content is not None or self._calls:
-            self._flush()
-        self._content = text
-
-    def call(self, call_id: str, name: str, arguments: str) -> None:
-        self._calls.append(PastCall(id=call_id, function=FunctionCall(name=name, arguments=arguments)))
-
-    def add(self, message: ChatMessage) -> None:
-        self._flush()
-        self._messages.append(message)
+    def add(self, item: Item) -> None:
+        if isinstance(item, CallItem):
+            self._call(item.call_id, self._toolbox.heard(item.name, item.namespace), item.arguments)
+        elif isinstance(item, CustomCallItem):
+            heard = self._toolbox.heard(item.name, item.namespace)
+            self._call(item.call_id, heard, custom_arguments(item.input))
+        elif isinstance(item, BuiltInCallItem):
+            kind = item.type.removesuffix("_call")
+            call_id = item.call_id or item.id or ""
+            self._call_ids[item.id or ""] = call_id
+            self._call(call_id, kind, arguments_of(kind, item.action or item.operation or {}))
+        elif isinstance(item, CallOutputItem):
+            self._add(ToolMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+        elif isinstance(item, BuiltInOutputItem):
+            answered = item.call_id or self._call_ids.get(item.id or "", item.id)
+            self._add(ToolMessage(role="tool", content=_result(item), tool_call_id=answered))
+        elif isinstance(item, ReasoningItem):
+            self._think(item.text)
+        elif item.role == "assistant":
+            self._say(_text(item.content))
+        else:
+            self._add(Instruction(role=item.role, content=_text(item.content)))
 
     def messages(self) -> list[ChatMessage]:
         self._flush()
         return self._messages
+
+    def _think(self, text: str) -> None:
+        if self._content is not None or self._calls:
+            self._flush()
+        if text:
+            self._reasoning.append(text)
+
+    def _say(self, text: str) -> None:
+        if self._content is not None or self._calls:
+            self._flush()
+        self._content = text
+
+    def _call(self, call_id: str, name: str, arguments: str) -> None:
+        self._calls.append(PastCall(id=call_id, function=FunctionCall(name=name, arguments=arguments)))
+
+    def _add(self, message: ChatMessage) -> None:
+        self._flush()
+        self._messages.append(message)
 
     def _flush(self) -> None:
         if self._reasoning or self._content is not None or self._calls:
@@ -74,69 +160,40 @@ class Folder:
         self._reasoning, self._content, self._calls = [], None, []
 
 
-def new_messages(request: ResponsesRequest) -> list[ChatMessage]:
-    """What the request adds to the conversation."""
-    if isinstance(request.input, str):
-        return [Instruction(role="user", content=request.input)]
-    folder = Folder()
-    for item in request.input:
-        if isinstance(item, CallItem):
-            folder.call(item.call_id, item.name, item.arguments)
-        elif isinstance(item, CallOutputItem):
-            folder.add(ToolMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
-        elif isinstance(item, ReasoningItem):
-            folder.think("\n".join(part.text for part in item.content or item.summary or []))
-        elif item.role == "assistant":
-            folder.say(_text(item.content))
-        else:
-            folder.add(_spoken(item))
+def folded(items: Sequence[KeptItem], toolbox: Toolbox) -> list[ChatMessage]:
+    folder = Folder(toolbox)
+    for kept in items:
+        folder.add(kept.item)
     return folder.messages()
 
 
-def said_messages(items: Sequence[SaidItem]) -> list[ChatMessage]:
-    """What a response adds to the conversation."""
-    folder = Folder()
-    for item in items:
-        if isinstance(item, SaidCall):
-            folder.call(item.call_id, item.name, item.arguments)
-        elif isinstance(item, SaidReasoning):
-            folder.think(item.content[0].text)
-        else:
-            folder.say(item.content[0].text)
-    return folder.messages()
-
-
-def _spoken(item: InputMessage) -> Instruction:
-    role = item.role
-    assert role != "assistant"
-    return Instruction(role=role, content=_text(item.content))
-
-
-def _text(content: str | list[InputText]) -> str:
+def _text(content: TextOrParts) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatFields:
-    choice = request.tool_choice
-    specs = [
-        ToolSpec(
-            type="function",
-            function=Function(
-                name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-            ),
-        )
-        for tool in request.tools or []
-    ]
+def _result(item: BuiltInOutputItem) -> str:
+    """What a shell or a patch returned, in the words that the client has for it."""
+    if isinstance(item.output, str):
+        return item.output
+    return (item.status or "") if item.output is None else json.dumps(item.output, ensure_ascii=False)
+
+
+# ---- the chat --------------------------------------------------------------------------------------------------------
+
+
+def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], toolbox: Toolbox) -> ChatFields:
     instructions: list[ChatMessage] = []
     if request.instructions:
         instructions.append(Instruction(role="developer", content=request.instructions))
+    if not instructions and not messages:
+        raise BadField("input: nothing in it can be read by the model.", "input")
+    wanted = None if request.reasoning is None else request.reasoning.effort
     return ChatFields(
         messages=[*instructions, *messages],
-        tools=specs or None,
-        tool_choice=NamedTool(type="function", function=FunctionName(name=choice.name))
-        if isinstance(choice, NamedFunction)
-        else choice,
-        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        tools=toolbox.specs or None,
+        tool_choice=toolbox.choice,
+        reasoning_effort="xhigh" if wanted == "max" else wanted,
+        verbosity=None if request.text is None else request.text.verbosity,
     )
 
 
@@ -148,6 +205,7 @@ def sampling_fields(request: ResponsesRequest) -> SamplingFields:
         top_k=request.top_k,
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
+        ignore_eos=request.ignore_eos,
         cache_prompt=request.cache_prompt,
         cache_salt=request.cache_salt,
         priority=request.priority,

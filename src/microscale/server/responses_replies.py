@@ -34,6 +34,7 @@ class ReasoningItem(Struct):
     status: Status
     content: list[ReasoningText]
     summary: list[Any] = field(default_factory=list)
+    encrypted_content: str | UnsetType = UNSET
     type: str = "reasoning"
 
 
@@ -43,10 +44,39 @@ class CallItem(Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
     type: str = "function_call"
 
 
-Item = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(Struct):
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+    type: str = "custom_tool_call"
+
+
+class ShellCallItem(Struct):
+    """A call of either kind of shell."""
+
+    id: str
+    status: Status
+    call_id: str
+    action: dict[str, Any]
+    type: str
+
+
+class PatchCallItem(Struct):
+    id: str
+    status: Status
+    call_id: str
+    operation: dict[str, Any]
+    type: str = "apply_patch_call"
+
+
+Item = MessageItem | ReasoningItem | CallItem | CustomCallItem | ShellCallItem | PatchCallItem
 
 
 class Cached(Struct, frozen=True):
@@ -93,13 +123,21 @@ class Response(Struct):
     tool_choice: Any
     tools: list[Any]
     top_p: float
+    truncation: str
+    parallel_tool_calls: bool
+    """As it was asked for. A turn of Harmony ends with its first call."""
+    max_tool_calls: int | None
+    """As it was asked for: OpenAI's own tools are meant, of which there are none here."""
+    top_logprobs: int
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
     usage: ResponseUsage | None = None
     error: Failure | None = None
     incomplete_details: Incomplete | None = None
+    completed_at: int | None = None
     background: bool = False
-    parallel_tool_calls: bool = False
-    """A turn of Harmony ends with its first call."""
-    truncation: str = "disabled"
+    service_tier: str = "default"
     object: str = "response"
     flaws: list[str] | UnsetType = UNSET
     """What was malformed in the model's output; none of its text is lost."""
@@ -109,6 +147,19 @@ class Deleted(Struct, frozen=True):
     id: str
     deleted: bool = True
     object: str = "response"
+
+
+class InputTokens(Struct, frozen=True):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+class ItemList(Struct, frozen=True):
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -153,3 +204,12 @@ class ArgumentsEvent(Event, kw_only=True):
     delta: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+
+
+class InputEvent(Event, kw_only=True):
+    """Of a custom tool's call."""
+
+    item_id: str
+    output_index: int
+    delta: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET

@@ -1,0 +1,80 @@
+"""How many CPU threads of torch a step gets: one, or all.
+
+Threads of one product wait for each other at its end. On a machine that has other work to do one of them may be put
+aside for milliseconds meanwhile, and a decoding step of a small model has hundreds of products of a tenth of that. So a
+step whose products are small gets one thread. Which it is depends on the model and on the number of tokens alone: sums
+are added up in the same order in every run, however busy the machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from microscale.backends import registry
+from microscale.backends.decision import Plan
+from microscale.backends.ops import MoeSpec
+from microscale.errors import BadSetting
+from microscale.hardware import Gpu
+from microscale.models.outline import AT_THE_END
+
+MAX_THREADS = 1024
+SMALL_US = 250.0
+"""A step whose products, on average, take one core less than this has one thread. The embedded model's do with up to
+114 tokens; gpt-oss-20b's take 1700 with one."""
+CORE_FLOPS, CORE_BYTES = 30e9, 10e9
+"""What one core computes and reads in a second. Rough: a factor of two moves the bound on the tokens by no more."""
+
+
+@cache
+def all_threads() -> int:
+    """As many as torch was given, before anything here has changed it."""
+    return torch.get_num_threads()
+
+
+def check_threads(threads: int | None) -> None:
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise BadSetting(f"--threads {threads} is not between 1 and {MAX_THREADS}.")
+
+
+def product_us(plan: Plan, gpu: Gpu, tokens: int) -> float:
+    """How long one core takes for the average product of a step's layers. An expert is two products."""
+    total, products = 0.0, 0
+    for op, layer in plan.layers():
+        if op not in ("dense", "moe") or layer in AT_THE_END:
+            continue
+        decision = plan.of(op, layer)[0]
+        spec = replace(decision.spec, tokens=tokens)
+        cost = registry.find(op, decision.chosen).cost(spec, gpu)
+        total += 1e6 * max(cost.flops / CORE_FLOPS, cost.bytes / CORE_BYTES)
+        products += 2 * min(spec.num_experts, spec.top_k * tokens) if isinstance(spec, MoeSpec) else 1
+    return total / max(products, 1)
+
+
+def wanted_threads(plan: Plan, gpu: Gpu, tokens: int, most: int) -> int:
+    """Of a step of so many tokens, where there are ``most``."""
+    return 1 if product_us(plan, gpu, tokens) < SMALL_US else most
+
+
+class StepThreads:
+    """Gives each step its threads. ``fixed``: the same to all. They stay until the next step: sampling is small too."""
+
+    def __init__(self, plan: Plan, gpu: Gpu, fixed: int | None) -> None:
+        most = all_threads()
+
+        def wanted(tokens: int) -> int:
+            return wanted_threads(plan, gpu, tokens, most) if fixed is None else fixed
+
+        self._wanted: Callable[[int], int] = cache(wanted)
+        self._on = gpu.is_cpu
+
+    def give(self, tokens: int) -> None:
+        """Before a step of so many tokens runs. Nothing on a GPU, where the host computes next to nothing."""
+        if not self._on:
+            return
+        threads = self._wanted(tokens)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)

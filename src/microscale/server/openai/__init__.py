@@ -1,0 +1,1 @@
+"""OpenAI's APIs: requests, replies and what lies between."""
