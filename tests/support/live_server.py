@@ -91,11 +91,12 @@ def main() -> int:
     tokenizer.protect(names.NAMES)
     overrides = {"scripts": scripts(tokenizer), "step_s": told.pop("step_s"), "plan": told.pop("plan", "scripted")}
     overrides["scripts"] += [tokenizer.encode_with_control(turn) for turn in told.pop("turns", [])]
+    overrides["rules"] = told.pop("rules", [])
     factory = ("--factory", told.pop("factory", "support.scripted_service:load"))
     options = ServeOptions(
         engine=EngineConfig("scripted", hf_overrides=overrides, max_model_len=told.pop("max_model_len")),
         tokenizer=tokenizer,
-        names=(MODEL, "other-name"),
+        names=(MODEL, "other-name", *told.pop("more_names", [])),
         port=0,
         keys=tuple(key.encode() for key in told.pop("keys")),
         limits=Limits(**told.pop("limits", {})),

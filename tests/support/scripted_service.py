@@ -37,9 +37,12 @@ class Scripted:
             raise QueueFull("1 request waits, and the queue holds 1.")
         if not message.prompt:
             raise BadRequest("The prompt is empty; give at least one token id.")
-        script = list(message.prompt) if seed is None or seed >= len(self._scripts) else self._scripts[seed]
-        tokens = itertools.cycle(script)
+        tokens = itertools.cycle(self.script(message))
         self._open[message.number] = (tokens, message.params, itertools.count(1), len(message.prompt) // 2)
+
+    def script(self, message: Submit) -> list[int]:
+        seed = message.params.seed
+        return list(message.prompt) if seed is None or seed >= len(self._scripts) else self._scripts[seed]
 
     def abort(self, number: int) -> None:
         self._open.pop(number, None)
