@@ -21,7 +21,7 @@ def answer(text: str) -> str:
 
 def after(name: str) -> str:
     """A prompt that ends with the result of a call."""
-    return rf"<\|start\|>functions\.{name} to=assistant(?!.*<\|start\|>user)"
+    return rf"<\|start\|>functions\.{name}<\|channel\|>(?!.*<\|start\|>user)"
 
 
 PATCH = "*** Begin Patch\n*** Add File: hello.txt\n+Hello from the patch.\n*** End Patch\n"
@@ -67,6 +67,11 @@ LANGCHAIN = [
     (r"haikus", answer("Old pond, a frog jumps. Autumn moonlight, a worm digs.")),
 ]
 
-RULES = [*AGENTS, *LANGCHAIN]
+OTHERS = [
+    (r"What is 12 \+ 30\?", answer("It is 42.")),
+    (r"Ann is 30 years old", answer(json.dumps({"name": "Ann", "age": 30}))),
+]
+
+RULES = [*AGENTS, *LANGCHAIN, *OTHERS]
 MORE_NAMES = ["gpt-5.5"]
 """A name that Codex knows: it then offers a tool of free text as well."""

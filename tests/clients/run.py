@@ -51,6 +51,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
         factory="support.rules_service:load",
         rules=RULES,
         more_names=MORE_NAMES,
+        allowed_origins=["*"],
     )
     with serving(options, folder / "demo.log") as address, scripted as live:
         yield {

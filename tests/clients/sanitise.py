@@ -21,7 +21,19 @@ QUESTION = "List the files of this folder"
 PATCH = "Add a file by a patch"
 GRAMMAR = 'start: "*** Begin Patch" LF /(.|\\n)+/ "*** End Patch" LF?\nLF: /\\n/\n'
 # Strings that say what a thing is. All others are somebody's text.
-KINDS = {"type", "role", "name", "effort", "summary", "verbosity", "tool_choice", "syntax", "execution", "keep", "status"}
+KINDS = {
+    "type",
+    "role",
+    "name",
+    "effort",
+    "summary",
+    "verbosity",
+    "tool_choice",
+    "syntax",
+    "execution",
+    "keep",
+    "status",
+}
 KINDS |= {"$schema", "format", "id", "call_id", "tool_use_id", "arguments", "input", "pattern"}
 KINDS |= {"include", "required", "enum", "search_content_types", "const", "previous_response_id"}
 HEADERS = {"anthropic-beta", "anthropic-version", "x-app", "originator", "accept", "x-codex-beta-features"}
@@ -61,7 +73,9 @@ class Sanitiser:
         return self._plain(text) if UUID.fullmatch(text) else TEXT
 
     def _plain(self, text: str) -> str:
-        return UUID.sub(lambda found: self._ids.setdefault(found[0], f"{len(self._ids):08d}-0000-7000-8000-{0:012d}"), text)
+        return UUID.sub(
+            lambda found: self._ids.setdefault(found[0], f"{len(self._ids):08d}-0000-7000-8000-{0:012d}"), text
+        )
 
 
 def ids_in(reply: Any, at: str) -> Iterator[tuple[str, str]]:

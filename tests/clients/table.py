@@ -40,6 +40,7 @@ def node(name: str, *packages: str, script: str = "", **rest: object) -> Client:
 
 
 SCRIPTED = "on the scripted engine: its prompt is longer than the embedded model's context"
+CHROMIUM = "the page in the system's Chromium, its direct connection on the scripted engine"
 
 CLIENTS = (
     python("openai-python", "openai==2.54.0", script="use_openai.py"),
@@ -58,4 +59,10 @@ CLIENTS = (
     python("llama-benchy", "llama-benchy==0.4.0", TORCH),
     python("aiperf", "aiperf==0.13.0", TORCH, timeout_s=600),
     python("genai-bench", "genai-bench==0.0.5", TORCH),
+    python("open-webui", "open-webui==0.12.4", "playwright==1.65.0", TORCH, timeout_s=600, note=CHROMIUM),
+    python("instructor", "instructor==1.17.0"),
+    python("dspy", "dspy==3.4.1"),
+    python("smolagents", "smolagents[openai]==1.26.0", TORCH),
+    python("llm", "llm==0.36"),
+    python("aider", "aider-chat==0.86.2", note=SCRIPTED),
 )

@@ -18,6 +18,10 @@ ADDRESS = os.environ["MICROSCALE_ADDRESS"]
 V1 = f"{ADDRESS}/v1"
 KEY = os.environ["MICROSCALE_KEY"]
 MODEL = os.environ["MICROSCALE_MODEL"]
+# The same server over an engine that answers by rules.
+SCRIPTED_ADDRESS = os.environ.get("MICROSCALE_SCRIPTED_ADDRESS", "")
+SCRIPTED_V1 = f"{SCRIPTED_ADDRESS}/v1"
+SCRIPTED_MODEL = os.environ.get("MICROSCALE_SCRIPTED_MODEL", "")
 # Another name of the same model.
 OTHER_MODEL = os.environ.get("MICROSCALE_OTHER_MODEL", "")
 # The folder of the embedded model: clients that count tokens themselves take its tokenizer.

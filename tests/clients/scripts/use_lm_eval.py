@@ -76,7 +76,9 @@ def evaluate(task: str, docs: list[dict[str, Any]], model: str, route: str, *mor
         data = folder / "docs.jsonl"
         data.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
         (folder / "task.yaml").write_text(task.format(data=data))
-        told = f"model={MODEL},base_url={V1}{route},tokenizer={TOKENIZER},num_concurrent=2,max_retries=1,max_length=4096"
+        told = (
+            f"model={MODEL},base_url={V1}{route},tokenizer={TOKENIZER},num_concurrent=2,max_retries=1,max_length=4096"
+        )
         named = task.split("task: ")[1].split()[0]
         command = [tool("lm-eval"), "run", "--model", model, "--model_args", told, "--tasks", named, "--log_samples"]
         command += ["--include_path", name, "--output_path", str(folder / "out"), *more]
