@@ -11,6 +11,7 @@ import msgspec
 from pydantic import TypeAdapter
 
 from microscale.server.faults import BadField
+from microscale.server.folder import Folder
 from microscale.server.openai.response_calls import arguments_of, custom_arguments
 from microscale.server.openai.response_input_items import (
     AnyItem,
@@ -28,12 +29,9 @@ from microscale.server.openai.response_input_items import (
 )
 from microscale.server.openai.response_tools import Toolbox
 from microscale.server.protocol import (
-    AssistantMessage,
     ChatFields,
     ChatMessage,
-    FunctionCall,
     Instruction,
-    PastCall,
     SamplingFields,
     ToolMessage,
 )
@@ -91,77 +89,45 @@ def shown(item: Item) -> dict[str, Any]:
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
-class Folder:
-    """Folds items into messages: what an assistant thinks, says and calls in one go is one message of the chat."""
+class ItemFolder:
+    """Folds items into the chat's messages."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
-        self._messages: list[ChatMessage] = []
-        self._reasoning: list[str] = []
-        self._content: str | None = None
-        self._calls: list[PastCall] = []
+        self._folder = Folder()
         self._call_ids: dict[str, str] = {}
         """By the item's id: a local shell's result may name either."""
 
     def add(self, item: Item) -> None:
+        folder = self._folder
         if isinstance(item, CallItem):
-            self._call(item.call_id, self._toolbox.heard(item.name, item.namespace), item.arguments)
+            folder.call(item.call_id, self._toolbox.heard(item.name, item.namespace), item.arguments)
         elif isinstance(item, CustomCallItem):
             heard = self._toolbox.heard(item.name, item.namespace)
-            self._call(item.call_id, heard, custom_arguments(item.input))
+            folder.call(item.call_id, heard, custom_arguments(item.input))
         elif isinstance(item, BuiltInCallItem):
             kind = item.type.removesuffix("_call")
             call_id = item.call_id or item.id or ""
             self._call_ids[item.id or ""] = call_id
-            self._call(call_id, kind, arguments_of(kind, item.action or item.operation or {}))
+            folder.call(call_id, kind, arguments_of(kind, item.action or item.operation or {}))
         elif isinstance(item, CallOutputItem):
-            self._add(ToolMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+            folder.add(ToolMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
         elif isinstance(item, BuiltInOutputItem):
             answered = item.call_id or self._call_ids.get(item.id or "", item.id)
-            self._add(ToolMessage(role="tool", content=_result(item), tool_call_id=answered))
+            folder.add(ToolMessage(role="tool", content=_result(item), tool_call_id=answered))
         elif isinstance(item, ReasoningItem):
-            self._think(item.text)
+            folder.think(item.text)
         elif item.role == "assistant":
-            self._say(_text(item.content))
+            folder.say(_text(item.content))
         else:
-            self._add(Instruction(role=item.role, content=_text(item.content)))
+            folder.add(Instruction(role=item.role, content=_text(item.content)))
 
     def messages(self) -> list[ChatMessage]:
-        self._flush()
-        return self._messages
-
-    def _think(self, text: str) -> None:
-        if self._content is not None or self._calls:
-            self._flush()
-        if text:
-            self._reasoning.append(text)
-
-    def _say(self, text: str) -> None:
-        if self._content is not None or self._calls:
-            self._flush()
-        self._content = text
-
-    def _call(self, call_id: str, name: str, arguments: str) -> None:
-        self._calls.append(PastCall(id=call_id, function=FunctionCall(name=name, arguments=arguments)))
-
-    def _add(self, message: ChatMessage) -> None:
-        self._flush()
-        self._messages.append(message)
-
-    def _flush(self) -> None:
-        if self._reasoning or self._content is not None or self._calls:
-            message = AssistantMessage(
-                role="assistant",
-                content=self._content,
-                reasoning="\n".join(self._reasoning) or None,
-                tool_calls=self._calls or None,
-            )
-            self._messages.append(message)
-        self._reasoning, self._content, self._calls = [], None, []
+        return self._folder.messages()
 
 
 def folded(items: Sequence[KeptItem], toolbox: Toolbox) -> list[ChatMessage]:
-    folder = Folder(toolbox)
+    folder = ItemFolder(toolbox)
     for kept in items:
         folder.add(kept.item)
     return folder.messages()

@@ -30,6 +30,7 @@ from microscale.server.anthropic.protocol import (
 )
 from microscale.server.body import MANY, NAME, Ignored
 from microscale.server.faults import BadField
+from microscale.server.folder import Folder
 from microscale.server.limits import Limits
 from microscale.server.protocol import (
     AssistantMessage,
@@ -44,7 +45,6 @@ from microscale.server.protocol import (
     ToolMessage,
     ToolSpec,
 )
-from microscale.server.responses_input import Folder
 from microscale.server.structured import Wish, schema_wish
 
 Effort = Literal["low", "medium", "high"]
