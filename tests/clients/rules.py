@@ -1,4 +1,4 @@
-"""What the scripted engine says to whom: pairs of a pattern in the prompt and a turn of the model, in Harmony's form."""
+"""What the scripted engine says to whom: pairs of a pattern in the prompt and a turn of the model as Harmony has it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ AGENTS = [
     (after("apply_patch"), answer("The patch is in.")),
     (r"apply_patch.*Add a file by a patch", call("apply_patch", {"input": PATCH})),
     (r"exec_command" + LIST, call("exec_command", {"cmd": "ls"})),
+    (after("close_agent") + r".*unsupported", answer("That tool is not known.")),
+    (after("close_agent"), answer("The agent is closed.")),
+    (r"close_agent.*Close the agent", call("close_agent", {"target": "nobody"})),
     # Claude Code.
     (after("Bash"), FILES),
     (r"Bash" + LIST, call("Bash", {"command": "ls", "description": "List files"})),

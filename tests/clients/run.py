@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clients import report
@@ -124,10 +124,8 @@ def _read(process: subprocess.Popen[str]) -> tuple[tuple[Check, ...], list[str]]
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """The script and what it started: it leads a session of its own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -1,5 +1,5 @@
-"""What the scripts in Python share: where the server is, and checks that report a JSON line each. Standard library only:
-every script runs in its client's own environment."""
+"""What the scripts in Python share: where the server is, and checks that report a JSON line each. It needs the standard
+library alone: every script runs in its client's own environment."""
 
 from __future__ import annotations
 
@@ -59,6 +59,15 @@ def main() -> None:
         else:
             report(name, ok=True)
     sys.exit(failed)
+
+
+def refused(kind: type[BaseException], call: Callable[[], Any]) -> Any:
+    """The error that a call must end with."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} came")
 
 
 def tool(name: str) -> str:

@@ -59,4 +59,11 @@ def patch() -> None:
         assert "The patch is in." in told, told
 
 
+@check("codex exec: a call of a tool in a namespace, its output, an answer")
+def namespace() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        told = turn("Close the agent", SCRIPTED_MODEL, Path(folder))
+        assert "The agent is closed." in told, told
+
+
 main()

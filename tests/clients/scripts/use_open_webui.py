@@ -1,5 +1,5 @@
-"""Open WebUI itself, as its users run it: its own connection from the server's side, and a direct connection, which goes
-from the page in a browser (the system's Chromium) straight to ours and so needs CORS."""
+"""Open WebUI itself, as its users run it: its server's connection, and a direct connection, which goes from the page in
+a browser (the system's Chromium) straight to ours and so needs CORS."""
 
 from __future__ import annotations
 
