@@ -48,16 +48,18 @@ def main() -> None:
     """Runs every check whose name has MICROSCALE_CHECK in it; exits with 1 if one failed."""
     only = os.environ.get("MICROSCALE_CHECK", "")
     failed = False
-    for name, run in _checks:
-        if only not in name:
-            continue
-        try:
-            asyncio.run(run()) if inspect.iscoroutinefunction(run) else run()
-        except BaseException:
-            failed = True
-            report(name, ok=False, detail=traceback.format_exc())
-        else:
-            report(name, ok=True)
+    # One event loop for all: clients keep connections from one check to the next.
+    with asyncio.Runner() as loop:
+        for name, run in _checks:
+            if only not in name:
+                continue
+            try:
+                loop.run(run()) if inspect.iscoroutinefunction(run) else run()
+            except BaseException:
+                failed = True
+                report(name, ok=False, detail=traceback.format_exc())
+            else:
+                report(name, ok=True)
     sys.exit(failed)
 
 
