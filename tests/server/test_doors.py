@@ -46,7 +46,8 @@ def test_keys_have_owners_that_do_not_show_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "::1", "a.localhost", ""]
+    "name",
+    ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "::1", "a.localhost", "", "0.0.0.0:8000", "[::]"],
 )
 def test_this_machine_by_its_own_names(name: str) -> None:
     assert call(Names, (), {"Host": name}) == ""
@@ -65,7 +66,7 @@ def test_a_foreign_name_is_refused_on_the_loopback_address_alone(name: str) -> N
 
 def test_what_one_keeps_is_nothing_to_another() -> None:
     store = ResponseStore()
-    store.put("r", Kept(b"{}", (), "a", 10), Limits())
+    store.put("r", Kept(b"{}", (), 0, "a"), Limits())
     assert store.get("r", "a").reply == b"{}"
     for other in ("b", ""):
         with pytest.raises(NoSuchResponse):

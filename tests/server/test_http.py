@@ -228,7 +228,9 @@ def test_a_browser_chats_from_another_origin_if_that_is_allowed(
         page.goto(page_address)
         model, ignored, events = page.evaluate(script, allowing.address)
         assert (model, ignored) == ("scripted", "odd")
-        assert "answer" in events
+        deltas = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+        said = [delta["choices"][0]["delta"].get("content", "") for delta in deltas]
+        assert "".join(said) == "The answer is 4. 日本"
         assert events.endswith("data: [DONE]\n\n")
         with pytest.raises(Exception, match="Failed to fetch"):
             page.evaluate(script, closed.address)

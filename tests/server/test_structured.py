@@ -89,7 +89,8 @@ def test_the_names_of_other_servers(client: openai.OpenAI, field: dict[str, Any]
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_call_is_forced(client: openai.OpenAI, choice: Any) -> None:
     names = set()
-    for answer in ask(client, tools=[WEATHER, TIME], tool_choice=choice, n=4):
+    # Which one is called is chance, and depends on what else is asked: all of twelve the same is one in two thousand.
+    for answer in ask(client, tools=[WEATHER, TIME], tool_choice=choice, n=12):
         assert answer.finish_reason == "tool_calls"
         (call,) = answer.message.tool_calls
         names.add(call.function.name)

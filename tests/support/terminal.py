@@ -121,7 +121,9 @@ def drawn_lines(raw: str) -> tuple[list[str], set[str]]:
 def terminal(command: Sequence[str], width: int = 100) -> Iterator[Terminal]:
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    env = os.environ | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    # The width is this terminal's, whatever the one is where the tests were started.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    env = inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", _SHIM, *command],
         stdin=theirs,

@@ -87,7 +87,7 @@ class Names:
         await self._app(scope, receive, send)
 
     def _knows(self, name: str) -> bool:
-        local = not name or name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
+        local = not name or name == "localhost" or name.endswith(".localhost") or _is_here(name)
         return local or name in self._allowed or "*" in self._allowed
 
 
@@ -96,6 +96,15 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
+
+
+def _is_here(address: str) -> bool:
+    """A number and no name, so no other site's: that of loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return found.is_loopback or found.is_unspecified
 
 
 def _is_loopback(address: str) -> bool:
