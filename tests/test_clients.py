@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clients import report
+from clients import environments, report
 from clients.report import Check, Result, Status
 from clients.sanitise import Sanitiser
 from clients.table import CLIENTS, Client, Kind
@@ -51,6 +51,25 @@ def test_a_run_of_one_client_changes_its_row_alone(tmp_path: Path) -> None:
 def test_a_client_that_was_not_installed_is_no_pass() -> None:
     row = report.row(Result(CLIENTS[0], Status.NOT_INSTALLED, reason="no such version"))
     assert "| nothing | not installed: no such version |" in row
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (
+            "ERROR: Could not find a.\nERROR: No matching distribution found for x==9\n",
+            "ERROR: No matching distribution found for x==9",
+        ),
+        (
+            "npm error code ETARGET\nnpm error notarget No version x@9.\nnpm error log: /home/a/b.log",
+            "npm error notarget No version x@9.",
+        ),
+        ("error: https://index.invalid/simple host='index.invalid' /home/me/x", "error: … … …"),
+        ("killed", "no reason was given"),
+    ],
+)
+def test_why_a_client_was_not_installed_names_no_machine(told: str, reason: str) -> None:
+    assert environments._reason(told) == reason
 
 
 def test_recordings_keep_keys_and_types_and_no_text() -> None:

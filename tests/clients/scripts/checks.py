@@ -45,7 +45,8 @@ def report(name: str, *, ok: bool, detail: str = "") -> None:
 
 
 def main() -> None:
-    """Runs every check whose name has MICROSCALE_CHECK in it; exits with 1 if one failed."""
+    """Runs every check whose name has MICROSCALE_CHECK in it; exits with 1 if one failed. What a check returns is a
+    figure of it, and is told with its name."""
     only = os.environ.get("MICROSCALE_CHECK", "")
     failed = False
     # One event loop for all: clients keep connections from one check to the next.
@@ -54,12 +55,12 @@ def main() -> None:
             if only not in name:
                 continue
             try:
-                loop.run(run()) if inspect.iscoroutinefunction(run) else run()
+                found = loop.run(run()) if inspect.iscoroutinefunction(run) else run()
             except BaseException:
                 failed = True
                 report(name, ok=False, detail=traceback.format_exc())
             else:
-                report(name, ok=True)
+                report(f"{name}: {found}" if found else name, ok=True)
     sys.exit(failed)
 
 
