@@ -83,6 +83,23 @@ def test_batch_sizes_of_one_path_start_the_same_kernels(step: Step, other: Step)
     assert kernels_of(model, step) == kernels_of(model, other)
 
 
+OF_THE_MODEL = {"blocks", "k_tiles"}
+"""Integers that a model's sizes set, and a few values share the constants: blocks of logits, tiles along K."""
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
+def test_one_set_of_constants_and_types_is_one_kernel(asked: tuple[str, str, str]) -> None:
+    _, listed = bound(*asked)
+    alike: dict[object, list[Kernel]] = {}
+    for kernel in listed:
+        arguments = zip(kernel.fn.params, kernel.specialisation, strict=True)
+        known = [value if param.is_constexpr else value[0] for param, value in arguments]
+        alike.setdefault((kernel.name, str(known), kernel.options), []).append(kernel)
+    for kernels in alike.values():
+        values = zip(kernels[0].fn.arg_names, *(kernel.specialisation for kernel in kernels), strict=True)
+        assert {name for name, *others in values if len(set(others)) > 1} <= OF_THE_MODEL
+
+
 def test_one_kernel_out_of_the_list_fails() -> None:
     """What ``tests/gpu`` asserts of real launches, with any one kernel missing from the list."""
     model, listed = bound("h200", "gpt-oss-20b", "exact")
