@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +16,24 @@ import microscale
 from microscale.backends.ops import Activations, Kernel, Ops, Wish, recording
 from microscale.backends.precision import PLANS
 from microscale.backends.shards import record_moe, shards
+from microscale.engine.decode import DecodeInputs, GraphKey
+from microscale.engine.inputs import Chunk, build_batch
+from microscale.engine.sampler import Sampler, SamplingParams
 from microscale.hardware import known
 from microscale.kernels.launch import launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from microscale.models.recorded import MAX_SEQUENCES, MAX_TOKENS, Step, bind_shapes, record, run_step, token_counts
+from microscale.models.recorded import (
+    MAX_SEQUENCES,
+    MAX_TOKENS,
+    META,
+    Step,
+    bind_shapes,
+    record,
+    run_step,
+    token_counts,
+)
 from microscale.prove import inventory
 from support.listed import assert_listed
 
@@ -81,6 +94,49 @@ def test_batch_sizes_of_one_path_start_the_same_kernels(step: Step, other: Step)
     """Integers that vary with the batch are not specialised: a new batch size must not compile for seconds."""
     model, _ = bound("h200", "gpt-oss-20b", "exact")
     assert kernels_of(model, step) == kernels_of(model, other)
+
+
+def pages(count: int) -> dict[LayerKind, list[int]]:
+    return {kind: list(range(count)) for kind in LayerKind}
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
+def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]) -> None:
+    """Its tensors are views of others, some of them not aligned."""
+    model, listed = bound(*asked)
+    cache = model.new_cache(dict.fromkeys(LayerKind, 4))
+    standing = DecodeInputs({}, 16, 70, 130, META)
+    batches = [standing.batch(GraphKey(rows, width)) for rows in (*range(1, 10), 33, 64, 70) for width in (3, 128, 130)]
+    for lengths in ([1], [2], [40], [1, 1, 1], [5, 1, 300], [1, 999, 2, 17, 3]):
+        for wanted in (0, 1, None):
+            chunks = [Chunk([0] * n, 0, pages(-(-n // 16)), n if wanted is None else wanted) for n in lengths]
+            batches.append(build_batch(chunks, 16, META))
+    with recording() as started:
+        for batch in batches:
+            model.forward(batch, cache)
+    assert started
+    assert_listed(started, listed)
+
+
+def test_the_engines_own_sampling_starts_listed_kernels() -> None:
+    """What requests ask for travels in few tensors, whose rows are not aligned."""
+    model, listed = bound("h200", "gpt-oss-20b", "exact")
+    vocab = model.config.vocab_size
+    options = (
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=1.0, top_k=40, logprobs=3),
+        SamplingParams(presence_penalty=0.5, logit_bias={5: 1.0}, logprobs=1),
+        SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.1, min_tokens=2),
+    )
+    for rows in (1, 2, 3, 4, 7):
+        for first in range(len(options)):
+            sampler = Sampler(model.sampling, vocab, torch.device("cpu"), [1])
+            numbers = [sampler.add(options[max(first - row, 0)]) for row in range(rows)]
+            with recording() as started:
+                sampler.draw(torch.zeros(rows, vocab), numbers)
+            assert started
+            assert_listed(started, listed)
 
 
 OF_THE_MODEL = {"blocks", "k_tiles"}
