@@ -41,8 +41,8 @@ def node(name: str, *packages: str, script: str = "", **rest: object) -> Client:
 
 SCRIPTED = "on the scripted engine: its prompt is longer than the embedded model's context"
 STANDARD = (
-    "langchain-tests 1.1.9, over chat and Responses; skipped are images, audio, files, Anthropic's inputs and recorded "
-    "HTTP; left out on the embedded model is what 30 million parameters do not know"
+    "langchain-tests 1.1.9, over chat and Responses; skipped are images, audio, files, Anthropic's inputs and a "
+    "recording of HTTP; left out on the embedded model is what 30 million parameters do not know"
 )
 CHROMIUM = "the page in the system's Chromium, its direct connection on the scripted engine"
 
