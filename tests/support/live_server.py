@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from microscale.text import harmony_tokens as names
+from microscale.text.harmony import tokens as names
 from microscale.text.tokenizer import Tokenizer
 
 TESTS = Path(__file__).parents[1]

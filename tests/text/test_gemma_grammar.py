@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.text.gemma_grammar import of_turn
-from microscale.text.harmony_grammar import ANY_OBJECT, Schema, Turn
+from microscale.text.gemma.grammar import of_turn
+from microscale.text.grammar import ANY_OBJECT, Schema, Turn
 from support.tiny_gemma_text import tiny_gemma
 
 ANSWER = Schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})

@@ -18,8 +18,8 @@ import pytest
 from microscale.errors import BadCheckpoint
 from microscale.server.selftest import self_test
 from microscale.text.chat_template import ChatTemplate
-from microscale.text.gemma_render import GemmaRenderer
-from microscale.text.gemma_tokens import GemmaTokens
+from microscale.text.gemma.format import GemmaFormat
+from microscale.text.gemma.tokens import GemmaTokens
 from support.tiny_gemma4 import CASES, random_gemma4, routers, to_modelopt, write_gemma4
 from support.tiny_gemma_text import TEMPLATE, tiny_gemma, write_gemma_text
 
@@ -28,14 +28,14 @@ VOCAB = 512
 
 
 def test_the_self_test_knows_gemma() -> None:
-    renderer = GemmaRenderer(tiny_gemma(), ChatTemplate(TEMPLATE, "test"))
-    end = renderer.tokens.end_turn
-    self_test(tiny_gemma(), renderer, VOCAB, [1, end])
+    chat_format = GemmaFormat(tiny_gemma(), ChatTemplate(TEMPLATE, "test"))
+    end = chat_format.answer_end
+    self_test(chat_format, VOCAB, [1, end])
     with pytest.raises(BadCheckpoint, match="do not belong together"):
-        self_test(tiny_gemma(), renderer, VOCAB, [1])
-    forgetful = GemmaRenderer(tiny_gemma(), ChatTemplate("{{ bos_token }}<|turn>model\n", "test"))
+        self_test(chat_format, VOCAB, [1])
+    forgetful = GemmaFormat(tiny_gemma(), ChatTemplate("{{ bos_token }}<|turn>model\n", "test"))
     with pytest.raises(BadCheckpoint, match="does not give a prompt back"):
-        self_test(tiny_gemma(), forgetful, VOCAB, [end])
+        self_test(forgetful, VOCAB, [end])
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from itertools import groupby
 from microscale.engine.engine import Output, Scored
 from microscale.engine.request import Finish
 from microscale.errors import BadLogits, Draining
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 

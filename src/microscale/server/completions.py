@@ -71,7 +71,7 @@ class Completions:
         ]
         grammar = await completion_grammar(host, request, request)
         if grammar is not None:
-            ends = tuple(sorted({*host.renderer.tokens.stops, *(request.stop_token_ids or ())}))
+            ends = tuple(sorted({*host.chat_format.stops, *(request.stop_token_ids or ())}))
             all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
         asks = [Ask(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
         choices = [

@@ -66,7 +66,7 @@ def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None)
         raise BadField(
             f"There are {len(chat.messages)} messages; at most {host.limits.max_messages} are taken.", "messages"
         )
-    prompt = host.renderer.rendered(_conversation(chat), options)
+    prompt = host.chat_format.rendered(_conversation(chat), options)
     return ChatPrompt(prompt.tokens, frozenset(tool.name for tool in tools), prompt.begun)
 
 

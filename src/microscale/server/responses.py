@@ -85,9 +85,9 @@ class Responses:
             logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
             params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
         if not params.ignore_eos:
-            params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
+            params = replace(params, stop_token_ids=tuple(sorted(host.chat_format.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
-        output = ChatOutput(host.renderer.tokens, tools=prompt.tools)
+        output = ChatOutput(host.chat_format.parser(prompt.tools))
         self._choice = Choice(0, output, keep_outputs=logprobs is not None)
         self._sorter = None if logprobs is None else ChatLogprobSorter(host.tokenizer, output)
         return generate(host, self._record, asked, [self._choice])

@@ -6,16 +6,13 @@ travel with the next delta that shows something, and ``finish`` gives those that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.gemma_parser import GemmaParser
-from microscale.text.gemma_tokens import GemmaTokens
-from microscale.text.harmony_header import Flaw
-from microscale.text.harmony_parser import Begin, End, Event, HarmonyParser, Kind, Text
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import Begin, End, Event, Flaw, Kind, Text
 from microscale.text.stop import StopStrings
 from microscale.text.tokenizer import Tokenizer
 
@@ -53,26 +50,22 @@ class _Parts:
 
 
 class ChatOutput:
-    """Harmony's channels, or Gemma's, as deltas. Stop strings are looked for in the content, never in thoughts or
-    arguments.
+    """A parser's messages as deltas. Stop strings are looked for in the content, never in thoughts or arguments.
 
     The texts of several messages of one kind are joined by a line break.
     """
 
     def __init__(
         self,
-        tokens: HarmonyTokens | GemmaTokens,
+        parser: OutputParser,
         *,
-        tools: Collection[str] | None = None,
         stops: Sequence[str] = (),
         keep_stop: bool = False,
         begun: Sequence[int] = (),
     ) -> None:
         """``begun``: tokens of the prompt in the message that the output continues; they show nothing."""
-        self._parser: HarmonyParser | GemmaParser = (
-            GemmaParser(tokens, tools) if isinstance(tokens, GemmaTokens) else HarmonyParser(tokens, tools)
-        )
-        self._is_control = tokens.tokenizer.is_control
+        self._parser = parser
+        self._is_control = parser.is_control
         self._stops = StopStrings(stops, keep=keep_stop)
         self._pending: list[int] = []
         self._seen: set[Kind] = set()
