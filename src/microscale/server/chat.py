@@ -18,7 +18,7 @@ from microscale.server.generation import Ask, ShortWay, generate, num_choices, r
 from microscale.server.host import Host
 from microscale.server.logprobs import ChatLogprobSorter, joined
 from microscale.server.parsing import read_request
-from microscale.server.prompts import ChatPrompt, render
+from microscale.server.prompts import ChatPrompt, output_of, render
 from microscale.server.protocol import ChatRequest
 from microscale.server.replies import (
     Call,
@@ -88,7 +88,7 @@ class Chat:
         params = sampling_params(request, len(prompt.tokens), host, _most(request), logprobs)
         if not params.ignore_eos:
             # The checkpoint may not name them all; they are where a turn ends.
-            stops = {*params.stop_token_ids, *host.chat_format.stops}
+            stops = {*params.stop_token_ids, *prompt.stops}
             params = replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
         choices = [Choice(index, self._output(prompt), keep_outputs=logprobs is not None) for index in range(n)]
         if logprobs is not None:
@@ -122,8 +122,7 @@ class Chat:
         keep_stop = bool(request.include_stop_str_in_output)
         if request.skip_special_tokens is False:
             return PlainOutput(host.tokenizer, stops=request.stops, keep_stop=keep_stop, show_control=True)
-        parser = host.chat_format.parser(prompt.tools)
-        return ChatOutput(parser, stops=request.stops, keep_stop=keep_stop, begun=prompt.begun)
+        return output_of(host, prompt, request.stops, keep_stop=keep_stop)
 
     def _hides(self, step: Step) -> bool:
         """Whether a step has nothing but reasoning, for a client that wants none."""

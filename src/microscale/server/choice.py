@@ -50,7 +50,7 @@ class Choice:
         if self._keep_outputs:
             self._outputs += [output for output in outputs if output.token is not None]
         delta = self.output.feed(ids)
-        if self.output.stopped is not None:
+        if self.output.ended:
             finish = Finish.STOP
         if finish is not None:
             self.done = True

@@ -180,7 +180,8 @@ async def turn_grammar(host: Host, chat: ChatFields, wish: Wish | None, sampling
     calls, parts = _calls(host.chat_format, tools)
     if answer is not None:
         parts.append(Part(host.chat_format.answer_grammar(answer.form), answer.where))
-    whole = host.chat_format.turn_grammar(Turn(None if answer is None else answer.form, calls, must_call))
+    one_call = chat.parallel_tool_calls is False
+    whole = host.chat_format.turn_grammar(Turn(None if answer is None else answer.form, calls, must_call, one_call))
     where = parts[-1].where if parts else "tools"
     if len(whole) > MAX_GRAMMAR:
         raise BadField(f"All forms together have {len(whole)} characters; at most {MAX_GRAMMAR} are taken.", where)

@@ -89,16 +89,13 @@ class ChatFormat(ABC):
         """The tokens of ``rendered``."""
         return self.rendered(conversation, options).tokens
 
-    @property
-    def before_text(self) -> tuple[int, ...]:
-        """What stands before a raw text prompt."""
+    def added_to(self, text: str) -> tuple[int, ...]:
+        """What the model expects before a raw text prompt, unless the text brings it."""
         return ()
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A raw text prompt, in which control tokens stand by name. One that brings ``before_text`` gets no second."""
-        ids = self.tokenizer.encode_with_control(text)
-        before = list(self.before_text) if add_special_tokens else []
-        return ids if ids[: len(before)] == before else before + ids
+        """A raw text prompt, in which control tokens stand by name."""
+        return [*(self.added_to(text) if add_special_tokens else ()), *self.tokenizer.encode_with_control(text)]
 
     # ---- out ---------------------------------------------------------------------------------------------------------
 

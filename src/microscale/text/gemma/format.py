@@ -42,10 +42,9 @@ class GemmaFormat(ChatFormat):
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
         return self._renderer.rendered(conversation, options)
 
-    @property
-    def before_text(self) -> tuple[int, ...]:
+    def added_to(self, text: str) -> tuple[int, ...]:
         bos = self.tokenizer.control.get(names.BOS)
-        return () if bos is None else (bos,)
+        return () if bos is None or text.startswith(names.BOS) else (bos,)
 
     def parser(self, tools: Collection[str] | None = None) -> GemmaParser:
         return GemmaParser(self._tokens, tools)
