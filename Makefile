@@ -11,7 +11,7 @@ VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 VLLM_VERSION ?= 0.32.0
 
-.PHONY: help install browser serve test check test-vllm prove gpu-test soak cost demo-data demo-train demo-check quality clean
+.PHONY: help install browser serve test check test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -57,6 +57,11 @@ test: $(INSTALLED) browser ## Run every test that needs no GPU (under 10 minutes
 
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
 	$(VLLM)/bin/python -m pytest tests/vllm
+
+# Each client has an environment of its own in .venv-clients: 20 GB in all, and half an hour the first time. One alone:
+# make test-clients ARGS='--only codex'
+test-clients: $(INSTALLED) browser ## Run real clients, from PyPI and npm, against the server: rewrites docs/clients.md
+	PYTHONPATH=tests $(BIN)/python -m clients.run $(ARGS)
 
 check: $(INSTALLED) ## Lint, types and the fast tests (under four minutes on two cores)
 	$(BIN)/ruff check .

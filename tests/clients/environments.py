@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,13 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
     try:
         subprocess.run(command, cwd=cwd, env=env, check=True, capture_output=True, text=True, timeout=INSTALL_S)
     except subprocess.CalledProcessError as error:
-        last = (error.stderr or error.stdout).strip().splitlines()[-1:]
-        raise NotInstalledError(" ".join(last)) from None
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise NotInstalledError(str(error)) from None
+        raise NotInstalledError(_reason(error.stderr or error.stdout)) from None
+    except subprocess.TimeoutExpired:
+        raise NotInstalledError(f"no end after {INSTALL_S:.0f} s") from None
+
+
+def _reason(told: str) -> str:
+    """The line that says most, fit for the page: pip's last, npm's second, without addresses and paths."""
+    lines = [line.strip() for line in told.splitlines() if "error" in line.lower()] or ["no reason was given"]
+    line = lines[min(1, len(lines) - 1)] if lines[0].startswith("npm") else lines[-1]
+    return re.sub(r"\w+://\S+|host='[^']*'|(?<!\S)/\S+", "…", line)[:200]

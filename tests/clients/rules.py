@@ -1,4 +1,4 @@
-"""What the scripted engine says to whom: pairs of a pattern in the prompt and a turn of the model, in Harmony's form."""
+"""What the scripted engine says to whom: pairs of a pattern in the prompt and a turn of the model as Harmony has it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def answer(text: str) -> str:
 
 def after(name: str) -> str:
     """A prompt that ends with the result of a call."""
-    return rf"<\|start\|>functions\.{name} to=assistant(?!.*<\|start\|>user)"
+    return rf"<\|start\|>functions\.{name}<\|channel\|>(?!.*<\|start\|>user)"
 
 
 PATCH = "*** Begin Patch\n*** Add File: hello.txt\n+Hello from the patch.\n*** End Patch\n"
@@ -35,6 +35,9 @@ AGENTS = [
     (after("apply_patch"), answer("The patch is in.")),
     (r"apply_patch.*Add a file by a patch", call("apply_patch", {"input": PATCH})),
     (r"exec_command" + LIST, call("exec_command", {"cmd": "ls"})),
+    (after("close_agent") + r".*unsupported", answer("That tool is not known.")),
+    (after("close_agent"), answer("The agent is closed.")),
+    (r"close_agent.*Close the agent", call("close_agent", {"target": "nobody"})),
     # Claude Code.
     (after("Bash"), FILES),
     (r"Bash" + LIST, call("Bash", {"command": "ls", "description": "List files"})),
@@ -67,6 +70,11 @@ LANGCHAIN = [
     (r"haikus", answer("Old pond, a frog jumps. Autumn moonlight, a worm digs.")),
 ]
 
-RULES = [*AGENTS, *LANGCHAIN]
+OTHERS = [
+    (r"What is 12 \+ 30\?", answer("It is 42.")),
+    (r"Ann is 30 years old", answer(json.dumps({"name": "Ann", "age": 30}))),
+]
+
+RULES = [*AGENTS, *LANGCHAIN, *OTHERS]
 MORE_NAMES = ["gpt-5.5"]
 """A name that Codex knows: it then offers a tool of free text as well."""

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clients import report
@@ -51,6 +51,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
         factory="support.rules_service:load",
         rules=RULES,
         more_names=MORE_NAMES,
+        allowed_origins=["*"],
     )
     with serving(options, folder / "demo.log") as address, scripted as live:
         yield {
@@ -123,10 +124,8 @@ def _read(process: subprocess.Popen[str]) -> tuple[tuple[Check, ...], list[str]]
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """The script and what it started: it leads a session of its own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

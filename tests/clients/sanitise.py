@@ -2,9 +2,9 @@
 
     python -m clients.sanitise OUT.json CLIENT VERSION CAPTURE.json …
 
-Captures are those of ``recorder.py``, the requests of one conversation in their order. ``tests/server/test_recorded.py``
-sends what comes out. An id that the server made itself in an earlier reply becomes ``{{0.output.1.call_id}}``: where it
-stands in the reply to the first request.
+Captures are those of ``recorder.py``, the requests of one conversation in their order. What comes out is sent by
+``tests/server/test_recorded.py``. An id that the server made itself in an earlier reply becomes
+``{{0.output.1.call_id}}``: where it stands in the reply to the first request.
 """
 
 from __future__ import annotations

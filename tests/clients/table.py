@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-# Where a client pulls torch in, this one: without a version the package index gives a build for a GPU, of 5 GB.
+# For clients that pull torch in: the version of constraints.txt, so that one wheel serves them all.
 TORCH = "torch==2.13.0"
 
 
@@ -40,13 +40,18 @@ def node(name: str, *packages: str, script: str = "", **rest: object) -> Client:
 
 
 SCRIPTED = "on the scripted engine: its prompt is longer than the embedded model's context"
+STANDARD = (
+    "langchain-tests 1.1.9, over chat and Responses; skipped are images, audio, files, Anthropic's inputs and a "
+    "recording of HTTP; left out on the embedded model is what 30 million parameters do not know"
+)
+CHROMIUM = "the page in the system's Chromium, its direct connection on the scripted engine"
 
 CLIENTS = (
     python("openai-python", "openai==2.54.0", script="use_openai.py"),
     node("openai-node", "openai@6.49.0", "zod@4.6.7"),
     node("vercel-ai", "ai@6.0.326", "@ai-sdk/openai@3.0.139", "@ai-sdk/openai-compatible@2.0.87", "zod@4.6.7"),
     python("openai-agents", "openai-agents==0.24.0"),
-    python("langchain", "langchain-openai==1.7.3", "langchain-tests==1.1.9", timeout_s=900),
+    python("langchain", "langchain-openai==1.7.3", "langchain-tests==1.1.9", timeout_s=900, note=STANDARD),
     python("litellm", "litellm==1.106.2", "mcp==2.3.0"),
     python("llama-index", "llama-index-llms-openai-like==0.8.1"),
     python("pydantic-ai", "pydantic-ai-slim[openai]==2.66.0"),
@@ -58,4 +63,10 @@ CLIENTS = (
     python("llama-benchy", "llama-benchy==0.4.0", TORCH),
     python("aiperf", "aiperf==0.13.0", TORCH, timeout_s=600),
     python("genai-bench", "genai-bench==0.0.5", TORCH),
+    python("open-webui", "open-webui==0.12.4", "playwright==1.65.0", TORCH, timeout_s=600, note=CHROMIUM),
+    python("instructor", "instructor==1.17.0"),
+    python("dspy", "dspy==3.4.1"),
+    python("smolagents", "smolagents[openai]==1.26.0", TORCH),
+    python("llm", "llm==0.36"),
+    python("aider", "aider-chat==0.86.2", note="on the scripted engine: the task is too hard for the embedded model"),
 )

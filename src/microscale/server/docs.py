@@ -63,7 +63,7 @@ def page(document: Mapping[str, Any]) -> str:
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n'
         f'<p>The same for programs: <a href="/openapi.json">/openapi.json</a>. A field that is not listed here is '
-        f"refused by name.</p>\n{body}\n</body>\n</html>\n"
+        f"ignored, and named in the reply's header <code>x-microscale-ignored</code>.</p>\n{body}\n</body>\n</html>\n"
     )
 
 

@@ -1,5 +1,5 @@
-"""What the scripts in Python share: where the server is, and checks that report a JSON line each. Standard library only:
-every script runs in its client's own environment."""
+"""What the scripts in Python share: where the server is, and checks that report a JSON line each. It needs the standard
+library alone: every script runs in its client's own environment."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ ADDRESS = os.environ["MICROSCALE_ADDRESS"]
 V1 = f"{ADDRESS}/v1"
 KEY = os.environ["MICROSCALE_KEY"]
 MODEL = os.environ["MICROSCALE_MODEL"]
+# The same server over an engine that answers by rules.
+SCRIPTED_ADDRESS = os.environ.get("MICROSCALE_SCRIPTED_ADDRESS", "")
+SCRIPTED_V1 = f"{SCRIPTED_ADDRESS}/v1"
+SCRIPTED_MODEL = os.environ.get("MICROSCALE_SCRIPTED_MODEL", "")
 # Another name of the same model.
 OTHER_MODEL = os.environ.get("MICROSCALE_OTHER_MODEL", "")
 # The folder of the embedded model: clients that count tokens themselves take its tokenizer.
@@ -41,20 +45,32 @@ def report(name: str, *, ok: bool, detail: str = "") -> None:
 
 
 def main() -> None:
-    """Runs every check whose name has MICROSCALE_CHECK in it; exits with 1 if one failed."""
+    """Runs every check whose name has MICROSCALE_CHECK in it; exits with 1 if one failed. What a check returns is a
+    figure of it, and is told with its name."""
     only = os.environ.get("MICROSCALE_CHECK", "")
     failed = False
-    for name, run in _checks:
-        if only not in name:
-            continue
-        try:
-            asyncio.run(run()) if inspect.iscoroutinefunction(run) else run()
-        except BaseException:
-            failed = True
-            report(name, ok=False, detail=traceback.format_exc())
-        else:
-            report(name, ok=True)
+    # One event loop for all: clients keep connections from one check to the next.
+    with asyncio.Runner() as loop:
+        for name, run in _checks:
+            if only not in name:
+                continue
+            try:
+                found = loop.run(run()) if inspect.iscoroutinefunction(run) else run()
+            except BaseException:
+                failed = True
+                report(name, ok=False, detail=traceback.format_exc())
+            else:
+                report(f"{name}: {found}" if found else name, ok=True)
     sys.exit(failed)
+
+
+def refused(kind: type[BaseException], call: Callable[[], Any]) -> Any:
+    """The error that a call must end with."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} came")
 
 
 def tool(name: str) -> str:

@@ -1,6 +1,6 @@
 """Log-likelihoods of the embedded model by transformers alone, in float32: the truth for what lm-eval reports.
 
-Reads ``[[context, continuation], …]`` from standard input, writes ``[[sum, whether it is the greedy one], …]``. An empty
+Reads ``[[context, continuation], …]`` from standard input, writes ``[[sum, whether it is greedy], …]``. An empty
 context is the tokenizer's first token, as lm-eval has it. Runs in the project's environment; imports nothing of ours.
 """
 

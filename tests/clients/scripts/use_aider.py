@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from pathlib import Path
 
-from checks import KEY, check, main, run, tool
-
-ADDRESS = os.environ["MICROSCALE_SCRIPTED_ADDRESS"]
-MODEL = os.environ["MICROSCALE_SCRIPTED_MODEL"]
+from checks import KEY, SCRIPTED_ADDRESS, SCRIPTED_MODEL, check, main, run, tool
 
 
 def change(*arguments: str) -> str:
@@ -19,10 +15,18 @@ def change(*arguments: str) -> str:
         folder = Path(name)
         (folder / "greeting.txt").write_text("hello\n")
         subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-        command = [tool("aider"), "--model", f"openai/{MODEL}", "--yes-always", "--no-git", "--edit-format", "whole"]
+        command = [
+            tool("aider"),
+            "--model",
+            f"openai/{SCRIPTED_MODEL}",
+            "--yes-always",
+            "--no-git",
+            "--edit-format",
+            "whole",
+        ]
         command += ["--no-show-model-warnings", "--no-check-update", "--no-analytics", "--map-tokens", "0"]
         command += ["--message", "Change the greeting to good morning", *arguments, "greeting.txt"]
-        told = run(command, cwd=folder, HOME=name, OPENAI_API_BASE=f"{ADDRESS}/v1", OPENAI_API_KEY=KEY)
+        told = run(command, cwd=folder, HOME=name, OPENAI_API_BASE=f"{SCRIPTED_ADDRESS}/v1", OPENAI_API_KEY=KEY)
         assert (folder / "greeting.txt").read_text() == "good morning\n", told
         return told
 

@@ -7,10 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from checks import KEY, check, main, run
+from checks import KEY, SCRIPTED_ADDRESS, SCRIPTED_MODEL, check, main, run
 
-ADDRESS = os.environ["MICROSCALE_SCRIPTED_ADDRESS"]
-MODEL = os.environ["MICROSCALE_SCRIPTED_MODEL"]
 BINARY = Path(os.environ["MICROSCALE_ENV"]) / "node_modules" / ".bin" / "claude"
 
 
@@ -20,8 +18,8 @@ def turn(folder: Path, *arguments: str, **env: str) -> str:
     home.mkdir()
     work.mkdir()
     (work / "first-file.txt").write_text("one\n")
-    env |= {"HOME": str(home), "ANTHROPIC_BASE_URL": ADDRESS, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-    command = [str(BINARY), "-p", "List the files of this folder", "--model", MODEL, "--allowedTools", "Bash"]
+    env |= {"HOME": str(home), "ANTHROPIC_BASE_URL": SCRIPTED_ADDRESS, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    command = [str(BINARY), "-p", "List the files of this folder", "--model", SCRIPTED_MODEL, "--allowedTools", "Bash"]
     return run([*command, *arguments], cwd=work, **env)
 
 

@@ -6,10 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from checks import KEY, check, main, run
+from checks import KEY, SCRIPTED_ADDRESS, SCRIPTED_MODEL, check, main, run
 
-ADDRESS = os.environ["MICROSCALE_SCRIPTED_ADDRESS"]
-MODEL = os.environ["MICROSCALE_SCRIPTED_MODEL"]
 BINARY = Path(os.environ["MICROSCALE_ENV"]) / "node_modules" / ".bin" / "codex"
 CONFIG = """
 model = "{model}"
@@ -30,7 +28,7 @@ def turn(prompt: str, model: str, folder: Path, *arguments: str) -> str:
     work = folder / "work"
     home.mkdir()
     work.mkdir()
-    (home / "config.toml").write_text(CONFIG.format(model=model, address=ADDRESS))
+    (home / "config.toml").write_text(CONFIG.format(model=model, address=SCRIPTED_ADDRESS))
     (work / "first-file.txt").write_text("one\n")
     command = [str(BINARY), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     return run([*command, *arguments, prompt], cwd=work, CODEX_HOME=str(home), HOME=str(home), MICROSCALE_KEY=KEY)
@@ -39,7 +37,7 @@ def turn(prompt: str, model: str, folder: Path, *arguments: str) -> str:
 @check("codex exec: a shell call, its output, an answer")
 def shell() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        told = turn("List the files of this folder", MODEL, Path(folder))
+        told = turn("List the files of this folder", SCRIPTED_MODEL, Path(folder))
         assert "There is one file: first-file.txt." in told, told
         assert "ERROR" not in told, told
 
@@ -47,7 +45,7 @@ def shell() -> None:
 @check("codex exec --json: the events of a turn")
 def events() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        told = turn("List the files of this folder", MODEL, Path(folder), "--json")
+        told = turn("List the files of this folder", SCRIPTED_MODEL, Path(folder), "--json")
         for kind in ("turn.started", "command_execution", "agent_message", "turn.completed"):
             assert kind in told, told
         assert "turn.failed" not in told, told
@@ -59,6 +57,13 @@ def patch() -> None:
         told = turn("Add a file by a patch", "gpt-5.5", Path(folder))
         assert (Path(folder) / "work" / "hello.txt").read_text() == "Hello from the patch.\n", told
         assert "The patch is in." in told, told
+
+
+@check("codex exec: a call of a tool in a namespace, its output, an answer")
+def namespace() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        told = turn("Close the agent", SCRIPTED_MODEL, Path(folder))
+        assert "The agent is closed." in told, told
 
 
 main()

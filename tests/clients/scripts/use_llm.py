@@ -12,6 +12,7 @@ MODELS = f"""
 - model_id: microscale
   model_name: {MODEL}
   api_base: {V1}
+  api_key_name: microscale
   supports_schema: true
   supports_tools: true
 """

@@ -96,6 +96,11 @@ def reference(pairs: list[list[str]]) -> list[tuple[float, bool]]:
     return [(total, greedy) for total, greedy in json.loads(done.stdout)]
 
 
+def largest(got: list[float], truth: list[float]) -> str:
+    difference = max(abs(a - b) for a, b in zip(got, truth, strict=True))
+    return f"largest difference {difference:.0e} of sums down to {min(truth):.0f}"
+
+
 @check("generate_until over chat completions")
 def chat() -> None:
     results, _ = evaluate(GENERATION, SUMS, "local-chat-completions", "/chat/completions", "--apply_chat_template")
@@ -110,7 +115,7 @@ def completions() -> None:
 
 
 @check("multiple_choice: log-likelihoods are transformers' own")
-def multiple_choice() -> None:
+def multiple_choice() -> str:
     _, samples = evaluate(MULTIPLE_CHOICE, CHOICES, "local-completions", "/completions")
     pairs = [[doc["question"], f" {choice}"] for doc in CHOICES for choice in doc["choices"]]
     truth = reference(pairs)
@@ -119,18 +124,20 @@ def multiple_choice() -> None:
     for pair, (total, is_greedy), (wanted, greedy) in zip(pairs, got, truth, strict=True):
         assert math.isclose(float(total), wanted, abs_tol=TOLERANCE), (pair, total, wanted)
         assert str(is_greedy) == str(greedy), (pair, is_greedy, greedy)
+    return largest([float(total) for total, _ in got], [wanted for wanted, _ in truth])
 
 
 @check("loglikelihood_rolling: log-likelihoods are transformers' own")
-def rolling() -> None:
+def rolling() -> str:
     results, samples = evaluate(ROLLING, TEXTS, "local-completions", "/completions")
     truth = reference([["", doc["text"]] for doc in TEXTS])
-    for sample, (wanted, _) in zip(samples, truth, strict=True):
-        got = float(sample["resps"][0][0])
-        assert math.isclose(got, wanted, abs_tol=TOLERANCE), (sample["doc"], got, wanted)
+    sums = [float(sample["resps"][0][0]) for sample in samples]
+    for doc, got, (wanted, _) in zip(TEXTS, sums, truth, strict=True):
+        assert math.isclose(got, wanted, abs_tol=TOLERANCE), (doc, got, wanted)
     num_bytes = sum(len(doc["text"].encode()) for doc in TEXTS)
     bits = -sum(wanted for wanted, _ in truth) / num_bytes / math.log(2)
     assert math.isclose(results["bits_per_byte,none"], bits, rel_tol=1e-4), (results, bits)
+    return largest(sums, [wanted for wanted, _ in truth])
 
 
 main()
