@@ -25,7 +25,7 @@ from microscale.cli.console import progress_bar
 from microscale.engine.generate import Generation
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.checks import is_exact, is_right, parse
 from microscale.quality.encoded import Encoded, encode
 from microscale.quality.measure import MAX_TOKENS, complete

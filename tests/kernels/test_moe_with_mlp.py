@@ -13,7 +13,7 @@ from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import with_mlp
 from microscale.kernels.moe.w8a16 import TritonW8A16
-from microscale.models.gemma4 import in_runs
+from microscale.models.gemma4.model import in_runs
 
 
 def test_an_mlp_in_runs_has_the_row_tiles_of_an_expert() -> None:

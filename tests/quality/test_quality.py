@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from microscale.cli import app
 from microscale.engine.load import LoadOptions, load_model
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
-from microscale.models.config import alternating
+from microscale.models.gpt_oss.config import alternating
 from microscale.quality.checks import Answer, is_exact, is_right
 from microscale.quality.choices import REFERENCE, all_choices, choose
 from microscale.quality.encoded import Encoded, encode

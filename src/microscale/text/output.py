@@ -112,7 +112,7 @@ class ChatOutput:
             self._sort(self._parser.feed(token), parts)
             if self.kinds is not None:
                 self.kinds.append(None if self._is_control(token) else self._parser.body_kind)
-            if self.ended:
+            if self._is_over or self._stops.found is not None:
                 break
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
 
