@@ -78,10 +78,10 @@ def open_weights(
                 f"{model} is a preset without weights: add --load-format dummy, or give a folder or a hub id such as "
                 f"openai/gpt-oss-20b."
             )
-        return _dummy(preset(model, overrides), seed)
+        return dummy_weights(preset(model, overrides), seed)
     folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
     if load_format == LoadFormat.DUMMY:
-        return _dummy(read_model_config(folder, overrides), seed)
+        return dummy_weights(read_model_config(folder, overrides), seed)
     weights: ModelWeights = _family_in(folder).open(folder, overrides)
     return weights
 
@@ -111,6 +111,7 @@ def _family_of(config: ModelConfig) -> Family[Any, Any, Any]:
     return next(family for family in FAMILIES if isinstance(config, family.config))
 
 
-def _dummy(config: ModelConfig, seed: int) -> ModelWeights:
+def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
+    """Random weights of the right shapes."""
     weights: ModelWeights = _family_of(config).dummy(config, seed)
     return weights
