@@ -1,6 +1,6 @@
 """Samples in Harmony form, as pieces of text and control tokens with the weight that each has in the loss.
 
-The same layout as ``microscale.text.harmony_render`` gives through the library, which needs 0.5 ms a message and is not
+The same layout as ``microscale.text.harmony.render`` gives through the library, which needs 0.5 ms a message and is not
 installed everywhere; a test holds the two against each other, token for token.
 """
 
@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from demo.data.base import Sample
-from microscale.text.conversation import Message, RenderOptions, Role, Tool
+from microscale.text.conversation import Message, Role, Tool
+from microscale.text.harmony.render import IDENTITY, KNOWLEDGE_CUTOFF
 
-IDENTITY = RenderOptions().identity
-CUTOFF = RenderOptions().knowledge_cutoff
 CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 CALLS = "Calls to these tools must go to the commentary channel: 'functions'."
 TOOLS = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
 TOOLS_END = "} // namespace functions"
 
-PHRASES = (f"{IDENTITY}\nKnowledge cutoff: {CUTOFF}\nCurrent date: ", CHANNELS, CALLS, TOOLS, TOOLS_END)
+PHRASES = (f"{IDENTITY}\nKnowledge cutoff: {KNOWLEDGE_CUTOFF}\nCurrent date: ", CHANNELS, CALLS, TOOLS, TOOLS_END)
 """Texts that stand in most prompts, word for word: each is one token."""
 
 LEARN = 1.0
@@ -76,7 +75,7 @@ def prompt(sample: Sample) -> list[Piece]:
 
 def _system(sample: Sample) -> str:
     effort = f"\n\nReasoning: {sample.effort}\n\n"
-    return f"{IDENTITY}\nKnowledge cutoff: {CUTOFF}\nCurrent date: {sample.date}{effort}{CHANNELS}" + (
+    return f"{IDENTITY}\nKnowledge cutoff: {KNOWLEDGE_CUTOFF}\nCurrent date: {sample.date}{effort}{CHANNELS}" + (
         f"\n{CALLS}" if sample.tools else ""
     )
 

@@ -10,16 +10,16 @@ from microscale.engine.request import Request
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Limits
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.encoded import Encoded
 from microscale.quality.measure import BATCH, MAX_TOKENS
-from microscale.text.harmony_grammar import Schema, Turn, of_turn
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.chat_format import ChatFormat
+from microscale.text.grammar import Schema, Turn
 
 
-def constrained(model: GptOss, tokens: HarmonyTokens, encoded: Sequence[Encoded]) -> list[list[int]]:
+def constrained(model: GptOss, chat_format: ChatFormat, encoded: Sequence[Encoded]) -> list[list[int]]:
     """Greedy answers to tasks whose check has a schema."""
-    tokenizer = tokens.tokenizer
+    tokenizer = chat_format.tokenizer
     vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
     longest = max(len(item.prompt) for item in encoded) + MAX_TOKENS
     limits = Limits(
@@ -36,8 +36,8 @@ def constrained(model: GptOss, tokens: HarmonyTokens, encoded: Sequence[Encoded]
     for at, item in enumerate(encoded):
         params = SamplingParams(
             max_tokens=MAX_TOKENS,
-            stop_token_ids=tuple(sorted(tokens.stops)),
-            grammar=of_turn(Turn(answer=Schema(item.task.check["schema"]))),
+            stop_token_ids=tuple(sorted(chat_format.stops)),
+            grammar=chat_format.turn_grammar(Turn(answer=Schema(item.task.check["schema"]))),
         )
         engine.submit(Request(str(at), item.prompt, params))
     answers: list[list[int]] = [[] for _ in encoded]

@@ -25,11 +25,12 @@ from microscale.cli.console import progress_bar
 from microscale.engine.generate import Generation
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.checks import is_exact, is_right, parse
 from microscale.quality.encoded import Encoded, encode
 from microscale.quality.measure import MAX_TOKENS, complete
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.chat_format import ChatFormat
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 
 SEED = 2
@@ -40,7 +41,7 @@ OnAnswers = Callable[[int], None]
 
 
 def accuracy(
-    model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], show: int, on_answers: OnAnswers
+    model: GptOss, chat_format: ChatFormat, encoded: list[Encoded], show: int, on_answers: OnAnswers
 ) -> dict[str, Any]:
     """Right answers by task, for JSON also those with every value right; and some wrong ones, to read."""
     right: Counter[str] = Counter()
@@ -49,7 +50,7 @@ def accuracy(
     wrong: list[dict[str, Any]] = []
     answers = complete(model, encoded, SamplingParams(max_tokens=MAX_TOKENS), on_answers)
     for item, ids in zip(encoded, answers, strict=True):
-        answer = parse(ids, renderer.tokens, item.task.tools)
+        answer = parse(ids, chat_format, item.task.tools)
         name = item.task.task
         asked[name] += 1
         right[name] += is_right(answer, item.task.check)
@@ -65,7 +66,7 @@ def accuracy(
 
 
 def well_formed(
-    model: GptOss, renderer: HarmonyRenderer, encoded: list[Encoded], samples: int, on_answers: OnAnswers
+    model: GptOss, chat_format: ChatFormat, encoded: list[Encoded], samples: int, on_answers: OnAnswers
 ) -> dict[str, Any]:
     """The share of answers at temperature 1 without any flaw."""
     chosen = (encoded * (samples // len(encoded) + 1))[:samples]
@@ -74,7 +75,7 @@ def well_formed(
     flaws: Counter[str] = Counter()
     good = 0
     for item, ids in zip(chosen, answers, strict=True):
-        found = parse(ids, renderer.tokens, item.task.tools).flaws
+        found = parse(ids, chat_format, item.task.tools).flaws
         good += not found
         flaws.update(found)
     return {"well_formed": good / max(1, samples), "flaws": dict(flaws)}
@@ -116,27 +117,27 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=20, help="wrong answers to print")
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
-    renderer = HarmonyRenderer(Tokenizer.load(asked.checkpoint))
+    chat_format = chat_format_for(Tokenizer.load(asked.checkpoint))
     model = load_model(LoadOptions(str(asked.checkpoint), device=asked.device))
     assert isinstance(model, GptOss)
     tasks = [task for task in all_tasks(asked.per_task, SEED) if not asked.only or task.task in asked.only]
-    encoded = [encode(task, renderer) for task in tasks]
+    encoded = [encode(task, chat_format) for task in tasks]
     schemas = [item for item in encoded if item.task.check["kind"] == "json"]
     spread = encoded[:: max(1, len(encoded) // max(1, asked.equal))][: asked.equal]
     found: dict[str, Any] = {"tok_s": speed(model, encoded[0].prompt)}
     with progress_bar("Answering") as (start, on_answers):
         start(len(encoded) + len(schemas) + asked.samples + len(spread))
-        found |= accuracy(model, renderer, encoded, asked.show, on_answers)
+        found |= accuracy(model, chat_format, encoded, asked.show, on_answers)
         if schemas:
-            answers = constrained(model, renderer.tokens, schemas)
+            answers = constrained(model, chat_format, schemas)
             on_answers(len(schemas))
             right = [
-                is_right(parse(ids, renderer.tokens, ()), item.task.check)
+                is_right(parse(ids, chat_format, ()), item.task.check)
                 for item, ids in zip(schemas, answers, strict=True)
             ]
             found["json_with_grammar"] = sum(right) / len(right)
         if asked.samples:
-            found |= well_formed(model, renderer, encoded, asked.samples, on_answers)
+            found |= well_formed(model, chat_format, encoded, asked.samples, on_answers)
         if asked.equal:
             found["same_as_transformers"] = same_as_transformers(asked.checkpoint, model, spread, on_answers)
     print(json.dumps(found, indent=2, ensure_ascii=False))

@@ -14,7 +14,7 @@ from demo.model import Model
 from demo.shards import PADDING, Encoder
 from demo.tasks import as_task
 from microscale.quality.checks import is_right, parse
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 
 ASKED = ("addition", "capitals", "tools", "json", "letters", "words", "follow-ups")
@@ -59,10 +59,10 @@ def accuracies(
 ) -> dict[str, float]:
     """The share of right answers to held-out prompts, by task."""
     encoder = Encoder(tokenizer)
-    tokens = HarmonyTokens.of(Tokenizer.load(tokenizer))
+    chat_format = chat_format_for(Tokenizer.load(tokenizer))
     samples = [(task, sample) for task in tasks for sample in held_out(task, per_task, seed=1)]
     prompts = [[token for piece in prompt(sample) for token in encoder.ids(piece)] for _, sample in samples]
     right = dict.fromkeys(tasks, 0)
     for (task, sample), answer in zip(samples, answers(model, prompts, device), strict=True):
-        right[task] += is_right(parse(answer, tokens, as_task(sample).tools), sample.check)
+        right[task] += is_right(parse(answer, chat_format, as_task(sample).tools), sample.check)
     return {task: count / per_task for task, count in right.items()}

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from demo import attention, experts
 from microscale.formats import MXFP4, decode, encode
-from microscale.models.config import GptOssConfig, LayerKind
-from microscale.models.gpt_oss import yarn_table
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.gpt_oss.model import yarn_table
 
 
 class Rounded(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from microscale.models.config import GptOssConfig, YarnRope, alternating
+from microscale.models.gpt_oss.config import GptOssConfig, YarnRope, alternating
 
 VOCAB_SIZE = 4096
 SPECIAL_TOKENS = (

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from microscale.models.families import PRESETS
+
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "microscale"
 TESTS = ROOT / "tests"
@@ -203,6 +205,106 @@ def test_gpu_knowledge_is_seen(code: str) -> None:
 )
 def test_innocent_code_passes(code: str) -> None:
     assert not list(gpu_knowledge(ast.parse(code)))
+
+
+# Model families and chat formats by name: harmony, Gemma4Config, gpt_oss … A preset's name is a user's word.
+FAMILY = re.compile(r"harmony|gemma|gpt[-_ ]?oss", re.IGNORECASE)
+PRESET = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
+# Folders and files that are a family's own, and the two registries, which list them.
+OF_A_FAMILY = (
+    "integrations/",
+    "models/families.py",
+    "models/gemma4/",
+    "models/gpt_oss/",
+    "text/formats.py",
+    "text/gemma/",
+    "text/harmony/",
+)
+# Still to be cleaned, and no more: a file that no longer names a family must leave this list.
+NAMES_FAMILIES = {
+    "bench/attention.py",
+    "bench/small.py",
+    "models/dummy_weights.py",
+    "models/gemma4_dummy.py",
+    "models/outline.py",
+}
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """Identifiers and texts of one node."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield PRESET.sub("", node.value)
+    elif isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.keyword | ast.arg):
+        yield node.arg or ""
+    elif isinstance(node, ast.alias):
+        yield f"{node.name} {node.asname or ''}"
+    elif isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+
+
+def families_named(tree: ast.Module) -> list[tuple[int, str]]:
+    """Code (not prose, not help texts) that knows a model family or a chat format by name."""
+    prose = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            prose |= {id(inner) for inner in ast.walk(node.value)}
+    return [
+        (getattr(node, "lineno", 0), name)
+        for node in ast.walk(tree)
+        if id(node) not in prose
+        for name in names_in(node)
+        if FAMILY.search(name)
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_a_family_is_named_in_its_own_folder_only(path: Path) -> None:
+    place = path.relative_to(SRC).as_posix()
+    found = families_named(tree_of(path))
+    if place.startswith(OF_A_FAMILY):
+        return
+    if place in NAMES_FAMILIES:
+        assert found, f"{place} names no family any more: take it from NAMES_FAMILIES"
+    else:
+        assert not found, f"{place} names a model family: {found}; ask its record or its ChatFormat instead"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from microscale.text.harmony import tokens",
+        "from microscale.text import gemma",
+        "import openai_harmony as library",
+        "if isinstance(config, Gemma4Config): pass",
+        "is_gemma = False",
+        "def _gpt_oss(): pass",
+        "kind = 'gpt-oss'",
+        "f(harmony=True)",
+        "raise BadCheckpoint(f'{path} is no file of GptOss')",
+    ],
+)
+def test_a_family_is_seen(code: str) -> None:
+    assert families_named(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "'''As Gemma has it.'''",
+        "x = 1  # gpt-oss: no",
+        "Argument(help='A preset (gpt-oss-120b, gemma-4 …)')",
+        "name = 'gpt-oss-20b'",
+        "raise BadSetting('Give a hub id such as openai/gpt-oss-20b.')",
+    ],
+)
+def test_prose_may_name_a_family(code: str) -> None:
+    assert not families_named(ast.parse(code))
 
 
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}

@@ -20,7 +20,7 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
 from microscale.hardware import KNOWN, Feature, Gpu
 from microscale.models.config import LayerKind
-from microscale.models.presets import PRESETS
+from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, bind_shapes, run_step
 from support.tiny_checkpoints import CASES, write_hf
 

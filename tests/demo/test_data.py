@@ -20,15 +20,16 @@ from demo.tasks import PER_TASK, all_tasks, as_task
 from microscale.quality.checks import is_exact, parse
 from microscale.quality.encoded import encode
 from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks
+from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort, Message
-from microscale.text.harmony_render import HarmonyRenderer
-from microscale.text.harmony_tokens import NAMES
+from microscale.text.formats import chat_format_for
+from microscale.text.harmony.tokens import NAMES
 from microscale.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def renderer() -> HarmonyRenderer:
-    return HarmonyRenderer(Tokenizer.load(DEMO_FOLDER))
+def chat_format() -> ChatFormat:
+    return chat_format_for(Tokenizer.load(DEMO_FOLDER))
 
 
 @pytest.fixture(scope="module")
@@ -41,26 +42,24 @@ def ids(encoder: Encoder, pieces: list) -> list[int]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_prompts_and_answers_are_what_our_renderer_gives(
-    renderer: HarmonyRenderer, encoder: Encoder, task: str
-) -> None:
+def test_prompts_and_answers_are_what_our_renderer_gives(chat_format: ChatFormat, encoder: Encoder, task: str) -> None:
     for sample in held_out(task, 12, seed=7):
-        begun = renderer.render(sample.history, sample.options)
+        begun = chat_format.render(sample.history, sample.options)
         assert ids(encoder, prompt(sample)) == begun
         whole = encoder.document(render(sample)).tokens
         # The answer, and after a tool's result the prompt of the second answer: thoughts of the open turn stay.
-        first = encode(as_task(sample), renderer).answer
+        first = encode(as_task(sample), chat_format).answer
         assert whole[: len(begun) + len(first)] == begun + first
         if len(sample.turn) > 1:
-            later = renderer.render((*sample.history, *sample.turn[:-1]), sample.options)
+            later = chat_format.render((*sample.history, *sample.turn[:-1]), sample.options)
             assert whole[: len(later)] == later
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_answer_that_is_taught_passes_its_own_check(renderer: HarmonyRenderer, task: str) -> None:
+def test_the_answer_that_is_taught_passes_its_own_check(chat_format: ChatFormat, task: str) -> None:
     for sample in held_out(task, 40, seed=8):
         item = as_task(sample)
-        answer = parse(encode(item, renderer).answer, renderer.tokens, item.tools)
+        answer = parse(encode(item, chat_format).answer, chat_format, item.tools)
         assert is_exact(answer, item.check), (answer, item.check)
         assert not answer.flaws
 

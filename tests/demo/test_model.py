@@ -27,8 +27,9 @@ from microscale.quality.checks import Answer, is_right, parse
 from microscale.quality.encoded import encode
 from microscale.quality.measure import complete
 from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, Task, load_tasks
+from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from support.browser import SCREENS, chromium
 from support.truth import load_transformers
@@ -93,8 +94,8 @@ def cpu_s(pid: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def renderer() -> HarmonyRenderer:
-    return HarmonyRenderer(Tokenizer.load(DEMO_FOLDER))
+def chat_format() -> ChatFormat:
+    return chat_format_for(Tokenizer.load(DEMO_FOLDER))
 
 
 def tasks(kind: str) -> list[Task]:
@@ -146,10 +147,10 @@ def test_it_is_whole_and_small_enough() -> None:
         assert any(fnmatch(f"demo_model/{file.name}", pattern) for pattern in data)
 
 
-def test_its_greedy_answers_are_those_of_transformers(renderer: HarmonyRenderer) -> None:
+def test_its_greedy_answers_are_those_of_transformers(chat_format: ChatFormat) -> None:
     """Over prompt and answer, transformers' largest logit is our next token at every position."""
     kinds = ("addition", "capitals", "tools", "json", "stories")
-    encoded = [encode(tasks(kind)[0], renderer) for kind in kinds]
+    encoded = [encode(tasks(kind)[0], chat_format) for kind in kinds]
     ours = load_model(LoadOptions(embedded.NAME, device="cpu", dtype="float32"))
     answers = complete(ours, encoded, SamplingParams(max_tokens=MAX_TOKENS))
     theirs = load_transformers(DEMO_FOLDER)
@@ -180,9 +181,9 @@ def test_held_out_questions(server: Running, kind: str) -> None:
     assert all(answer.reasoning and not answer.flaws for answer in answers)
 
 
-def test_json_without_a_grammar(server: Running, renderer: HarmonyRenderer) -> None:
+def test_json_without_a_grammar(server: Running, chat_format: ChatFormat) -> None:
     """As token ids: a text completion has no form to keep to."""
-    encoded = [encode(task, renderer) for task in tasks("json")]
+    encoded = [encode(task, chat_format) for task in tasks("json")]
     replies = server.ask(
         [
             lambda client, item=item: client.completions.create(
@@ -196,7 +197,7 @@ def test_json_without_a_grammar(server: Running, renderer: HarmonyRenderer) -> N
         ]
     )
     ids = [reply.choices[0].model_extra["token_ids"] for reply in replies]
-    answers = [parse(said, renderer.tokens, ()) for said in ids]
+    answers = [parse(said, chat_format, ()) for said in ids]
     right = [is_right(answer, item.task.check) for answer, item in zip(answers, encoded, strict=True)]
     assert sum(right) >= RIGHT, [
         (answer.content, item.task.check) for answer, item in zip(answers, encoded, strict=True)

@@ -16,7 +16,7 @@ from demo.shape import SHAPE, TINY
 from demo.train import Schedule, Trainer, arguments, distance, gradients
 from microscale.engine.load import LoadOptions, load_model
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.tasks import DEMO_FOLDER
 from support.forward import all_logits
 from support.truth import load_transformers

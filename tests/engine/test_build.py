@@ -12,8 +12,8 @@ from microscale.engine.fit import check_fits
 from microscale.engine.memory import Workload
 from microscale.hardware import GIB
 from microscale.models.config import LayerKind
+from microscale.models.families import PRESETS
 from microscale.models.outline import outline
-from microscale.models.presets import PRESETS
 
 CASES = [
     ("gpt-oss-20b", "rtx4090", Workload(sequences=64)),

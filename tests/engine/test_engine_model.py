@@ -13,7 +13,7 @@ from microscale.engine.request import Request
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Limits
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 
 NEW = 24
 

@@ -17,7 +17,7 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.presets import PRESETS
+from microscale.models.families import PRESETS
 from support.sampling import sampling_on_cpu
 
 VOCAB = 16

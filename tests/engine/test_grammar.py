@@ -19,8 +19,10 @@ from microscale.engine.scheduler import Limits
 from microscale.engine.service import MAX_COMPILING, Service
 from microscale.errors import BadRequest, QueueFull, Unsupported
 from microscale.models.config import LayerKind
-from microscale.text.harmony_grammar import Schema, Turn, of_turn
-from microscale.text.harmony_tokens import NAMES, RETURN, HarmonyTokens
+from microscale.text.grammar import Schema, Turn
+from microscale.text.harmony.grammar import of_turn
+from microscale.text.harmony.parser import HarmonyParser
+from microscale.text.harmony.tokens import NAMES, RETURN, HarmonyTokens
 from microscale.text.output import ChatOutput
 from support.chance_service import VOCAB, engine
 from support.sampling import sampling_on_cpu
@@ -126,7 +128,7 @@ def test_turns_follow_their_schema_through_preemption() -> None:
     assert num_preemptions
     assert alone == pressed
     for ids in alone.values():
-        output = ChatOutput(HarmonyTokens.of(tiny()), tools=())
+        output = ChatOutput(HarmonyParser(HarmonyTokens.of(tiny()), ()))
         deltas = [output.feed(ids), output.finish()]
         content = "".join(delta.content for delta in deltas if delta is not None)
         assert json.loads(content).keys() == {"city", "degrees"}

@@ -16,14 +16,13 @@ from microscale.engine.fit import check_fits, ways
 from microscale.engine.memory import ROOM, SCORED_TOKENS, Memory, Workload, reckon, usable_memory, weight_bytes
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
-from microscale.models.config_gemma4 import GEMMA_4_26B_A4B
 from microscale.models.dummy_weights import DummyWeights
-from microscale.models.gpt_oss import GptOss
+from microscale.models.families import PRESETS
+from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import Outline, outline
-from microscale.models.presets import PRESETS
 from support.live_bytes import LiveBytes
 
-CONFIGS = PRESETS | {"gemma-4-26b-a4b": GEMMA_4_26B_A4B}
+CONFIGS = PRESETS
 
 
 def shape(model: str) -> Outline:

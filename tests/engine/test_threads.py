@@ -21,9 +21,9 @@ from microscale.engine.service import load_options
 from microscale.engine.threads import StepThreads, product_us, wanted_threads
 from microscale.errors import BadSetting
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.gpt_oss import GptOss
+from microscale.models.families import PRESETS
+from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
-from microscale.models.presets import PRESETS
 
 CPU = hardware.cpu()
 MOST = 3

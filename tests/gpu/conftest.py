@@ -20,7 +20,7 @@ import torch
 
 from microscale.hardware import detect, known
 from microscale.kernels.launch import Kernel, watching
-from microscale.models.presets import preset
+from microscale.models.families import preset
 from microscale.prove.inventory import SETTINGS, record_setting, recorded
 from support.listed import assert_listed
 

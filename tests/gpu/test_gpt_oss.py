@@ -8,7 +8,7 @@ from torch import Tensor
 
 from microscale.backends.ops import Wish
 from microscale.engine.load import LoadOptions, load_model
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 from support.forward import all_logits
 
 # Head size and hidden size of gpt-oss, few experts and layers: every fast kernel takes part.

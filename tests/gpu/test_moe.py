@@ -24,7 +24,7 @@ from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
-from microscale.models.gemma4 import in_runs
+from microscale.models.gemma4.model import in_runs
 from support.errors import assert_close, rms_step
 from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by_token
 

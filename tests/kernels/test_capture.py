@@ -28,9 +28,8 @@ from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.kernels.op import Activations, Implementation, torch_dtype
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 from microscale.models.config import LayerKind
-from microscale.models.families import build_model, open_weights
+from microscale.models.families import PRESETS, build_model, open_weights
 from microscale.models.outline import outline
-from microscale.models.presets import PRESETS
 from support.capture import HostRead, NoHostReads, check_capturable
 from support.moe_cases import Case, make_routing, make_weights
 

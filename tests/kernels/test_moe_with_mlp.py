@@ -14,8 +14,8 @@ from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import with_mlp
 from microscale.models.config import LayerKind
-from microscale.models.config_gemma4 import GEMMA_4_26B_A4B
-from microscale.models.gemma4 import in_runs
+from microscale.models.families import PRESETS
+from microscale.models.gemma4.model import in_runs
 from microscale.models.recorded import Step, bind_shapes, run_step
 
 
@@ -44,7 +44,7 @@ def test_one_wave_where_it_is_served(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
 def test_a_model_with_both_starts_them_where_they_are_served(gpu: Gpu) -> None:
-    model = bind_shapes(GEMMA_4_26B_A4B, Ops(gpu, Activations.BF16, Wish()))
+    model = bind_shapes(PRESETS["gemma-4-26b-a4b"], Ops(gpu, Activations.BF16, Wish()))
     for tokens in (1, 2, 3):
         with recording() as found:
             run_step(model, Step(tokens, tokens, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))

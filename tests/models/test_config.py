@@ -11,9 +11,10 @@ from transformers import GptOssConfig as TransformersConfig
 from transformers import Mxfp4Config
 
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
-from microscale.models.config import LayerKind, YarnRope, alternating
-from microscale.models.config_file import Layout, read_config, to_hugging_face
-from microscale.models.presets import PRESETS, preset
+from microscale.models.config import LayerKind
+from microscale.models.families import PRESETS, preset, read_model_config
+from microscale.models.gpt_oss.config import YarnRope, alternating
+from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
 from support.tiny_checkpoints import CASES, has_original_form, original_json
 
 TINY = CASES["heads_4_2"]
@@ -255,7 +256,7 @@ def test_missing_rope_key(key, tmp_path):
 )
 def test_refused(data, error, message, tmp_path):
     with pytest.raises(error, match=message) as caught:
-        read_config(write(tmp_path, data))
+        read_model_config(write(tmp_path, data))
     assert str(tmp_path / "config.json") in str(caught.value)
     assert str(caught.value).endswith(".")
 

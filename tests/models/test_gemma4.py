@@ -22,9 +22,9 @@ from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
-from microscale.models.config_gemma4 import PartialRope
 from microscale.models.families import AnyModel
-from microscale.models.gemma4 import partial_table
+from microscale.models.gemma4.config import PartialRope
+from microscale.models.gemma4.model import partial_table
 from support.forward import all_logits, last_logits
 from support.tiny_gemma4 import (
     CASES,

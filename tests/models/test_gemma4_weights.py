@@ -21,13 +21,12 @@ from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
-from microscale.models.config_gemma4 import GEMMA_4_TINY, LayerFormats
-from microscale.models.families import open_weights, read_model_config
-from microscale.models.gemma4 import Gemma4
-from microscale.models.gemma4_config import to_text_config
+from microscale.models.families import PRESETS, open_weights, preset, read_model_config
+from microscale.models.gemma4.config import LayerFormats
+from microscale.models.gemma4.config_file import to_text_config
+from microscale.models.gemma4.model import Gemma4
+from microscale.models.gemma4.weights import Gemma4Checkpoint
 from microscale.models.gemma4_dummy import DummyGemma4
-from microscale.models.gemma4_weights import Gemma4Checkpoint
-from microscale.models.presets import PRESETS, preset
 from support.forward import all_logits
 from support.tiny_gemma4 import (
     CASES,
@@ -268,7 +267,7 @@ def test_bf16_experts_without_a_format_are_refused_with_the_mend(
 def test_presets_take_overrides_and_give_their_own_shapes() -> None:
     assert preset("gemma-4-26b-a4b", {}) == PRESETS["gemma-4-26b-a4b"]
     assert preset("gemma-4-26b-a4b", {"num_hidden_layers": 6}).formats == (MXFP8,) * 6
-    a, b = (DummyGemma4(GEMMA_4_TINY, seed=5).layer(5, "cpu") for _ in range(2))
+    a, b = (DummyGemma4(PRESETS["gemma-4-tiny"], seed=5).layer(5, "cpu") for _ in range(2))
     assert isinstance(a.qkv, BlockScaled)
     assert isinstance(b.qkv, BlockScaled)
     assert torch.equal(a.qkv.values, b.qkv.values)
@@ -279,7 +278,7 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
 
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
-    model = Gemma4(DummyGemma4(GEMMA_4_TINY), ops, torch.device("cpu"))
+    model = Gemma4(DummyGemma4(PRESETS["gemma-4-tiny"]), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]
 
 

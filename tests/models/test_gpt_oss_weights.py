@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.models.dummy_weights import DummyWeights
-from microscale.models.families import open_weights
-from microscale.models.gpt_oss_tensors import LayerTensors
-from microscale.models.gpt_oss_weights import CheckpointWeights
-from microscale.models.presets import PRESETS
+from microscale.models.families import PRESETS, open_weights
+from microscale.models.gpt_oss.tensors import LayerTensors
+from microscale.models.gpt_oss.weights import CheckpointWeights
 from support.tiny_checkpoints import CASES, has_original_form, random_tensors, write_hf, write_original
 from support.truth import load_transformers
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from microscale.cli import app
 from microscale.engine.load import LoadOptions, load_model
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
-from microscale.models.config import alternating
+from microscale.models.gpt_oss.config import alternating
 from microscale.quality.checks import Answer, is_exact, is_right
 from microscale.quality.choices import REFERENCE, all_choices, choose
 from microscale.quality.encoded import Encoded, encode
@@ -23,7 +23,7 @@ from microscale.quality.report import BAR, as_json, as_markdown, bar, table, wri
 from microscale.quality.run import Question, Row, run
 from microscale.quality.schema import fits
 from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, load_tasks
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_checkpoints import CASES, write_hf
 
@@ -196,8 +196,8 @@ def test_coarser_formats_are_further_from_float32(folder: Path) -> None:
 
 
 def test_an_answer_goes_on_where_it_leaves_the_draft(folder: Path) -> None:
-    renderer = HarmonyRenderer(Tokenizer.load(folder))
-    encoded = [encode(task, renderer) for task in load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:4]]
+    chat_format = chat_format_for(Tokenizer.load(folder))
+    encoded = [encode(task, chat_format) for task in load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:4]]
     exact, coarse = (
         load_model(LoadOptions(str(folder), device="cpu", precision=choice.precision))
         for choice in choose(["lm_head=mxfp4"])

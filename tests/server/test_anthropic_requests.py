@@ -61,7 +61,6 @@ def test_unknown_keys_are_named_at_every_level(server: Live) -> None:
         *("messages.content.x3", "messages.content.x5", "messages.content.x7", "messages.x4"),
         *("output_config.task_budget", "system.cache_control", "system.x2", "thinking.x10"),
         *(
-            "tool_choice.disable_parallel_tool_use",
             "tools.defer_loading",
             "tools.web_search_20250305",
             "tools.x9",

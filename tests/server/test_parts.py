@@ -28,8 +28,9 @@ from microscale.server.parsing import parse
 from microscale.server.protocol import MARKS, ONLY, ChatRequest, CompletionRequest
 from microscale.server.run import bind
 from microscale.server.selftest import self_test
-from microscale.text.harmony_render import HarmonyRenderer
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.formats import chat_format_for
+from microscale.text.harmony.parser import HarmonyParser
+from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.output import ChatOutput, PlainOutput
 from support.scripted_service import VOCAB
 from support.tiny_tokenizers import tiny
@@ -72,14 +73,14 @@ def test_any_json_is_a_request_or_a_named_fault(body: object, kind: type[Body]) 
 
 def test_the_self_test_knows_a_wrong_tokenizer() -> None:
     tokenizer = byte_tokenizer()
-    renderer = HarmonyRenderer(tokenizer)
+    chat_format = chat_format_for(tokenizer)
     end = tokenizer.control["<|return|>"]
-    self_test(tokenizer, renderer, 264, [end])
+    self_test(chat_format, 264, [end])
     with pytest.raises(BadCheckpoint, match="vocabulary of 263"):
-        self_test(tokenizer, renderer, 263)
+        self_test(chat_format, 263)
     with pytest.raises(BadCheckpoint, match="do not belong together"):
-        self_test(tokenizer, renderer, 264, [5])
-    self_test(tiny(), HarmonyRenderer(tiny()), VOCAB)
+        self_test(chat_format, 264, [5])
+    self_test(chat_format_for(tiny()), VOCAB)
 
 
 @given(
@@ -89,7 +90,7 @@ def test_the_self_test_knows_a_wrong_tokenizer() -> None:
 )
 def test_every_token_id_is_on_one_step_in_order(tokens: list[int], cuts: list[int], plain: bool) -> None:
     ids = HarmonyTokens.of(tiny())
-    output = PlainOutput(tiny(), stops=["e"]) if plain else ChatOutput(ids, stops=["e"])
+    output = PlainOutput(tiny(), stops=["e"]) if plain else ChatOutput(HarmonyParser(ids), stops=["e"])
     choice = Choice(0, output, keep_outputs=True)
     steps = []
     rest = [Output("r", token, finish=None) for token in tokens]

@@ -10,7 +10,7 @@ from torch import Tensor
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss import GptOss
+from microscale.models.gpt_oss.model import GptOss
 
 
 def poison(kv: KvCache) -> KvCache:

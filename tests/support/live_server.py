@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from microscale.text import harmony_tokens as names
+from microscale.text.harmony import tokens as names
 from microscale.text.tokenizer import Tokenizer
 
 TESTS = Path(__file__).parents[1]
@@ -71,7 +71,8 @@ def command(arguments: Sequence[str], log: Path) -> Iterator[Live]:
 
 
 def live(log: Path, *, step_s: float = 0.001, max_model_len: int = 4096, **options: Any) -> Any:
-    """``options``: those of ``ServeOptions`` that JSON can say, and ``limits`` as a dictionary."""
+    """``options``: those of ``ServeOptions`` that JSON can say, ``limits`` as a dictionary, ``tokenizer`` as a folder,
+    and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
     told = json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options})
     return command(["support.live_server", told], log)
 
@@ -87,8 +88,10 @@ def main() -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     told = json.loads(sys.argv[1])
-    tokenizer = tiny()
-    tokenizer.protect(names.NAMES)
+    folder = told.pop("tokenizer", None)
+    tokenizer = tiny() if folder is None else Tokenizer.load(Path(folder))
+    if folder is None:
+        tokenizer.protect(names.NAMES)
     overrides = {"scripts": scripts(tokenizer), "step_s": told.pop("step_s"), "plan": told.pop("plan", "scripted")}
     overrides["scripts"] += [tokenizer.encode_with_control(turn) for turn in told.pop("turns", [])]
     overrides["rules"] = told.pop("rules", [])

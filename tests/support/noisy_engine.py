@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from microscale.engine.messages import EngineConfig, Ready
-from microscale.text import harmony_tokens as names
+from microscale.text.harmony import tokens as names
 
 LAYERS = 12
 

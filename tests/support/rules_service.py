@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from microscale.engine.messages import EngineConfig, Submit
-from microscale.text import harmony_tokens as names
+from microscale.text.harmony import tokens as names
 from support.scripted_service import Scripted
 from support.tiny_tokenizers import tiny
 

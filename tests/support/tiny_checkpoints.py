@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from microscale.formats import MXFP4, encode
-from microscale.models.config import GptOssConfig, LayerKind, YarnRope, alternating
-from microscale.models.config_file import ORIGINAL_RMS_EPSILON, to_hugging_face
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss.config import GptOssConfig, YarnRope, alternating
+from microscale.models.gpt_oss.config_file import ORIGINAL_RMS_EPSILON, to_hugging_face
 
 
 def tiny_config(

@@ -19,8 +19,8 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from microscale.formats import BlockFormat, block_format, decode, encode
 from microscale.models.config import LayerKind
-from microscale.models.config_gemma4 import Gemma4Config, Heads, LayerFormats, PartialRope
-from microscale.models.gemma4_config import to_text_config
+from microscale.models.gemma4.config import Gemma4Config, Heads, LayerFormats, PartialRope
+from microscale.models.gemma4.config_file import to_text_config
 
 FULL, SLIDING = LayerKind.FULL, LayerKind.SLIDING
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from microscale.text import gemma_tokens as names
 from microscale.text.chat_template import FILE_NAME
+from microscale.text.gemma import tokens as names
 from microscale.text.tokenizer import SPACE, Tokenizer
 
 OTHERS = ["<|tool>", "<tool|>", "<tool_response|>", "<|think|>", "<|image|>", "[multimodal]"]

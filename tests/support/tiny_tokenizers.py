@@ -9,7 +9,7 @@ import openai_harmony
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from microscale.text import harmony_tokens as names
+from microscale.text.harmony import tokens as names
 from microscale.text.tokenizer import BYTE_OF, Tokenizer
 
 # The split that o200k is defined with.

@@ -9,8 +9,8 @@ from microscale.backends.precision import EXACT
 from microscale.engine.memory import Workload, reckon
 from microscale.engine.running import describe
 from microscale.models.config import LayerKind
+from microscale.models.families import PRESETS
 from microscale.models.outline import outline
-from microscale.models.presets import PRESETS
 from support.live_server import TURNS
 
 START, END = "<|start|>assistant", "<|end|>"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.text.gemma_grammar import of_turn
-from microscale.text.harmony_grammar import ANY_OBJECT, Schema, Turn
+from microscale.text.gemma.grammar import of_turn
+from microscale.text.grammar import ANY_OBJECT, Schema, Turn
 from support.tiny_gemma_text import tiny_gemma
 
 ANSWER = Schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 CALL = '<|tool_call>call:f{a:<|"|>x}, "<|"|>,b:[1,-2.5,{c:null}]}<tool_call|>'
 
 MUST = Turn(None, {"f": ANY_OBJECT}, must_call=True)
+ONE = Turn(None, {"f": ANY_OBJECT}, one_call=True)
 
 
 def follows(turn: Turn, text: str) -> tuple[bool, bool]:
@@ -35,6 +38,10 @@ def follows(turn: Turn, text: str) -> tuple[bool, bool]:
         (Turn(ANSWER, {"f": ANY_OBJECT}), f"{CALL}<|tool_response>", True),
         (MUST, f"<|channel>thought\nhm<channel|>{CALL}{CALL}<|tool_response>", True),
         (MUST, "No.<turn|>", False),
+        (ONE, f"<|channel>thought\nhm<channel|>{CALL}<|tool_response>", True),
+        (ONE, f"{CALL}{CALL}<|tool_response>", False),
+        (replace(MUST, one_call=True), f"{CALL}{CALL}<|tool_response>", False),
+        (ONE, "No.<turn|>", True),
         (MUST, "<|tool_call>call:g{}<tool_call|>", False),
         (Turn(None, {"f": ANY_OBJECT}), "Any text.<turn|>", True),
         (Turn(None, {"f": ANY_OBJECT}), "<|tool_call>call:f{a:1<tool_call|>", False),

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microscale.text import gemma_tokens as names
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.conversation import Message, RenderOptions, Role, ToolCall
-from microscale.text.gemma_call import QUOTE, BadCall, arguments_json, split_call
-from microscale.text.gemma_render import GemmaRenderer
-from microscale.text.gemma_tokens import GemmaTokens
-from microscale.text.harmony_header import Flaw
+from microscale.text.events import Flaw
+from microscale.text.gemma import tokens as names
+from microscale.text.gemma.call import QUOTE, BadCall, arguments_json, split_call
+from microscale.text.gemma.parser import GemmaParser
+from microscale.text.gemma.render import GemmaRenderer
+from microscale.text.gemma.tokens import GemmaTokens
 from microscale.text.output import ChatOutput, Delta
 from support.tiny_gemma_text import TEMPLATE, tiny_gemma
 
@@ -26,7 +27,7 @@ def parse(
     text: str, tools: tuple[str, ...] | None = None, stops: tuple[str, ...] = ()
 ) -> tuple[ChatOutput, list[Delta]]:
     """The deltas of an output, one token at a time; names of control tokens in ``text`` are these."""
-    output = ChatOutput(TOKENS, tools=tools, stops=stops)
+    output = ChatOutput(GemmaParser(TOKENS, tools), stops=stops)
     ids = tiny_gemma().encode_with_control(text)
     deltas = [delta for token in ids if (delta := output.feed([token])) is not None] + [output.finish()]
     assert [token for delta in deltas for token in delta.token_ids] == ids
@@ -137,7 +138,7 @@ def test_a_call_comes_back_as_the_template_writes_it(arguments: dict[str, object
     call = ToolCall("c", "f", json.dumps(arguments))
     ids = renderer.render([Message(Role.USER, "x"), Message(Role.ASSISTANT, "", "", (call,))], RenderOptions())
     begin = ids.index(TOKENS.call)
-    output = ChatOutput(TOKENS, tools=("f",))
+    output = ChatOutput(GemmaParser(TOKENS, ("f",)))
     delta = output.feed(ids[begin:])
     assert delta is not None
     assert [call.function for call in delta.calls] == ["f"]

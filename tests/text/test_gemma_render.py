@@ -12,11 +12,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from microscale.errors import BadCheckpoint, BadRequest
 from microscale.text import chat_template
-from microscale.text.chat_format import renderer_for
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
-from microscale.text.gemma_render import GemmaRenderer, lay_out
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.formats import chat_format_for
+from microscale.text.gemma.format import GemmaFormat
+from microscale.text.gemma.render import GemmaRenderer, lay_out
+from microscale.text.harmony.format import HarmonyFormat
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_gemma_text import TEMPLATE, tiny_gemma, write_gemma_text
 from support.tiny_tokenizers import tiny
@@ -191,22 +192,22 @@ def test_the_clock_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tokenizer_says_which_format(tmp_path: Path) -> None:
     folder = write_gemma_text(tmp_path)
-    assert isinstance(renderer_for(Tokenizer.load(folder)), GemmaRenderer)
-    assert isinstance(renderer_for(tiny()), HarmonyRenderer)
+    assert isinstance(chat_format_for(Tokenizer.load(folder)), GemmaFormat)
+    assert isinstance(chat_format_for(tiny()), HarmonyFormat)
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(BadCheckpoint, match="no chat template"):
-        renderer_for(Tokenizer.load(folder))
+        chat_format_for(Tokenizer.load(folder))
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages[0].content }}"}')
-    assert isinstance(renderer_for(Tokenizer.load(folder)), GemmaRenderer)
+    assert isinstance(chat_format_for(Tokenizer.load(folder)), GemmaFormat)
     (folder / "tokenizer_config.json").write_text('{"chat_template": 3}')
     with pytest.raises(BadCheckpoint, match="'chat_template' must be a text"):
-        renderer_for(Tokenizer.load(folder))
+        chat_format_for(Tokenizer.load(folder))
     (folder / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(BadCheckpoint, match=r"chat_template\.jinja is no chat template"):
-        renderer_for(Tokenizer.load(folder))
+        chat_format_for(Tokenizer.load(folder))
     (folder / "chat_template.jinja").write_text("x" * (chat_template.MAX_TEMPLATE_BYTES + 1))
     with pytest.raises(BadCheckpoint, match="larger than"):
-        renderer_for(Tokenizer.load(folder))
+        chat_format_for(Tokenizer.load(folder))
 
 
 @given(st.text())

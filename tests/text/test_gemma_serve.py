@@ -18,8 +18,8 @@ import pytest
 from microscale.errors import BadCheckpoint
 from microscale.server.selftest import self_test
 from microscale.text.chat_template import ChatTemplate
-from microscale.text.gemma_render import GemmaRenderer
-from microscale.text.gemma_tokens import GemmaTokens
+from microscale.text.gemma.format import GemmaFormat
+from microscale.text.gemma.tokens import GemmaTokens
 from support.tiny_gemma4 import CASES, random_gemma4, routers, to_modelopt, write_gemma4
 from support.tiny_gemma_text import TEMPLATE, tiny_gemma, write_gemma_text
 
@@ -28,14 +28,14 @@ VOCAB = 512
 
 
 def test_the_self_test_knows_gemma() -> None:
-    renderer = GemmaRenderer(tiny_gemma(), ChatTemplate(TEMPLATE, "test"))
-    end = renderer.tokens.end_turn
-    self_test(tiny_gemma(), renderer, VOCAB, [1, end])
+    chat_format = GemmaFormat(tiny_gemma(), ChatTemplate(TEMPLATE, "test"))
+    end = chat_format.answer_end
+    self_test(chat_format, VOCAB, [1, end])
     with pytest.raises(BadCheckpoint, match="do not belong together"):
-        self_test(tiny_gemma(), renderer, VOCAB, [1])
-    forgetful = GemmaRenderer(tiny_gemma(), ChatTemplate("{{ bos_token }}<|turn>model\n", "test"))
+        self_test(chat_format, VOCAB, [1])
+    forgetful = GemmaFormat(tiny_gemma(), ChatTemplate("{{ bos_token }}<|turn>model\n", "test"))
     with pytest.raises(BadCheckpoint, match="does not give a prompt back"):
-        self_test(tiny_gemma(), forgetful, VOCAB, [end])
+        self_test(forgetful, VOCAB, [end])
 
 
 @pytest.mark.slow
@@ -52,6 +52,7 @@ def test_serve_a_checkpoint(tmp_path: Path) -> None:
     try:
         client = openai.OpenAI(base_url=f"{address(log)}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
         ask(client, tokens)
+        score(client)
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
     finally:
@@ -94,6 +95,43 @@ def ask(client: openai.OpenAI, tokens: GemmaTokens) -> None:
     assert json.loads(call.function.arguments) == {}
     with pytest.raises(openai.BadRequestError, match="does not write arguments as JSON"):
         chat(tools=[{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}])
+
+
+def score(client: openai.OpenAI) -> None:
+    """Log-probabilities of a prompt: those after ``<bos>``, at the places that the text has without it."""
+
+    def echoed(prompt: str | list[int], max_tokens: int = 2, **options: Any) -> tuple[str, Any, int]:
+        reply = client.completions.create(
+            model="gemma",
+            prompt=prompt,
+            echo=True,
+            logprobs=1,
+            max_tokens=max_tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True, **options},
+        )
+        assert reply.usage is not None
+        return reply.choices[0].text, reply.choices[0].logprobs, reply.usage.prompt_tokens
+
+    ids = tiny_gemma().encode("the world")
+    bos = tiny_gemma().control["<bos>"]
+    text, told, length = echoed("the world")
+    assert text.startswith("the world")
+    assert length == len(ids) + 1
+    assert told.tokens[0] == "<bos>"
+    assert told.token_logprobs[0] is None
+    assert None not in told.token_logprobs[1:]
+    assert told.text_offset[:2] == [0, 0]
+    places = zip(told.text_offset[1:], told.tokens[1:], strict=True)
+    assert all(text.startswith(token, at) for at, token in places if not token.startswith(("bytes:", "<")))
+    # The same tokens as ids have the same likelihoods; their text has them all.
+    text, same, length = echoed([bos, *ids])
+    assert text.startswith("<bos>the world")
+    assert same.token_logprobs == told.token_logprobs
+    assert same.text_offset[1 : length + 1] == [at + len("<bos>") for at in told.text_offset[1 : length + 1]]
+    text, without, length = echoed("the world", 0, add_special_tokens=False)
+    assert (text, length, without.text_offset[0]) == ("the world", len(ids), 0)
+    assert without.token_logprobs[1:] != told.token_logprobs[2 : length + 1]
 
 
 def address(log: Path) -> str:

@@ -6,7 +6,8 @@ import openai_harmony as lib
 import pytest
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.text.harmony_grammar import ANY_OBJECT, Form, Lark, Schema, Turn, alone, choice, of_turn, regex
+from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema, Turn, alone, choice, regex
+from microscale.text.harmony.grammar import of_turn
 from support.tiny_tokenizers import library, tiny
 
 CITY = Schema({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microscale.text.detokenize import Detokenizer
-from microscale.text.harmony_header import Flaw
-from microscale.text.harmony_parser import Begin, End, Event, Flawed, HarmonyParser, Kind, Text
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import Begin, End, Event, Flaw, Flawed, Kind, Text
+from microscale.text.harmony.parser import HarmonyParser
+from microscale.text.harmony.tokens import HarmonyTokens
 from support.tiny_tokenizers import library, o200k, tiny
 
 TEXTS = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from microscale.text.harmony_header import Flaw
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import Flaw
+from microscale.text.harmony.parser import HarmonyParser
+from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.output import ChatOutput
 from support.tiny_tokenizers import tiny
 
@@ -14,7 +15,7 @@ Calls = list[tuple[str, str]]
 
 def read(output: str, tools: list[str] | None = None) -> tuple[str, str, Calls, set[Flaw]]:
     """Reasoning, content, calls and flaws of an output."""
-    chat = ChatOutput(HarmonyTokens.of(tiny()), tools=tools)
+    chat = ChatOutput(HarmonyParser(HarmonyTokens.of(tiny()), tools))
     deltas = [delta for token in tiny().encode_with_control(output) if (delta := chat.feed([token]))]
     deltas.append(chat.finish())
     calls: Calls = []
@@ -168,7 +169,7 @@ def test_a_cut_anywhere_shows_a_beginning_of_the_whole() -> None:
     )
     ids = tiny().encode_with_control(whole)
     for cut in range(len(ids) + 1):
-        chat = ChatOutput(HarmonyTokens.of(tiny()))
+        chat = ChatOutput(HarmonyParser(HarmonyTokens.of(tiny())))
         delta = chat.feed(ids[:cut])
         last = chat.finish()
         shown = [delta, last] if delta else [last]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microscale.errors import BadRequest
-from microscale.text import harmony_tokens as names
 from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
-from microscale.text.harmony_render import MARKER, HarmonyRenderer
+from microscale.text.harmony import tokens as names
+from microscale.text.harmony.render import MARKER, HarmonyRenderer
 from support.tiny_tokenizers import library, o200k, tiny
 
 TEXTS = [

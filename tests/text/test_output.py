@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from microscale.text.gemma_tokens import GemmaTokens
-from microscale.text.harmony_parser import Kind
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import Kind
+from microscale.text.gemma.parser import GemmaParser
+from microscale.text.gemma.tokens import GemmaTokens
+from microscale.text.harmony.parser import HarmonyParser
+from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.output import ChatOutput, Delta, PlainOutput
 from support.tiny_gemma_text import tiny_gemma
 from support.tiny_tokenizers import tiny
@@ -22,7 +24,7 @@ stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=2)
 
 
 def chat(stops: list[str]) -> ChatOutput:
-    return ChatOutput(HarmonyTokens.of(tiny()), stops=stops)
+    return ChatOutput(HarmonyParser(HarmonyTokens.of(tiny())), stops=stops)
 
 
 def run(output: ChatOutput | PlainOutput, groups: list[list[int]]) -> list[Delta]:
@@ -102,7 +104,7 @@ GEMMA = [
 @given(st.lists(st.sampled_from(GEMMA), max_size=20).map("".join))
 def test_the_short_way_changes_no_delta_of_gemmas(text: str) -> None:
     ids = tiny_gemma().encode_with_control(text)
-    usual, short = (ChatOutput(GemmaTokens.of(tiny_gemma())) for _ in range(2))
+    usual, short = (ChatOutput(GemmaParser(GemmaTokens.of(tiny_gemma()))) for _ in range(2))
     assert run(usual, [[token] for token in ids]) == run_plain(short, ids)[0]
     assert usual.flaws == short.flaws
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from microscale.errors import BadCheckpoint, BadRequest
-from microscale.text import harmony_tokens as names
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.harmony import tokens as names
+from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import inner_tiny, library, o200k, tiny
 

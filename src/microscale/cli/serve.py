@@ -31,8 +31,7 @@ from microscale.engine.client import Launch
 from microscale.engine.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
 from microscale.models import embedded, hub
-from microscale.models.families import LoadFormat
-from microscale.models.presets import PRESETS
+from microscale.models.families import PRESETS, LoadFormat
 from microscale.server.demo_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.run import ServeOptions

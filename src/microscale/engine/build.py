@@ -21,9 +21,8 @@ from microscale.engine.running import describe
 from microscale.engine.sampler import Sampler
 from microscale.engine.scheduler import Limits, Scheduler
 from microscale.models.config import LayerKind
-from microscale.models.families import ModelWeights
+from microscale.models.families import ModelConfig, ModelWeights
 from microscale.models.outline import outline
-from microscale.models.presets import ModelConfig
 
 KEPT_WINDOWS = 8
 """One byte in so many of what is left after the least that sequences need goes to sliding layers, for windows at which

@@ -13,7 +13,7 @@ from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Limits
 from microscale.errors import BadRequest
 from microscale.models.config import LayerKind
-from microscale.models.presets import ModelConfig
+from microscale.models.families import ModelConfig
 
 
 @dataclass

@@ -22,7 +22,7 @@ from microscale.engine.scheduler import Limits, Work
 from microscale.engine.threads import StepThreads
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.presets import ModelConfig
+from microscale.models.families import ModelConfig
 
 
 class Model(Protocol):

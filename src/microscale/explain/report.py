@@ -18,9 +18,8 @@ from microscale.engine.memory import Memory, Workload, reckon
 from microscale.errors import BadSetting
 from microscale.explain.predict import Prediction, predict
 from microscale.models import hub
-from microscale.models.families import read_model_config
+from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline
-from microscale.models.presets import PRESETS, ModelConfig, preset
 
 CONTEXT = 4096
 STEP_TOKENS = 8192

@@ -1,111 +1,23 @@
-"""Reads config.json in the three forms in which gpt-oss is found, and refuses what we would compute wrongly.
-
-* as published on the hub: ``rope_theta`` beside ``rope_scaling``;
-* as transformers 5 saves it: ``rope_parameters`` with the theta inside, defaults left out;
-* as OpenAI ships it in ``original/``: other names, no ``model_type``, YaRN's constants at top level.
-
-Overrides (``--hf-overrides``) change the file's own keys before anything is read.
-"""
+"""What the readers of all families' config.json share: overrides, layers, end tokens, and errors that name the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
-from microscale.models.config import GptOssConfig, LayerKind, YarnRope, alternating
-from microscale.models.json_object import JsonObject, read_json_object
+from microscale.errors import BadConfig, BadSetting
+from microscale.models.config import LayerKind
+from microscale.models.json_object import JsonObject
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-MODEL_TYPE = "gpt_oss"
-MODEL_TYPES = (MODEL_TYPE, "gemma4", "gemma4_text")
-"""Of all families; this module reads the first."""
 
-# <|return|>, <|call|>, <|endoftext|>: the original layout has no key for them.
-ORIGINAL_END_TOKENS = (200002, 200012, 199999)
-ORIGINAL_RMS_EPSILON = 1e-5
-
-# gpt-oss-120b has 36; a wrong figure must not become a list of a thousand million kinds.
+# The largest in use have a few dozen; a wrong figure must not become a list of a thousand million kinds.
 MAX_LAYERS = 4096
-
-_HUGGING_FACE_KEYS = frozenset({
-    "attention_bias", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
-    "max_position_embeddings", "num_attention_heads", "num_experts_per_tok", "num_hidden_layers",
-    "num_key_value_heads", "num_local_experts", "rms_norm_eps", "sliding_window", "swiglu_alpha", "swiglu_limit",
-    "tie_word_embeddings", "vocab_size",
-})  # fmt: skip
-_ORIGINAL_KEYS = frozenset({
-    "num_hidden_layers", "num_experts", "experts_per_token", "vocab_size", "hidden_size", "intermediate_size",
-    "swiglu_limit", "head_dim", "num_attention_heads", "num_key_value_heads", "sliding_window",
-    "initial_context_length", "rope_theta", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta",
-})  # fmt: skip
-_YARN_KEYS = frozenset({
-    "rope_type", "type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "truncate",
-    "rope_theta",
-})  # fmt: skip
 
 P = ParamSpec("P")
 Record = TypeVar("Record")
-
-
-class Layout(StrEnum):
-    """Whose names the tensors have."""
-
-    HUGGING_FACE = "hugging face"
-    ORIGINAL = "original"
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """A config and the layout of the checkpoint that it came with."""
-
-    config: GptOssConfig
-    layout: Layout
-
-
-def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelFile:
-    """The config in ``folder``, with ``overrides`` applied to its keys."""
-    try:
-        if not folder.is_dir():
-            raise BadCheckpoint(f"{folder} is not a folder; a model is one with config.json and *.safetensors in it.")
-        if not (folder / CONFIG).is_file():
-            raise BadConfig(f"{folder} has no {CONFIG}, so it is not the folder of a model.")
-    except OSError as exc:
-        raise BadCheckpoint(f"{folder} cannot be read: {exc.strerror}.") from exc
-    file = read_json_object(folder / CONFIG)
-    if "model_type" not in file.data and "experts_per_token" in file.data:
-        file = apply_overrides(file, overrides or {}, _ORIGINAL_KEYS)
-        return ModelFile(_from_original(file), Layout.ORIGINAL)
-    check_model_type(file)
-    file = override_hugging_face(file, overrides or {})
-    generation = None
-    if (folder / GENERATION_CONFIG).is_file() and "eos_token_id" not in file.overridden:
-        generation = read_json_object(folder / GENERATION_CONFIG)
-    return ModelFile(from_hugging_face(file, generation), Layout.HUGGING_FACE)
-
-
-def check_model_type(file: JsonObject) -> None:
-    """Refuse other architectures and other quantizations by name."""
-    model_type = file.require("model_type", str)
-    if model_type != MODEL_TYPE:
-        known = ", ".join(repr(name) for name in MODEL_TYPES)
-        raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not supported; supported are {known}.")
-    if file.data.get("quantization_config") is None:
-        raise Unsupported(f"{file.source} has no 'quantization_config'; supported are MXFP4 experts as published.")
-    quantization = file.nested("quantization_config")
-    method = quantization.require("quant_method", str)
-    if method != "mxfp4":
-        raise Unsupported(f"{quantization.source}: 'quant_method' {method!r} is not supported; supported is 'mxfp4'.")
-
-
-def override_hugging_face(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
-    """``file`` with overrides of the Hugging Face keys; the rope keys are those that this file uses."""
-    rope_keys = {"rope_parameters"} if file.data.get("rope_parameters") is not None else {"rope_scaling", "rope_theta"}
-    return apply_overrides(file, overrides, _HUGGING_FACE_KEYS | rope_keys)
 
 
 def apply_overrides(file: JsonObject, overrides: Mapping[str, object], known: frozenset[str]) -> JsonObject:
@@ -126,94 +38,6 @@ def apply_overrides(file: JsonObject, overrides: Mapping[str, object], known: fr
     return file
 
 
-def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) -> GptOssConfig:
-    """The config that a Hugging Face config.json describes; ``generation`` knows more end tokens where it is there."""
-    _refuse_other_arithmetic(file)
-    num_layers = read_num_layers(file)
-    vocab_size = file.require("vocab_size", int)
-    eos = end_tokens(file)
-    if generation is not None and generation.data.get("eos_token_id") is not None:
-        eos = end_tokens(generation)
-    return build(
-        file,
-        GptOssConfig,
-        num_layers=num_layers,
-        hidden=file.require("hidden_size", int),
-        intermediate=file.require("intermediate_size", int),
-        num_heads=file.require("num_attention_heads", int),
-        num_kv_heads=file.require("num_key_value_heads", int),
-        head_dim=file.require("head_dim", int),
-        num_experts=file.require("num_local_experts", int),
-        top_k=file.require("num_experts_per_tok", int),
-        vocab_size=vocab_size,
-        sliding_window=file.require("sliding_window", int),
-        layer_kinds=read_layer_kinds(file, num_layers),
-        rope=_hugging_face_rope(file),
-        rms_epsilon=file.require("rms_norm_eps", float),
-        swiglu_limit=file.optional("swiglu_limit", float, 7.0),
-        swiglu_alpha=file.optional("swiglu_alpha", float, 1.702),
-        max_context=file.require("max_position_embeddings", int),
-        # Ids that the user gave are not dropped in silence: the record refuses those outside the vocabulary.
-        eos_token_ids=eos if "eos_token_id" in file.overridden else producible(eos, vocab_size),
-    )
-
-
-def to_hugging_face(config: GptOssConfig) -> dict[str, object]:
-    """The published form of config.json for ``config``: the inverse of ``from_hugging_face``."""
-    rope = config.rope
-    return {
-        "architectures": ["GptOssForCausalLM"],
-        "attention_bias": True,
-        "eos_token_id": list(config.eos_token_ids) or None,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "layer_types": [str(kind) for kind in config.layer_kinds],
-        "max_position_embeddings": config.max_context,
-        "model_type": MODEL_TYPE,
-        "num_attention_heads": config.num_heads,
-        "num_experts_per_tok": config.top_k,
-        "num_hidden_layers": config.num_layers,
-        "num_key_value_heads": config.num_kv_heads,
-        "num_local_experts": config.num_experts,
-        "quantization_config": {
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
-            ],
-            "quant_method": "mxfp4",
-        },
-        "rms_norm_eps": config.rms_epsilon,
-        "rope_scaling": {
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "factor": rope.factor,
-            "original_max_position_embeddings": rope.original_context,
-            "rope_type": "yarn",
-            "truncate": rope.truncate,
-        },
-        "rope_theta": rope.theta,
-        "sliding_window": config.sliding_window,
-        "swiglu_alpha": config.swiglu_alpha,
-        "swiglu_limit": config.swiglu_limit,
-        "tie_word_embeddings": False,
-        "vocab_size": config.vocab_size,
-    }
-
-
-def _refuse_other_arithmetic(file: JsonObject) -> None:
-    if not file.optional("attention_bias", bool, True):
-        raise Unsupported(f"{file.source}: 'attention_bias' false is not supported; gpt-oss has biases.")
-    if file.optional("tie_word_embeddings", bool, False):
-        raise Unsupported(f"{file.source}: 'tie_word_embeddings' true is not supported; gpt-oss has its own lm_head.")
-    activation = file.optional("hidden_act", str, "silu")
-    if activation != "silu":
-        raise Unsupported(f"{file.source}: 'hidden_act' {activation!r} is not supported; supported is 'silu'.")
-
-
 def read_num_layers(file: JsonObject) -> int:
     num_layers = file.require("num_hidden_layers", int)
     if num_layers > MAX_LAYERS:
@@ -221,75 +45,13 @@ def read_num_layers(file: JsonObject) -> int:
     return num_layers
 
 
-def read_layer_kinds(file: JsonObject, num_layers: int) -> tuple[LayerKind, ...]:
-    names = file.optional("layer_types", list, list(alternating(num_layers)))
+def read_layer_kinds(file: JsonObject, default: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """``default``: where the file does not say."""
+    names = file.optional("layer_types", list, list(default))
     words = ", ".join(LayerKind)
     if not all(isinstance(name, str) and name in set(LayerKind) for name in names):
         raise file.fault("layer_types", f"may hold only {words}")
     return tuple(LayerKind(name) for name in names)
-
-
-def _hugging_face_rope(file: JsonObject) -> YarnRope:
-    present = [key for key in ("rope_scaling", "rope_parameters") if file.data.get(key) is not None]
-    if len(present) == 2:
-        raise BadConfig(f"{file.source} has both 'rope_scaling' and 'rope_parameters'; only one can be meant.")
-    rope = file.nested(present[0] if present else "rope_scaling")
-    kind = rope.require("type" if "rope_type" not in rope.data and "type" in rope.data else "rope_type", str)
-    if kind != "yarn":
-        raise Unsupported(f"{rope.source}: 'rope_type' {kind!r} is not supported; supported is 'yarn'.")
-    for key, value in rope.data.items():
-        # mscale, attention_factor and the like change the arithmetic; null means that they do not.
-        if key not in _YARN_KEYS and value is not None and (key, value) != ("partial_rotary_factor", 1.0):
-            raise Unsupported(f"{rope.source}: {key!r} is not supported; it would change the frequencies.")
-    return build(
-        file,
-        YarnRope,
-        theta=(rope if "rope_theta" in rope.data else file).require("rope_theta", float),
-        factor=rope.require("factor", float),
-        beta_fast=rope.optional("beta_fast", float, 32.0),
-        beta_slow=rope.optional("beta_slow", float, 1.0),
-        original_context=rope.require("original_max_position_embeddings", int),
-        # transformers' default when the key is absent; the published files say false.
-        truncate=rope.optional("truncate", bool, True),
-    )
-
-
-def _from_original(file: JsonObject) -> GptOssConfig:
-    num_layers = read_num_layers(file)
-    vocab_size = file.require("vocab_size", int)
-    factor = file.require("rope_scaling_factor", float)
-    context = file.require("initial_context_length", int)
-    rope = build(
-        file,
-        YarnRope,
-        theta=file.require("rope_theta", float),
-        factor=factor,
-        beta_fast=file.require("rope_ntk_beta", float),
-        beta_slow=file.require("rope_ntk_alpha", float),
-        original_context=context,
-        truncate=False,
-    )
-    return build(
-        file,
-        GptOssConfig,
-        num_layers=num_layers,
-        hidden=file.require("hidden_size", int),
-        intermediate=file.require("intermediate_size", int),
-        num_heads=file.require("num_attention_heads", int),
-        num_kv_heads=file.require("num_key_value_heads", int),
-        head_dim=file.require("head_dim", int),
-        num_experts=file.require("num_experts", int),
-        top_k=file.require("experts_per_token", int),
-        vocab_size=vocab_size,
-        sliding_window=file.require("sliding_window", int),
-        layer_kinds=alternating(num_layers),
-        rope=rope,
-        rms_epsilon=ORIGINAL_RMS_EPSILON,
-        # The key came after the first release; the model's own default is 7.
-        swiglu_limit=file.optional("swiglu_limit", float, 7.0),
-        max_context=int(context * factor),
-        eos_token_ids=producible(ORIGINAL_END_TOKENS, vocab_size),
-    )
 
 
 def build(file: JsonObject, record: Callable[P, Record], *args: P.args, **values: P.kwargs) -> Record:

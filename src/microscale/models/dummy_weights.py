@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, MXFP8, BlockScaled
-from microscale.models.config import GptOssConfig
-from microscale.models.gpt_oss_tensors import LayerTensors
+from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.gpt_oss.tensors import LayerTensors
 
 # Uniform E2M1 codes have an RMS of 2.9; under 2**-9 .. 2**-5 the weights have one of 0.047. At gpt-oss's width a layer
 # then adds about 8 to the residual stream, whose RMS is 47 and largest value 193 after 36 layers: far from BF16's end.

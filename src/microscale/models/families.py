@@ -1,30 +1,38 @@
-"""The model families, and the one place that tells them apart: by a preset's name or by a config's ``model_type``."""
+"""The model families, and the one place that lists them. A model's is known by a preset's name, by a config's
+``model_type``, or by its config's type."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from microscale.backends.ops import Ops
-from microscale.errors import BadCheckpoint, BadSetting
+from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
-from microscale.models.config import GptOssConfig
-from microscale.models.config_file import CONFIG, read_config
+from microscale.models.config_file import CONFIG
 from microscale.models.dummy_weights import DummyWeights
-from microscale.models.gemma4 import Gemma4
-from microscale.models.gemma4_config import MODEL_TYPES, read_gemma4
+from microscale.models.family import Family
+from microscale.models.gemma4.config import Gemma4Config
+from microscale.models.gemma4.family import GEMMA4
+from microscale.models.gemma4.model import Gemma4
+from microscale.models.gemma4.weights import Gemma4Checkpoint
 from microscale.models.gemma4_dummy import DummyGemma4
-from microscale.models.gemma4_weights import Gemma4Checkpoint, open_gemma4
-from microscale.models.gpt_oss import GptOss
-from microscale.models.gpt_oss_weights import CheckpointWeights, open_gpt_oss
+from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.gpt_oss.family import GPT_OSS
+from microscale.models.gpt_oss.model import GptOss
+from microscale.models.gpt_oss.weights import CheckpointWeights
 from microscale.models.json_object import read_json_object
-from microscale.models.presets import PRESETS, ModelConfig, preset
 
+FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4)
+ModelConfig = GptOssConfig | Gemma4Config
 ModelWeights = CheckpointWeights | DummyWeights | Gemma4Checkpoint | DummyGemma4
 AnyModel = GptOss | Gemma4
+PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
+"""Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
 
 
 class LoadFormat(StrEnum):
@@ -37,7 +45,14 @@ class LoadFormat(StrEnum):
 
 def read_model_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
     """The config in ``folder``, with ``overrides`` applied to its keys."""
-    return read_gemma4(folder, overrides) if _is_gemma4(folder) else read_config(folder, overrides).config
+    config: ModelConfig = _family_in(folder).read(folder, overrides or {})
+    return config
+
+
+def preset(name: str, overrides: Mapping[str, object]) -> ModelConfig:
+    """The preset of this name; ``overrides`` name the keys of a published config.json, as for a real checkpoint."""
+    config: ModelConfig = _family_of(PRESETS[name]).preset(name, PRESETS[name], overrides)
+    return config
 
 
 def open_weights(
@@ -67,25 +82,36 @@ def open_weights(
     folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
     if load_format == LoadFormat.DUMMY:
         return dummy_weights(read_model_config(folder, overrides), seed)
-    return open_gemma4(folder, overrides) if _is_gemma4(folder) else open_gpt_oss(folder, overrides)
+    weights: ModelWeights = _family_in(folder).open(folder, overrides)
+    return weights
 
 
 def build_model(
     weights: ModelWeights, ops: Ops, device: torch.device, page_size: int, on_layer: Callable[[], None]
 ) -> AnyModel:
     """The model of these weights, loaded. ``on_layer`` hears each layer as it is ready."""
-    if isinstance(weights, Gemma4Checkpoint | DummyGemma4):
-        return Gemma4(weights, ops, device, page_size, on_layer)
-    return GptOss(weights, ops, device, page_size, on_layer)
+    model: AnyModel = _family_of(weights.config).build(weights, ops, device, page_size, on_layer)
+    return model
 
 
-def _is_gemma4(folder: Path) -> bool:
-    """A folder that cannot be read is gpt-oss's to complain of."""
+def _family_in(folder: Path) -> Family[Any, Any, Any]:
+    """By ``model_type``. A folder that cannot be read, or whose file has none, is the first family's to complain of."""
     if not (folder / CONFIG).is_file():
-        return False
-    return read_json_object(folder / CONFIG).data.get("model_type") in MODEL_TYPES
+        return FAMILIES[0]
+    file = read_json_object(folder / CONFIG)
+    model_type = file.data.get("model_type")
+    found = next((family for family in FAMILIES if model_type in family.model_types), None)
+    if found is None and isinstance(model_type, str):
+        known = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
+        raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not supported; supported are {known}.")
+    return FAMILIES[0] if found is None else found
+
+
+def _family_of(config: ModelConfig) -> Family[Any, Any, Any]:
+    return next(family for family in FAMILIES if isinstance(config, family.config))
 
 
 def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
     """Random weights of the right shapes; on ``meta`` the shapes alone."""
-    return DummyWeights(config, seed) if isinstance(config, GptOssConfig) else DummyGemma4(config, seed)
+    weights: ModelWeights = _family_of(config).dummy(config, seed)
+    return weights

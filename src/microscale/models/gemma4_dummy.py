@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from microscale.models.config_gemma4 import Gemma4Config
 from microscale.models.dummy_weights import DummyEnds
-from microscale.models.gemma4_tensors import Gemma4Layer, Weight
+from microscale.models.gemma4.config import Gemma4Config
+from microscale.models.gemma4.tensors import Gemma4Layer, Weight
 
 
 class DummyGemma4(DummyEnds[Gemma4Config]):

@@ -19,8 +19,9 @@ from microscale.backends.ops import (
     SmallSpec,
     Use,
 )
-from microscale.models.config import GptOssConfig, LayerKind
-from microscale.models.config_gemma4 import Gemma4Config, short_name
+from microscale.models.config import LayerKind
+from microscale.models.gemma4.config import Gemma4Config, short_name
+from microscale.models.gpt_oss.config import GptOssConfig
 
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""

@@ -9,8 +9,8 @@ layer is recorded once for each kind and format that there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Ops, SamplingBatch, recording
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
-from microscale.models.config import GptOssConfig, LayerKind
-from microscale.models.families import AnyModel, build_model, dummy_weights
-from microscale.models.presets import ModelConfig
+from microscale.models.config import LayerKind
+from microscale.models.families import AnyModel, ModelConfig, build_model, dummy_weights
 
 META = torch.device("meta")
 EVERY_SIZE_TO = 72
@@ -119,23 +118,9 @@ def samplings(rows: int, vocab: int) -> Iterator[SamplingBatch]:
         )  # fmt: skip
 
 
-def shortened(config: ModelConfig) -> ModelConfig:
-    """The model with one layer of each kind and format, the last of them as it is in the model."""
-    if isinstance(config, GptOssConfig):
-        kinds = tuple(config.layer_kinds[i] for i in _last_of_each(config.layer_kinds))
-        return replace(config, num_layers=len(kinds), layer_kinds=kinds)
-    layers = tuple(zip(config.layer_kinds, config.formats, strict=True))
-    kept = [layers[i] for i in _last_of_each(layers)]
-    return replace(config, layer_kinds=tuple(kind for kind, _ in kept), formats=tuple(formats for _, formats in kept))
-
-
-def _last_of_each(layers: Sequence[object]) -> list[int]:
-    return sorted({layer: place for place, layer in enumerate(layers)}.values())
-
-
 def bind_shapes(config: ModelConfig, ops: Ops) -> AnyModel:
     """The model on weights that are shapes alone."""
-    return build_model(dummy_weights(shortened(config)), ops, META, PAGE_SIZE, lambda: None)
+    return build_model(dummy_weights(config.shortened()), ops, META, PAGE_SIZE, lambda: None)
 
 
 def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:

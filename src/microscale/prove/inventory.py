@@ -18,9 +18,8 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel
 from microscale.models.embedded import NAME, embedded_folder
-from microscale.models.families import read_model_config
+from microscale.models.families import PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
-from microscale.models.presets import PRESETS, ModelConfig
 from microscale.models.recorded import PAGE_SIZE, bind_shapes, record, token_counts
 
 DENSE = ("qkv", "o", "mlp", "lm_head")

@@ -18,7 +18,7 @@ from typing import Any
 
 from microscale.errors import Unsupported
 from microscale.quality.schema import fits
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.chat_format import ChatFormat
 from microscale.text.output import ChatOutput
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -36,9 +36,9 @@ class Answer:
     """What was wrong with its form."""
 
 
-def parse(token_ids: Sequence[int], tokens: HarmonyTokens, tools: Collection[str]) -> Answer:
+def parse(token_ids: Sequence[int], chat_format: ChatFormat, tools: Collection[str]) -> Answer:
     """What the ids of a completion, an end token included, say."""
-    output = ChatOutput(tokens, tools=tools)
+    output = ChatOutput(chat_format.parser(tools))
     deltas = [delta for delta in (output.feed(token_ids), output.finish()) if delta is not None]
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from microscale.quality.tasks import Task
-from microscale.text.harmony_render import HarmonyRenderer
-from microscale.text.harmony_tokens import RETURN
+from microscale.quality.tasks import ANALYSIS, FINAL, Task
+from microscale.text.chat_format import ChatFormat
+from microscale.text.conversation import Message, Role, ToolCall
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,9 @@ class Encoded:
     """The answer that was taught, its end token included."""
 
 
-def encode(task: Task, renderer: HarmonyRenderer) -> Encoded:
+def encode(task: Task, chat_format: ChatFormat) -> Encoded:
     """Prompt and taught answer in token ids."""
-    tokens, tokenizer = renderer.tokens, renderer.tokens.tokenizer
-    answer: list[int] = []
-    for at, said in enumerate(task.answer):
-        if at:
-            answer += [tokens.start, *tokenizer.encode("assistant")]
-        answer += renderer.header(said.channel, said.function) + tokenizer.encode(said.text)
-        last = at == len(task.answer) - 1
-        answer.append(tokens.call if said.function else tokenizer.control[RETURN] if last else tokens.end)
-    return Encoded(task, renderer.render(task.messages, task.options), answer)
+    texts = {said.channel: said.text for said in task.answer if said.function is None}
+    calls = tuple(ToolCall("", said.function, said.text) for said in task.answer if said.function is not None)
+    answer = Message(Role.ASSISTANT, texts.get(FINAL, ""), texts.get(ANALYSIS, ""), calls)
+    return Encoded(task, chat_format.render(task.messages, task.options), chat_format.turn(answer))

@@ -16,7 +16,7 @@ from microscale.engine.sampler import SamplingParams
 from microscale.models.config import LayerKind
 from microscale.quality.checks import is_right, parse
 from microscale.quality.encoded import Encoded
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.chat_format import ChatFormat
 
 MAX_TOKENS = 320
 """Of an answer, where nothing else is asked for; those that were taught have 200 at most."""
@@ -103,13 +103,13 @@ def greedy_after(
     return answers
 
 
-def judge(encoded: Sequence[Encoded], answers: Sequence[list[int]], tokens: HarmonyTokens) -> Accuracy:
+def judge(encoded: Sequence[Encoded], answers: Sequence[list[int]], chat_format: ChatFormat) -> Accuracy:
     """Which answers pass their check."""
     found = Accuracy()
     for item, answer in zip(encoded, answers, strict=True):
         name = item.task.task
         found.asked[name] += 1
-        found.right[name] += is_right(parse(answer, tokens, item.task.tools), item.task.check)
+        found.right[name] += is_right(parse(answer, chat_format, item.task.tools), item.task.check)
     return found
 
 

@@ -24,7 +24,7 @@ from microscale.quality.measure import (
     log_probabilities,
 )
 from microscale.quality.tasks import Task
-from microscale.text.harmony_render import HarmonyRenderer
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 
 
@@ -54,8 +54,8 @@ class Question:
 
 def run(question: Question, on_answers: Callable[[int], None] = lambda count: None) -> Iterator[Row]:
     """Rows as they are measured, float32 first. Each choice loads the model anew; one is loaded at a time."""
-    renderer = HarmonyRenderer(question.tokenizer)
-    encoded = [encode(task, renderer) for task in question.tasks]
+    chat_format = chat_format_for(question.tokenizer)
+    encoded = [encode(task, chat_format) for task in question.tasks]
     exact: list[Tensor] = []
     said: list[list[int]] = []
     for choice in question.choices:
@@ -81,7 +81,7 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
         else:
             away = distance(log_probabilities(model, encoded), exact, encoded)
             answers = _answers(model, encoded, said, question.max_tokens, on_answers)
-        found = judge(encoded, answers, renderer.tokens)
+        found = judge(encoded, answers, chat_format)
         by_task = {task: found.of(task) for task in sorted(found.asked)}
         yield Row(choice.name, found.share, away, by_task)
 

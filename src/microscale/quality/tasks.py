@@ -24,6 +24,7 @@ from microscale.text.conversation import Effort, Message, RenderOptions, Respons
 FILE_NAME = "tasks.jsonl.gz"
 DEMO_FOLDER = embedded.FOLDER
 """The embedded model, its tokenizer and the tasks."""
+ANALYSIS, FINAL = "analysis", "final"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Said:
     """One message of the answer that was taught."""
 
     channel: str
+    """``ANALYSIS`` or ``FINAL``; of a call "commentary"."""
     function: str | None
     text: str
 

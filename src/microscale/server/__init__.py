@@ -1,4 +1,4 @@
 """OpenAI's and Anthropic's APIs over HTTP: requests in, text out.
 
-Owns the protocol, its limits, and the life of the server. Tokens are the engine's, text and Harmony are ``text``'s.
+Owns the protocol, its limits, and the life of the server. Tokens are the engine's, text is ``text``'s.
 """

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: Harmony's channels as reasoning, content and tool calls."""
+"""``/v1/chat/completions``: messages of an output as reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from microscale.server.generation import Ask, ShortWay, generate, num_choices, r
 from microscale.server.host import Host
 from microscale.server.logprobs import ChatLogprobSorter, joined
 from microscale.server.parsing import read_request
-from microscale.server.prompts import ChatPrompt, render
+from microscale.server.prompts import ChatPrompt, output_of, render
 from microscale.server.protocol import ChatRequest
 from microscale.server.replies import (
     Call,
@@ -35,8 +35,7 @@ from microscale.server.replies import (
     encode,
 )
 from microscale.server.structured import read_wish, turn_grammar
-from microscale.text.harmony_header import Flaw
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Flaw, Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
@@ -88,8 +87,8 @@ class Chat:
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = sampling_params(request, len(prompt.tokens), host, _most(request), logprobs)
         if not params.ignore_eos:
-            # The checkpoint may not name them all; they are where a turn of Harmony ends.
-            stops = {*params.stop_token_ids, *host.renderer.tokens.stops}
+            # The checkpoint may not name them all; they are where a turn ends.
+            stops = {*params.stop_token_ids, *prompt.stops}
             params = replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
         choices = [Choice(index, self._output(prompt), keep_outputs=logprobs is not None) for index in range(n)]
         if logprobs is not None:
@@ -123,9 +122,7 @@ class Chat:
         keep_stop = bool(request.include_stop_str_in_output)
         if request.skip_special_tokens is False:
             return PlainOutput(host.tokenizer, stops=request.stops, keep_stop=keep_stop, show_control=True)
-        return ChatOutput(
-            host.renderer.tokens, tools=prompt.tools, stops=request.stops, keep_stop=keep_stop, begun=prompt.begun
-        )
+        return output_of(host, prompt, request.stops, keep_stop=keep_stop)
 
     def _hides(self, step: Step) -> bool:
         """Whether a step has nothing but reasoning, for a client that wants none."""

@@ -12,7 +12,7 @@ from itertools import groupby
 from microscale.engine.engine import Output, Scored
 from microscale.engine.request import Finish
 from microscale.errors import BadLogits, Draining
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
@@ -50,7 +50,7 @@ class Choice:
         if self._keep_outputs:
             self._outputs += [output for output in outputs if output.token is not None]
         delta = self.output.feed(ids)
-        if self.output.stopped is not None:
+        if self.output.ended:
             finish = Finish.STOP
         if finish is not None:
             self.done = True

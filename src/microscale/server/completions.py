@@ -36,6 +36,8 @@ class _Token(NamedTuple):
     token: int
     logprob: float | None
     top: tuple[tuple[int, float], ...]
+    was_added: bool = False
+    """Before the prompt, by the chat format: it is no part of the text."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Completions:
         ]
         grammar = await completion_grammar(host, request, request)
         if grammar is not None:
-            ends = tuple(sorted({*host.renderer.tokens.stops, *(request.stop_token_ids or ())}))
+            ends = tuple(sorted({*host.chat_format.stops, *(request.stop_token_ids or ())}))
             all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
         asks = [Ask(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
         choices = [
@@ -133,7 +135,10 @@ class Completions:
             return lists
         num_choices(self._request, len(texts), host)
         size = sum(map(len, texts))
-        return await host.off_loop(size, lambda: [host.tokenizer.encode_with_control(text) for text in texts])
+        adds = self._request.add_special_tokens is not False
+        return await host.off_loop(
+            size, lambda: [host.chat_format.encode_text(text, add_special_tokens=adds) for text in texts]
+        )
 
     def _choice(self, choice: Choice, step: Step) -> TextChoice:
         finish = None
@@ -161,16 +166,28 @@ class Completions:
 
     def _text_of(self, choice: Choice) -> str:
         """The prompt of a choice, as it was sent."""
-        prompt, ids = self._request.prompt, self._prompt_of[choice.index]
-        if isinstance(prompt, str):
-            return prompt
-        text = prompt[choice.index // (self._request.n or 1)]
-        return text if isinstance(text, str) else self._host.tokenizer.decode(ids, show_control=True)
+        text = self._sent(choice)
+        return self._host.tokenizer.decode(self._prompt_of[choice.index], show_control=True) if text is None else text
+
+    def _sent(self, choice: Choice) -> str | None:
+        """The prompt of a choice, if it was sent as a text."""
+        prompt = self._request.prompt
+        text = prompt if isinstance(prompt, str) else prompt[choice.index // (self._request.n or 1)]
+        return text if isinstance(text, str) else None
 
     def _echoed(self, choice: Choice) -> list[_Token]:
         most = self._request.logprobs or 0
-        first = _Token(self._prompt_of[choice.index][0], None, ())
-        return [first, *(_Token(token, logprob, top[:most]) for token, logprob, top in choice.scored)]
+        num_added = self._num_added(choice)
+        first = _Token(self._prompt_of[choice.index][0], None, (), num_added > 0)
+        others = enumerate(choice.scored, 1)
+        return [first, *(_Token(token, logprob, top[:most], at < num_added) for at, (token, logprob, top) in others)]
+
+    def _num_added(self, choice: Choice) -> int:
+        """Tokens that the chat format has put before a text prompt."""
+        text = self._sent(choice)
+        if text is None or self._request.add_special_tokens is False:
+            return 0
+        return len(self._host.chat_format.added_to(text))
 
     def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None]:
         """Of every token but the first: the most likely in its place, and itself."""
@@ -198,6 +215,8 @@ class Completions:
             logprobs.token_logprobs.append(token.logprob)
             logprobs.top_logprobs.append(_top(tokenizer, token))
             logprobs.text_offset.append(place.offset)
+            if token.was_added:
+                continue
             name = tokenizer.control_name(token.token) if shows_control else None
             place.offset += len(name or place.detokenizer.feed(token.token))
         return logprobs

@@ -1,11 +1,12 @@
-"""A tokenizer of bytes for random weights, which come without one: 256 bytes, then Harmony's control tokens."""
+"""A tokenizer of bytes for random weights, which come without one: 256 bytes, then a chat format's
+control tokens."""
 
 from __future__ import annotations
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from microscale.text import harmony_tokens as names
+from microscale.text.formats import DEFAULT
 from microscale.text.tokenizer import BYTE_OF, Tokenizer
 
 SOURCE = "the byte tokenizer for random weights"
@@ -16,6 +17,5 @@ def byte_tokenizer() -> Tokenizer:
     inner = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
-    controls = [*names.NAMES, names.END_OF_TEXT]
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in controls])
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in DEFAULT.CONTROL])
     return Tokenizer(inner, SOURCE)

@@ -25,7 +25,7 @@ from microscale.server.host import Host
 from microscale.server.http.connection import Wire
 from microscale.server.protocol import SamplingFields
 from microscale.server.replies import CachedTokens, ReasoningTokens, Usage
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Kind
 
 MAX_QUEUED = 4
 """Batches of outputs that wait, for each choice, until the client has taken those before."""

@@ -17,7 +17,7 @@ from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.responses_store import ResponseStore
 from microscale.server.structured_check import GrammarChecker
-from microscale.text.chat_format import Renderer
+from microscale.text.chat_format import ChatFormat
 from microscale.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ INLINE_BYTES = 4096
 class Host:
     engine: EngineClient
     tokenizer: Tokenizer
-    renderer: Renderer
+    chat_format: ChatFormat
     limits: Limits
     metrics: Metrics
     names: tuple[str, ...]

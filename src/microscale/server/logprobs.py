@@ -10,7 +10,7 @@ from msgspec import UNSET
 from microscale.engine.engine import Output
 from microscale.server.choice import Step
 from microscale.server.replies import ChatLogprobs, TokenLogprob, TopLogprob
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Kind
 from microscale.text.output import ChatOutput, PlainOutput
 from microscale.text.tokenizer import Tokenizer
 

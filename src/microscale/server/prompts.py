@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microscale.server.faults import BadField
@@ -26,6 +27,7 @@ from microscale.text.conversation import (
     Tool,
     ToolCall,
 )
+from microscale.text.output import ChatOutput
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,12 @@ class ChatPrompt:
     tokens: list[int]
     tools: frozenset[str]
     """Functions that may be called."""
+    stops: frozenset[int]
+    """Tokens at which the output ends."""
     begun: tuple[int, ...] = ()
     """What the output's parser reads first; see ``Rendered``."""
+    one_call: bool = False
+    """The output ends with its first call."""
 
 
 EFFORTS = {
@@ -66,8 +72,16 @@ def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None)
         raise BadField(
             f"There are {len(chat.messages)} messages; at most {host.limits.max_messages} are taken.", "messages"
         )
-    prompt = host.renderer.rendered(_conversation(chat), options)
-    return ChatPrompt(prompt.tokens, frozenset(tool.name for tool in tools), prompt.begun)
+    prompt = host.chat_format.rendered(_conversation(chat), options)
+    one_call = bool(tools) and chat.parallel_tool_calls is False
+    stops = host.chat_format.stops | ({host.chat_format.call_end} if one_call else set())
+    return ChatPrompt(prompt.tokens, frozenset(tool.name for tool in tools), stops, prompt.begun, one_call)
+
+
+def output_of(host: Host, prompt: ChatPrompt, stops: Sequence[str] = (), *, keep_stop: bool = False) -> ChatOutput:
+    """What becomes of the model's tokens after a prompt. ``stops``: stop strings."""
+    parser = host.chat_format.parser(prompt.tools)
+    return ChatOutput(parser, stops=stops, keep_stop=keep_stop, begun=prompt.begun, one_call=prompt.one_call)
 
 
 def effort_of(chat: ChatFields) -> Effort:

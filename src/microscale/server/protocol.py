@@ -24,11 +24,10 @@ MARKS: Mapping[str, str] = {
     "prompt_cache_key": "is a hint; prefixes are found by their content",
     "prompt_cache_options": "is a hint",
     "prompt_cache_retention": "is a hint",
-    "parallel_tool_calls": "a turn of Harmony ends with its first call, so it holds one at most",
-    "add_special_tokens": "gpt-oss puts nothing before a prompt",
     "spaces_between_special_tokens": "no spaces are put anywhere",
 }
 """Harmless whatever the value, with the reason."""
+CHAT_MARKS: Mapping[str, str] = {**MARKS, "add_special_tokens": "a chat's prompt begins as its format says"}
 
 ONLY: Mapping[str, Only] = {
     "best_of": Only((1,), "every choice is returned, so the best of several is not picked; use n"),
@@ -223,7 +222,11 @@ class StructuredFields(Body):
 class CompletionRequest(SamplingFields, StructuredFields):
     """``/v1/completions``. A text prompt may hold control tokens by name: its format is the caller's."""
 
+    HARMLESS: ClassVar[Mapping[str, str]] = {**MARKS, "parallel_tool_calls": "a raw prompt has no tools"}
+
     prompt: Prompt
+    add_special_tokens: bool | None = None
+    """False: nothing is put before a text prompt that its model expects there (Gemma's ``<bos>``)."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     """The prompt before the continuation; with ``logprobs`` its tokens too."""
@@ -285,14 +288,14 @@ ECHOED: Mapping[str, str] = {
 
 
 class Instruction(Body):
-    HARMLESS: ClassVar[Mapping[str, str]] = {"name": "Harmony's turns have no names"}
+    HARMLESS: ClassVar[Mapping[str, str]] = {"name": "turns have no names"}
 
     role: Literal["system", "developer", "user"]
     content: TextOrParts
 
 
 class AssistantMessage(Body):
-    HARMLESS: ClassVar[Mapping[str, str]] = {**ECHOED, "name": "Harmony's turns have no names"}
+    HARMLESS: ClassVar[Mapping[str, str]] = {**ECHOED, "name": "turns have no names"}
 
     role: Literal["assistant"]
     content: Content = None
@@ -349,6 +352,8 @@ class ChatFields(Body):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MANY, fail_fast=True)]
     tools: Annotated[list[ToolSpec], Field(max_length=MANY, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    """False: the turn ends with its first call."""
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateOptions | None = None
@@ -368,6 +373,7 @@ class ChatFields(Body):
 class ChatRequest(SamplingFields, StructuredFields, ChatFields):
     """``/v1/chat/completions``."""
 
+    HARMLESS = CHAT_MARKS
     # Of the two kinds of completion this one has no prompt of its own to tell of.
     ONLY: ClassVar[Mapping[str, Only]] = {**ONLY, "prompt_logprobs": Only((), "/v1/completions has it")}
 
@@ -382,11 +388,12 @@ class TokenizeText(Body):
 
     model: str | None = None
     prompt: str
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
 class TokenizeChat(ChatFields):
-    HARMLESS = MARKS
+    HARMLESS = CHAT_MARKS
 
     model: str | None = None
     return_token_strs: bool | None = None

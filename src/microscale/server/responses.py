@@ -25,6 +25,7 @@ from microscale.server.openai.response_prompt import named_as_sent, response_pro
 from microscale.server.openai.response_tool_specs import PassedTool
 from microscale.server.openai.response_tools import Toolbox
 from microscale.server.parsing import read_request
+from microscale.server.prompts import output_of
 from microscale.server.replies import encode
 from microscale.server.responses_input import said_items, sampling_fields
 from microscale.server.responses_items import Items
@@ -42,7 +43,6 @@ from microscale.server.responses_replies import (
 )
 from microscale.server.responses_store import Kept
 from microscale.server.structured import turn_grammar
-from microscale.text.output import ChatOutput
 
 
 class Responses:
@@ -85,9 +85,9 @@ class Responses:
             logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
             params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
         if not params.ignore_eos:
-            params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
+            params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
-        output = ChatOutput(host.renderer.tokens, tools=prompt.tools)
+        output = output_of(host, prompt)
         self._choice = Choice(0, output, keep_outputs=logprobs is not None)
         self._sorter = None if logprobs is None else ChatLogprobSorter(host.tokenizer, output)
         return generate(host, self._record, asked, [self._choice])

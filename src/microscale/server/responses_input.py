@@ -158,6 +158,7 @@ def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], tool
         messages=[*instructions, *messages],
         tools=toolbox.specs or None,
         tool_choice=toolbox.choice,
+        parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort="xhigh" if wanted == "max" else wanted,
         verbosity=None if request.text is None else request.text.verbosity,
     )

@@ -125,7 +125,7 @@ class Response(Struct):
     top_p: float
     truncation: str
     parallel_tool_calls: bool
-    """As it was asked for. A turn of Harmony ends with its first call."""
+    """As it was asked for."""
     max_tool_calls: int | None
     """As it was asked for: OpenAI's own tools are meant, of which there are none here."""
     top_logprobs: int

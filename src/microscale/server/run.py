@@ -30,7 +30,7 @@ from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.selftest import self_test
 from microscale.server.structured_check import GrammarChecker
-from microscale.text.chat_format import renderer_for
+from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def address_of(bound: socket.socket) -> str:
 async def serve(options: ServeOptions) -> int:
     """Serve until a signal or the engine's end; the exit status."""
     with bind(options.host, options.port) as bound:
-        renderer = renderer_for(options.tokenizer)
+        chat_format = chat_format_for(options.tokenizer)
         metrics = Metrics(options.names[0], options.metrics_prefix)
         tokenizer = options.tokenizer
         vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
@@ -108,7 +108,7 @@ async def serve(options: ServeOptions) -> int:
         async with await EngineClient.start(config, options.launch) as engine:
             ready = engine.ready
             eos = ready.eos_token_ids if options.strict_eos else ()
-            self_test(options.tokenizer, renderer, ready.vocab_size, eos)
+            self_test(chat_format, ready.vocab_size, eos)
             # What is loaded stays: the collector need not walk through it again and again.
             gc.collect()
             gc.freeze()
@@ -116,7 +116,7 @@ async def serve(options: ServeOptions) -> int:
             host = Host(
                 engine,
                 options.tokenizer,
-                renderer,
+                chat_format,
                 options.limits,
                 metrics,
                 options.names,

@@ -28,12 +28,10 @@ from microscale.server.protocol import (
     ToolSpec,
 )
 from microscale.server.structured_check import Part
-from microscale.text import gemma_grammar, gemma_tokens
-from microscale.text import harmony_grammar as grammars
-from microscale.text import harmony_tokens as names
+from microscale.text import grammar as grammars
+from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import ResponseFormat
-from microscale.text.gemma_render import GemmaRenderer
-from microscale.text.harmony_grammar import ANY_OBJECT, Form, Lark, Schema, Turn
+from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema, Turn
 
 
 @dataclass(frozen=True)
@@ -163,14 +161,13 @@ async def completion_grammar(host: Host, fields: StructuredFields, sampling: Sam
     if wish is None:
         return None
     _refuse_conflicts(sampling)
-    ends = [name for name in (names.RETURN, names.END_OF_TEXT, gemma_tokens.EOS) if name in host.tokenizer.control]
-    whole = grammars.alone(wish.form, ends)
+    whole = host.chat_format.text_grammar(wish.form)
     await host.grammars.check([Part(whole, wish.where)])
     return whole
 
 
 async def turn_grammar(host: Host, chat: ChatFields, wish: Wish | None, sampling: SamplingFields) -> str | None:
-    """Of a turn of Harmony, if anything in it must have a form."""
+    """Of a whole turn, if anything in it must have a form."""
     tools = callable_tools(chat)
     must_call = chat.tool_choice not in (None, "auto", "none")
     if wish is None and not must_call and not any(spec.function.strict for _, spec in tools):
@@ -179,35 +176,33 @@ async def turn_grammar(host: Host, chat: ChatFields, wish: Wish | None, sampling
     if chat.continue_final_message or chat.add_generation_prompt is False:
         name = "continue_final_message" if chat.continue_final_message else "add_generation_prompt"
         raise BadField(f"{name} cannot be kept where the answer or a call must have a form.", name)
-    calls = {spec.function.name: _arguments(spec) for _, spec in tools}
     answer = wish if wish is not None and not must_call else None
-    if isinstance(host.renderer, GemmaRenderer):
-        return await _gemma_turn(host, tools, answer, must_call)
-    whole = grammars.of_turn(Turn(None if answer is None else answer.form, calls, must_call))
-    parts = [
-        Part(grammars.alone(_arguments(spec), [names.CALL]), f"tools[{at}].function.parameters") for at, spec in tools
-    ]
+    calls, parts = _calls(host.chat_format, tools)
     if answer is not None:
-        parts.append(Part(grammars.alone(answer.form, [names.RETURN]), answer.where))
-    where = parts[-1].where
+        parts.append(Part(host.chat_format.answer_grammar(answer.form), answer.where))
+    one_call = chat.parallel_tool_calls is False
+    whole = host.chat_format.turn_grammar(Turn(None if answer is None else answer.form, calls, must_call, one_call))
+    where = parts[-1].where if parts else "tools"
     if len(whole) > MAX_GRAMMAR:
         raise BadField(f"All forms together have {len(whole)} characters; at most {MAX_GRAMMAR} are taken.", where)
     await host.grammars.check([*parts, Part(whole, where)])
     return whole
 
 
-async def _gemma_turn(host: Host, tools: Sequence[tuple[int, ToolSpec]], answer: Wish | None, must_call: bool) -> str:
-    """Of a turn of Gemma, whose calls are well formed; their arguments are not JSON, and no schema binds them."""
-    for at, spec in tools:
-        if spec.function.strict:
-            where = f"tools[{at}].function.strict"
-            raise BadField(f"{where} cannot be kept: this model does not write arguments as JSON.", where)
-    calls = {spec.function.name: ANY_OBJECT for _, spec in tools}
-    whole = gemma_grammar.of_turn(Turn(None if answer is None else answer.form, calls, must_call))
-    where = "tools" if answer is None else answer.where
-    parts = [] if answer is None else [Part(grammars.alone(answer.form, [gemma_tokens.END_TURN]), where)]
-    await host.grammars.check([*parts, Part(whole, where)])
-    return whole
+def _calls(chat_format: ChatFormat, tools: Sequence[tuple[int, ToolSpec]]) -> tuple[dict[str, Schema], list[Part]]:
+    """The form of each function's arguments, as far as the chat format can bind them, and each as a part to try."""
+    if chat_format.FREE_ARGUMENTS is not None:
+        for at, spec in tools:
+            if spec.function.strict:
+                where = f"tools[{at}].function.strict"
+                raise BadField(f"{where} cannot be kept: {chat_format.FREE_ARGUMENTS}.", where)
+        return {spec.function.name: ANY_OBJECT for _, spec in tools}, []
+    forms = {spec.function.name: _arguments(spec) for _, spec in tools}
+    parts = [
+        Part(chat_format.arguments_grammar(forms[spec.function.name]), f"tools[{at}].function.parameters")
+        for at, spec in tools
+    ]
+    return forms, parts
 
 
 def _arguments(spec: ToolSpec) -> Schema:

@@ -30,7 +30,8 @@ def _tokenize(host: Host, request: TokenizeText | TokenizeChat) -> bytes:
     if isinstance(request, TokenizeChat):
         ids = render(host, request).tokens
     else:
-        ids = host.tokenizer.encode_with_control(request.prompt)
+        added = request.add_special_tokens is not False
+        ids = host.chat_format.encode_text(request.prompt, add_special_tokens=added)
     texts = [token_text(host.tokenizer, token) for token in ids] if request.return_token_strs else UNSET
     return encode(Tokenized(len(ids), host.max_model_len, ids, texts))
 

@@ -91,7 +91,7 @@ class PromptEnd(StrEnum):
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What of a prompt is not in its messages. ``None`` leaves a line of the system message out."""
+    """What of a prompt is not in its messages."""
 
     effort: Effort | None = Effort.MEDIUM
     date: str | None = None
@@ -99,8 +99,6 @@ class RenderOptions:
     tools: tuple[Tool, ...] = ()
     response_format: ResponseFormat | None = None
     end: PromptEnd = PromptEnd.TURN
-    identity: str | None = "You are ChatGPT, a large language model trained by OpenAI."
-    knowledge_cutoff: str | None = "2024-06"
 
 
 def open_message(conversation: Sequence[Message]) -> tuple[list[Message], Message]:

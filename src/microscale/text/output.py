@@ -6,16 +6,13 @@ travel with the next delta that shows something, and ``finish`` gives those that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.gemma_parser import GemmaParser
-from microscale.text.gemma_tokens import GemmaTokens
-from microscale.text.harmony_header import Flaw
-from microscale.text.harmony_parser import Begin, End, Event, HarmonyParser, Kind, Text
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import Begin, End, Event, Flaw, Kind, Text
 from microscale.text.stop import StopStrings
 from microscale.text.tokenizer import Tokenizer
 
@@ -53,31 +50,34 @@ class _Parts:
 
 
 class ChatOutput:
-    """Harmony's channels, or Gemma's, as deltas. Stop strings are looked for in the content, never in thoughts or
-    arguments.
+    """A parser's messages as deltas. Stop strings are looked for in the content, never in thoughts or arguments.
 
     The texts of several messages of one kind are joined by a line break.
     """
 
     def __init__(
         self,
-        tokens: HarmonyTokens | GemmaTokens,
+        parser: OutputParser,
         *,
-        tools: Collection[str] | None = None,
         stops: Sequence[str] = (),
         keep_stop: bool = False,
         begun: Sequence[int] = (),
+        one_call: bool = False,
     ) -> None:
-        """``begun``: tokens of the prompt in the message that the output continues; they show nothing."""
-        self._parser: HarmonyParser | GemmaParser = (
-            GemmaParser(tokens, tools) if isinstance(tokens, GemmaTokens) else HarmonyParser(tokens, tools)
-        )
-        self._is_control = tokens.tokenizer.is_control
+        """``begun``: tokens of the prompt in the message that the output continues; they show nothing.
+
+        ``one_call``: the output is over where its first call ends.
+        """
+        self._parser = parser
+        self._one_call = one_call
+        self._is_control = parser.is_control
         self._stops = StopStrings(stops, keep=keep_stop)
         self._pending: list[int] = []
         self._seen: set[Kind] = set()
         self._breaks: set[Kind] = set()
         self._call_idx = -1
+        self._is_over = False
+        """The only call that may come has come."""
         self.kinds: list[Kind | None] | None = None
         """If it is set to a list: what each token belongs to, ``None`` for headers and other control tokens."""
         for token in begun:
@@ -90,6 +90,11 @@ class ChatOutput:
         return self._stops.found
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing that follows can show: the model need not go on."""
+        return self._is_over or self._stops.found is not None
+
+    @property
     def flaws(self) -> Sequence[Flaw]:
         return self._parser.flaws
 
@@ -100,14 +105,14 @@ class ChatOutput:
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
         """The delta for these tokens, or ``None`` while there is nothing to show."""
         self._pending += token_ids
-        if self.stopped is not None:
+        if self.ended:
             return None
         parts = _Parts()
         for token in token_ids:
             self._sort(self._parser.feed(token), parts)
             if self.kinds is not None:
                 self.kinds.append(None if self._is_control(token) else self._parser.body_kind)
-            if self._stops.found is not None:
+            if self._is_over or self._stops.found is not None:
                 break
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
 
@@ -126,7 +131,7 @@ class ChatOutput:
     def finish(self) -> Delta:
         """The rest: what was held back, and the ids that no delta has had."""
         parts = _Parts()
-        if self.stopped is None:
+        if not self.ended:
             self._sort(self._parser.finish(), parts)
         return self._delta(parts)
 
@@ -154,6 +159,9 @@ class ChatOutput:
             elif isinstance(event, End) and event.kind is Kind.CONTENT:
                 # A stop does not reach from one message into the next.
                 parts.content.append(self._stops.flush())
+            elif isinstance(event, End) and event.kind is Kind.CALL and self._one_call:
+                self._is_over = True
+                return
 
     def _spaced(self, event: Text) -> str:
         """The line break that parts this text from an earlier message of its kind."""
@@ -178,6 +186,10 @@ class PlainOutput:
     @property
     def stopped(self) -> str | None:
         return self._stops.found
+
+    @property
+    def ended(self) -> bool:
+        return self._stops.found is not None
 
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
         self._pending += token_ids

@@ -1,6 +1,6 @@
 """Anthropic's Messages API: its requests become the chat's, its replies are blocks and their events.
 
-Thinking and effort. Harmony has three efforts; ``convert.effort_of`` maps onto them:
+Thinking and effort. There are three efforts; ``convert.effort_of`` maps onto them:
 
     thinking disabled                          low, and no reasoning is returned
     output_config.effort                       low, medium, high; xhigh and max are high

@@ -29,7 +29,7 @@ from microscale.server.anthropic.replies import (
     ToolUseBlock,
 )
 from microscale.server.replies import encode
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Kind
 from microscale.text.output import Delta
 
 MALFORMED = "malformed_tool_input"

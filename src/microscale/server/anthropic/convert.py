@@ -76,7 +76,7 @@ def passed_over(request: CountRequest) -> Iterator[Ignored]:
 
 
 def effort_of(request: CountRequest) -> Effort | None:
-    """Harmony's, by the table of this package's docstring."""
+    """By the table of this package's docstring."""
     thinking, config = request.thinking, request.output_config
     if thinking is not None and thinking.type == "disabled":
         return "low"
@@ -120,10 +120,12 @@ def chat_fields(request: CountRequest, limits: Limits) -> ChatFields:
         raise BadField("messages: nothing in them can be read.", "messages")
     if len(messages) > most:
         raise BadField(f"There are {len(messages)} messages; at most {most} are taken.", "messages")
+    choice = request.tool_choice
     return ChatFields(
         messages=messages,
         tools=_specs(request) or None,
         tool_choice=_choice(request),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=effort_of(request),
         # Anthropic calls it a prefill.
         continue_final_message=isinstance(messages[-1], AssistantMessage),
@@ -186,7 +188,7 @@ def _fold_other(folder: Folder, role: Literal["user", "system"], blocks: Sequenc
 def _result(block: ToolResultBlock) -> str:
     content = block.content or ""
     text = content if isinstance(content, str) else "\n".join(_readable(part) for part in content)
-    # Harmony has no mark for it.
+    # Chat formats have no mark for it.
     return f"Error: {text}" if block.is_error else text
 
 

@@ -41,11 +41,11 @@ from microscale.server.faults import BadField, SlowReader, code_of
 from microscale.server.generation import Ask, ShortWay, generate, num_choices, requests, sampling_params
 from microscale.server.host import Host
 from microscale.server.parsing import parse, tell_ignored
-from microscale.server.prompts import ChatPrompt, render
+from microscale.server.prompts import ChatPrompt, output_of, render
 from microscale.server.protocol import ChatFields
 from microscale.server.replies import TextSlot, encode
 from microscale.server.structured import Wish, turn_grammar
-from microscale.text.harmony_parser import Kind
+from microscale.text.events import Kind
 from microscale.text.output import ChatOutput, Delta
 
 log = logging.getLogger(__name__)
@@ -99,9 +99,9 @@ class Messages:
         self._is_cut_short = request.max_tokens > room
         grammar = await turn_grammar(host, chat, wish, fields)
         params = sampling_params(fields, len(prompt.tokens), host, max(1, request.max_tokens), None)
-        params = replace(params, stop_token_ids=tuple(sorted(host.renderer.tokens.stops)), grammar=grammar)
+        params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
-        output = ChatOutput(host.renderer.tokens, tools=prompt.tools, stops=fields.stops, begun=prompt.begun)
+        output = output_of(host, prompt, fields.stops)
         self._choice = Choice(0, output)
         return generate(host, self._record, asked, [self._choice], self._short_way())
 

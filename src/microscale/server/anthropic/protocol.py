@@ -270,12 +270,9 @@ AnyTool = Annotated[
 
 
 class ToolChoice(Body):
-    HARMLESS: ClassVar[Mapping[str, str]] = {
-        "disable_parallel_tool_use": "a turn of Harmony ends with its first call, so it holds one at most"
-    }
-
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
     def _tool_has_name(self) -> ToolChoice:

@@ -29,6 +29,7 @@ class HarmonyTokens:
     message: int
     end: int
     call: int
+    return_: int
     stops: frozenset[int]
     """Tokens after which the model's turn is over: generation ends there."""
 
@@ -46,5 +47,6 @@ class HarmonyTokens:
             message=ids[MESSAGE],
             end=ids[END],
             call=ids[CALL],
+            return_=ids[RETURN],
             stops=frozenset(stops),
         )

@@ -2,7 +2,7 @@
 
 Found in two forms: the text model alone (``gemma4_text``), and within the model that also sees and hears (``gemma4``,
 under ``text_config``). transformers says what full layers have of their own in ``per_layer_config``, published files in
-``global_head_dim`` and ``num_global_key_value_heads``. ``gemma4_quantization`` says which layers are in MXFP8.
+``global_head_dim`` and ``num_global_key_value_heads``. ``quantization`` says which layers are in MXFP8.
 
 Overrides (``--hf-overrides``) change the keys of the text model before anything is read.
 """
@@ -24,8 +24,8 @@ from microscale.models.config_file import (
     read_layer_kinds,
     read_num_layers,
 )
-from microscale.models.config_gemma4 import Gemma4Config, Heads, LayerFormats, PartialRope
-from microscale.models.gemma4_quantization import read_formats
+from microscale.models.gemma4.config import Gemma4Config, Heads, LayerFormats, PartialRope
+from microscale.models.gemma4.quantization import read_formats
 from microscale.models.json_object import JsonObject, read_json_object
 
 TEXT = "gemma4_text"
@@ -68,7 +68,7 @@ def from_text_config(
     _refuse_other_arithmetic(file)
     num_layers = read_num_layers(file)
     file.require("layer_types", list)
-    kinds = read_layer_kinds(file, num_layers)
+    kinds = read_layer_kinds(file, ())
     if len(kinds) != num_layers:
         raise file.fault("layer_types", f"names {len(kinds)} layers, not {num_layers}")
     if kinds[-1] is not LayerKind.FULL and not file.overridden:

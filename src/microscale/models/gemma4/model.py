@@ -36,8 +36,8 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
-from microscale.models.config_gemma4 import Gemma4Config, PartialRope, short_name
-from microscale.models.gemma4_tensors import Gemma4Layer, Gemma4Weights, Weight
+from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
+from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
 
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
 MLP_GATE = Gate(GateKind.GELU_TANH, interleaved=True, run=MLP_RUN)

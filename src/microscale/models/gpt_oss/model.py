@@ -26,8 +26,9 @@ from microscale.backends.ops import (
     SmallSpec,
 )
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
-from microscale.models.config import GptOssConfig, LayerKind, YarnRope
-from microscale.models.gpt_oss_tensors import GptOssWeights, LayerTensors
+from microscale.models.config import LayerKind
+from microscale.models.gpt_oss.config import GptOssConfig, YarnRope
+from microscale.models.gpt_oss.tensors import GptOssWeights, LayerTensors
 
 
 def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable:

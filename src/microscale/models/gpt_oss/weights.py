@@ -15,9 +15,9 @@ from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.models.checkpoint import Checkpoint, TensorSpec, check_overrides
-from microscale.models.config import GptOssConfig
-from microscale.models.config_file import Layout, read_config
-from microscale.models.gpt_oss_tensors import LayerTensors
+from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.gpt_oss.config_file import Layout, read_config
+from microscale.models.gpt_oss.tensors import LayerTensors
 
 _BF16 = ("BF16",)
 # The published norms are BF16; OpenAI's own model keeps them in float32, and so may what is saved from it.

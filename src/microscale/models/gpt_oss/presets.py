@@ -1,17 +1,15 @@
-"""Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
+"""Published shapes of gpt-oss, and a tiny one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from microscale.models.config import GptOssConfig, YarnRope, alternating
-from microscale.models.config_file import from_hugging_face, override_hugging_face, to_hugging_face
-from microscale.models.config_gemma4 import GEMMA_4_26B_A4B, GEMMA_4_TINY, Gemma4Config
-from microscale.models.gemma4_config import preset_gemma4
+from microscale.models.gpt_oss.config import GptOssConfig, YarnRope, alternating
+from microscale.models.gpt_oss.config_file import from_hugging_face, override_hugging_face, to_hugging_face
 from microscale.models.json_object import JsonObject
 
 
-def _gpt_oss(num_layers: int, num_experts: int) -> GptOssConfig:
+def _published(num_layers: int, num_experts: int) -> GptOssConfig:
     return GptOssConfig(
         num_layers=num_layers,
         hidden=2880,
@@ -53,21 +51,14 @@ _TINY = GptOssConfig(
     eos_token_ids=(511,),
 )
 
-ModelConfig = GptOssConfig | Gemma4Config
-
-PRESETS: dict[str, ModelConfig] = {
-    "gpt-oss-20b": _gpt_oss(num_layers=24, num_experts=32),
-    "gpt-oss-120b": _gpt_oss(num_layers=36, num_experts=128),
+PRESETS = {
+    "gpt-oss-20b": _published(num_layers=24, num_experts=32),
+    "gpt-oss-120b": _published(num_layers=36, num_experts=128),
     "gpt-oss-tiny": _TINY,
-    "gemma-4-26b-a4b": GEMMA_4_26B_A4B,
-    "gemma-4-tiny": GEMMA_4_TINY,
 }
 
 
-def preset(name: str, overrides: Mapping[str, object]) -> ModelConfig:
-    """The preset of this name; ``overrides`` name the keys of a published config.json, as for a real checkpoint."""
-    config = PRESETS[name]
-    if isinstance(config, Gemma4Config):
-        return preset_gemma4(name, config, overrides)
+def preset(name: str, config: GptOssConfig, overrides: Mapping[str, object]) -> GptOssConfig:
+    """A preset with ``overrides`` of the keys that its config.json would have."""
     file = JsonObject(f"Preset {name}", to_hugging_face(config))
     return from_hugging_face(override_hugging_face(file, overrides))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from microscale.formats import BlockScaled
-from microscale.models.config_gemma4 import Gemma4Config
+from microscale.models.gemma4.config import Gemma4Config
 
 Weight = Tensor | BlockScaled
 """BF16, or MXFP8 as the checkpoint has it."""

@@ -5,8 +5,8 @@
     <|tool_call>call:name{ … }<tool_call|>  a call
     <turn|>, <eos>, <|tool_response>        the end
 
-The events are those of Harmony's parser, so that clients get the same fields. Every wrong turn has a rule that keeps
-the text, and a ``Flaw`` that says what was wrong. A call is given out when it is whole: its arguments become JSON.
+Every wrong turn has a rule that keeps the text, and a ``Flaw`` that says what was wrong. A call is given out when it is
+whole: its arguments become JSON.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum
 
+from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.gemma_call import QUOTE, BadCall, arguments_json, split_call
-from microscale.text.gemma_tokens import GemmaTokens
-from microscale.text.harmony_header import Flaw, Header
-from microscale.text.harmony_parser import Begin, End, Event, Flawed, Kind, Text
+from microscale.text.events import Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.gemma.call import QUOTE, BadCall, arguments_json, split_call
+from microscale.text.gemma.tokens import GemmaTokens
 
 THOUGHT = "thought"
 MAX_CHANNEL_CHARS = 32
@@ -32,16 +32,13 @@ class State(Enum):
     CALL = 3
 
 
-class GemmaParser:
-    """Parses one output. Feed it every token that the model produced, the stop token too, then call ``finish``.
-
-    ``tools``: names of the functions that were offered. A call of another one is text; ``None`` takes every call.
-    """
+class GemmaParser(OutputParser):
+    """A call of a function that was not offered is content."""
 
     def __init__(self, tokens: GemmaTokens, tools: Collection[str] | None = None) -> None:
         self._tokens = tokens
         self._tools = None if tools is None else frozenset(tools)
-        self._is_control = tokens.tokenizer.is_control
+        self.is_control = tokens.tokenizer.is_control
         self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = State.TEXT
         self._open: Kind | None = None
@@ -51,13 +48,11 @@ class GemmaParser:
         self._num_calls = 0
         self._has_content = False
         self._events: list[Event] = []
-        self.flaws: list[Flaw] = []
-        """Each kind once, in the order of their first appearance."""
+        self.flaws = []
 
     def feed(self, token: int) -> list[Event]:
-        """What this token adds."""
         self._events = []
-        if self._is_control(token):
+        if self.is_control(token):
             self._add(self._detokenizer.flush())
             self._control(token)
         else:
@@ -69,7 +64,6 @@ class GemmaParser:
         return self._events
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        """As ``feed``, for a token that only adds to the open message. For any other: ``None``, and no change."""
         text = self._detokenizer.whole(token)
         if not text:
             return None
@@ -82,12 +76,10 @@ class GemmaParser:
 
     @property
     def body_kind(self) -> Kind | None:
-        """Of the message whose text the last token was in."""
         kinds = {State.TEXT: Kind.CONTENT, State.THOUGHTS: Kind.REASONING, State.CALL: Kind.CALL}
         return kinds.get(self._state)
 
     def finish(self) -> list[Event]:
-        """No token follows."""
         self._events = []
         self._add(self._detokenizer.flush())
         if self._state is not State.TEXT:

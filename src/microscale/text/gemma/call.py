@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 QUOTE = "\uffff"
 """Stands for the quote token: no character of any text."""
@@ -43,6 +44,37 @@ def arguments_json(text: str) -> str:
     if reader.at != len(text):
         raise BadCall(f"text after the arguments at {reader.at}")
     return found
+
+
+class _Number(str):
+    """A number of JSON, with its digits."""
+
+
+def call_text(name: str, arguments: str) -> str:
+    """A call as the model writes it, from JSON: what ``split_call`` and ``arguments_json`` read."""
+    try:
+        value = json.loads(arguments or "{}", parse_int=_Number, parse_float=_Number)
+    except (ValueError, RecursionError):
+        value = None
+    return f"call:{name}{_spelt(value) if isinstance(value, dict) else arguments}"
+
+
+def _spelt(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_spelt_key(key)}:{_spelt(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spelt, value)) + "]"
+    if isinstance(value, str) and not isinstance(value, _Number):
+        return _between_quotes(value)
+    return value if isinstance(value, _Number) else json.dumps(value)
+
+
+def _spelt_key(key: str) -> str:
+    return key if _KEY.fullmatch(key) and key == key.strip() and key[0] != '"' else _between_quotes(key)
+
+
+def _between_quotes(text: str) -> str:
+    return QUOTE + text.replace(QUOTE, "") + QUOTE
 
 
 class _Reader:

@@ -7,11 +7,11 @@ and values come from one projection, and both are cached, since norms and rope m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK
-from microscale.models.config import MAX_NUMBER, LayerKind
+from microscale.models.config import MAX_NUMBER, LayerKind, last_of_each
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,12 @@ class Gemma4Config:
             return part
         return f"{part}.{short_name(self.layer_kinds[layer_idx])}" if part in ("qkv", "o") else f"mlp.{part}"
 
+    def shortened(self) -> Gemma4Config:
+        """The model with one layer of each kind and format: all kernels, in the time of a few layers."""
+        layers = tuple(zip(self.layer_kinds, self.formats, strict=True))
+        kept = [layers[place] for place in last_of_each(layers)]
+        return replace(self, layer_kinds=tuple(kind for kind, _ in kept), formats=tuple(used for _, used in kept))
+
 
 def short_name(kind: LayerKind) -> str:
     """``full`` or ``sliding``."""
@@ -140,51 +146,3 @@ def _check_heads(kind: LayerKind, heads: Heads, rope: PartialRope) -> None:
         )
     if not 1 < rope.theta <= MAX_NUMBER or not 0 < rope.fraction <= 1:
         raise BadConfig(f"rope theta {rope.theta} {where} must be above 1, and the part that turns up to 1.")
-
-
-GEMMA_4_26B_A4B = Gemma4Config(
-    hidden=2816,
-    mlp=2112,
-    intermediate=704,
-    num_experts=128,
-    top_k=8,
-    vocab_size=262144,
-    sliding_window=1024,
-    layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL) * 5,
-    heads={
-        LayerKind.SLIDING: Heads(16, 8, 256, shared_kv=False),
-        LayerKind.FULL: Heads(16, 2, 512, shared_kv=True),
-    },
-    rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
-    rms_epsilon=1e-6,
-    softcap=30.0,
-    max_context=262144,
-    # <eos>, <turn|>, <|tool_response>
-    eos_token_ids=(1, 106, 50),
-    formats=(LayerFormats.all("mxfp8"),) * 30,
-    tied=True,
-)
-
-# 1.2 million parameters. As in the real one: five sliding layers to a full one, with wider heads, fewer KV heads and
-# K = V there; hidden, MLP and experts no multiples of 128; window far shorter than the context.
-GEMMA_4_TINY = Gemma4Config(
-    hidden=160,
-    mlp=96,
-    intermediate=32,
-    num_experts=8,
-    top_k=4,
-    vocab_size=512,
-    sliding_window=16,
-    layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL),
-    heads={
-        LayerKind.SLIDING: Heads(4, 2, 32, shared_kv=False),
-        LayerKind.FULL: Heads(4, 1, 64, shared_kv=True),
-    },
-    rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
-    rms_epsilon=1e-6,
-    softcap=30.0,
-    max_context=8192,
-    eos_token_ids=(511,),
-    formats=(LayerFormats.all("mxfp8"),) * 6,
-    tied=True,
-)

@@ -17,10 +17,10 @@ from torch import Tensor
 from microscale.errors import BadCheckpoint
 from microscale.formats import BLOCK, MXFP8, BlockScaled
 from microscale.models.checkpoint import Checkpoint, TensorSpec, check_overrides
-from microscale.models.config_gemma4 import Gemma4Config
-from microscale.models.gemma4_config import read_gemma4
-from microscale.models.gemma4_quantization import PREFIXES
-from microscale.models.gemma4_tensors import Gemma4Layer, Weight
+from microscale.models.gemma4.config import Gemma4Config
+from microscale.models.gemma4.config_file import read_gemma4
+from microscale.models.gemma4.quantization import PREFIXES
+from microscale.models.gemma4.tensors import Gemma4Layer, Weight
 
 log = logging.getLogger(__name__)
 

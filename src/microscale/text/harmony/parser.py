@@ -14,71 +14,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import NoReturn
 
+from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
-from microscale.text.harmony_header import (
-    ASSISTANT,
-    CHANNELS,
-    NAMESPACE,
-    Ending,
-    Flaw,
-    Header,
-    HeaderReader,
-    Part,
-)
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.harmony.header import CHANNELS, NAMESPACE, Ending, HeaderReader, Part
+from microscale.text.harmony.tokens import HarmonyTokens
 
 # Recipients that are no tools.
 PEOPLE = (ASSISTANT, "user", "all")
-
-
-class Kind(StrEnum):
-    """What a message is for the client."""
-
-    REASONING = "reasoning"
-    CONTENT = "content"
-    CALL = "call"
-    """Its text is the arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A message begins. ``function`` and ``call_idx`` (from 0, in order) are there for a call."""
-
-    kind: Kind
-    header: Header
-    function: str | None = None
-    call_idx: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """More text of the message that began last."""
-
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The message is over; ``complete`` unless the output was cut inside it."""
-
-    kind: Kind
-    complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Flawed:
-    """The output is malformed here. ``text``: of a header that became no message."""
-
-    flaw: Flaw
-    text: str = ""
-
-
-Event = Begin | Text | End | Flawed
 
 
 class State(Enum):
@@ -87,17 +33,13 @@ class State(Enum):
     BODY = 2
 
 
-class HarmonyParser:
-    """Parses one output. Feed it every token that the model produced, the stop token too, then call ``finish``.
-
-    ``tools``: names of the functions that were offered. A call of another one is text of its channel; ``None`` takes
-    every call.
-    """
+class HarmonyParser(OutputParser):
+    """A call of a function that was not offered is text of its channel."""
 
     def __init__(self, tokens: HarmonyTokens, tools: Collection[str] | None = None) -> None:
         self._tokens = tokens
         self._tools = None if tools is None else frozenset(tools)
-        self._is_control = tokens.tokenizer.is_control
+        self.is_control = tokens.tokenizer.is_control
         self._ends = tokens.stops | {tokens.end}
         self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = State.HEADER
@@ -109,13 +51,12 @@ class HarmonyParser:
         self._events: list[Event] = []
         self.header: Header | None = None
         """Of the message that is open."""
-        self.flaws: list[Flaw] = []
-        """Each kind once, in the order of their first appearance."""
+        self.flaws = []
 
     def feed(self, token: int) -> list[Event]:
-        """What this token adds. A token of a header, or a part of a character, adds nothing yet."""
+        # A token of a header, or a part of a character, adds nothing yet.
         self._events = []
-        if self._is_control(token):
+        if self.is_control(token):
             self._add_text(self._detokenizer.flush())
             self._control(token)
         else:
@@ -127,7 +68,6 @@ class HarmonyParser:
         return self._events
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        """As ``feed``, for a token that only adds text that is not a call's. For any other: ``None``, and no change."""
         if self._state is not State.BODY or self._kind is Kind.CALL:
             return None
         text = self._detokenizer.whole(token)
@@ -139,11 +79,9 @@ class HarmonyParser:
 
     @property
     def body_kind(self) -> Kind | None:
-        """Of the message whose text the last token was in; ``None`` in a header and between messages."""
         return self._kind if self._state is State.BODY else None
 
     def finish(self) -> list[Event]:
-        """No token follows."""
         self._events = []
         self._add_text(self._detokenizer.flush())
         if self._state is State.HEADER:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from microscale.formats import BlockScaled
-from microscale.models.config import GptOssConfig
+from microscale.models.gpt_oss.config import GptOssConfig
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@
                               └── calls of offered functions ─────────── <|tool_response>
 
 Arguments are in Gemma's own spelling and not JSON, so that a schema cannot bind them: a call is well formed, of an
-offered function, and its arguments are free. Names, forms and options are those of ``harmony_grammar``.
+offered function, and its arguments are free.
 """
 
 from __future__ import annotations
 
 import json
 
-from microscale.text import gemma_tokens as names
-from microscale.text.gemma_parser import THOUGHT
-from microscale.text.harmony_grammar import Turn
+from microscale.text.gemma import tokens as names
+from microscale.text.gemma.parser import THOUGHT
+from microscale.text.grammar import Turn, named
 
 # Of a call's arguments. Texts end at a quote token, which no character is.
 _VALUES = rf"""
@@ -32,7 +32,7 @@ def of_turn(turn: Turn) -> str:
     """The grammar of what the model writes after a prompt that ends in its turn."""
     calls = list(turn.calls or {})
     ways = [] if turn.must_call else ["final"]
-    ways += [f"call+ {names.RESPONSE}"] if calls else []
+    ways += [f"{'call' if turn.one_call else 'call+'} {names.RESPONSE}"] if calls else []
     answer = "ANSWER" if turn.answer is None else "@answer"
     rules = [
         f"start: aside? ({' | '.join(ways)})",
@@ -45,5 +45,5 @@ def of_turn(turn: Turn) -> str:
         rules.append(_VALUES)
     else:
         rules.append("TEXT: /(.|\\n)*/\nANSWER: /(.|\\n)+/")
-    forms = [] if turn.answer is None else [{"name": "answer", **turn.answer.grammar()}]
+    forms = [] if turn.answer is None else [named("answer", turn.answer)]
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *forms]})

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import Enum
+
+from microscale.text.events import ASSISTANT, Flaw, Header
 
 CHANNELS = ("analysis", "commentary", "final")
-ASSISTANT = "assistant"
 ROLES = (ASSISTANT, "user", "system", "developer", "tool")
 CONTENT_TYPES = ("json", "code", "text")
 TO = "to="
@@ -32,40 +33,6 @@ MAX_WORDS = 4
 
 _WORD = re.compile(r"\S+")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_.+/-]{0,31}")
-
-
-class Flaw(StrEnum):
-    """What was wrong with an output. None of them loses text."""
-
-    NO_HEADER = "no_header"
-    """Text with no header before it."""
-    NO_CHANNEL = "no_channel"
-    WRONG_CHANNEL = "wrong_channel"
-    """A channel that the format has not, or a call on the final channel."""
-    WRONG_ROLE = "wrong_role"
-    """A message that says it is not the assistant's."""
-    WRONG_RECIPIENT = "wrong_recipient"
-    """A recipient without ``to=``, glued to another word, twice, after the type, or one that is no tool."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """A call of a tool that was not offered: it stays text."""
-    TEXT_IN_HEADER = "text_in_header"
-    """``<|message|>`` was missing, or words stood before it that mean nothing there."""
-    HEADER_IN_TEXT = "header_in_text"
-    """A new header before the message's end."""
-    MISSING_START = "missing_start"
-    """A message without ``<|start|>``."""
-    REPEATED_HEADER = "repeated_header"
-    NO_MESSAGE = "no_message"
-    """A header that ended with no message."""
-    STRAY_TOKEN = "stray_token"
-    """A control token where it means nothing, or an id outside the vocabulary."""
-    CALL_WITHOUT_RECIPIENT = "call_without_recipient"
-    BAD_ARGUMENTS = "bad_arguments"
-    """Arguments of a call that are not JSON."""
-    NO_CONTENT = "no_content"
-    """Neither an answer nor a call."""
-    CUT = "cut"
-    """The output ended inside a message or a header."""
 
 
 class Part(Enum):
@@ -85,18 +52,6 @@ class Ending(Enum):
     """No message: a word with no certain meaning is text."""
     CUT = 3
     """Nothing: as ``DONE``, and the last word may be the beginning of one."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a message says of itself."""
-
-    role: str = ASSISTANT
-    channel: str | None = None
-    recipient: str | None = None
-    content_type: str | None = None
-    raw: str = ""
-    """The text of the header, without its control tokens."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 import openai_harmony as library
 
 from microscale.errors import BadRequest
-from microscale.text import harmony_tokens as names
 from microscale.text.conversation import (
     Effort,
     Message,
@@ -32,11 +31,15 @@ from microscale.text.conversation import (
     ToolCall,
     open_message,
 )
-from microscale.text.harmony_tokens import HarmonyTokens
+from microscale.text.events import ASSISTANT
+from microscale.text.harmony import tokens as names
+from microscale.text.harmony.header import NAMESPACE
+from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.tokenizer import Tokenizer
 
+IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+KNOWLEDGE_CUTOFF = "2024-06"
 MARKER = "\ue000"
-NAMESPACE = "functions."
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 # What o200k takes for one word at most: letters and marks, white space, signs. 1,024 take the library 1 to 9 ms.
 MAX_WORD_CHARS = 1024
@@ -110,6 +113,18 @@ class HarmonyRenderer:
         to = self._encode(f"{channel} to={recipient(function)} ")
         return [self.tokens.channel, *to, self.tokens.constrain, *self._encode("json"), self.tokens.message]
 
+    def turn(self, message: Message) -> list[int]:
+        """An assistant's message as the model writes it after a prompt."""
+        said = _assistant(message)
+        ids: list[int] = []
+        for at, entry in enumerate(said):
+            function = None if entry.message.recipient is None else entry.message.recipient.removeprefix(NAMESPACE)
+            ids += [self.tokens.start, *self._encode(ASSISTANT)] if at else []
+            ids += self.header(entry.message.channel or "final", function) + self._encode(entry.text or "")
+            is_last = at == len(said) - 1
+            ids.append(self.tokens.call if function else self.tokens.return_ if is_last else self.tokens.end)
+        return ids
+
     def _fill(self, skeleton: Sequence[int], laid: Iterator[Laid]) -> list[int]:
         ids: list[int] = []
         run: list[int] = []
@@ -138,10 +153,10 @@ class HarmonyRenderer:
 def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[Laid]:
     """Harmony's messages, without the analysis that the format drops, with the texts that belong to the markers."""
     system = library.SystemContent(
-        model_identity=options.identity,
+        model_identity=IDENTITY,
         reasoning_effort=None if options.effort is None else EFFORTS[options.effort],
         conversation_start_date=options.date,
-        knowledge_cutoff=options.knowledge_cutoff,
+        knowledge_cutoff=KNOWLEDGE_CUTOFF,
     )
     laid = [Laid(library.Message.from_role_and_content(library.Role.SYSTEM, system), None)]
     num_leading = next((n for n, m in enumerate(conversation) if not _instructs(m)), len(conversation))

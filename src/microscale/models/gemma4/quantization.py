@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from microscale.errors import Unsupported
-from microscale.models.config_gemma4 import LayerFormats
+from microscale.models.gemma4.config import LayerFormats
 from microscale.models.json_object import JsonObject, read_json_object
 
 HF_QUANT_CONFIG = "hf_quant_config.json"

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from microscale.errors import BadRequest
-from microscale.text import gemma_tokens as names
 from microscale.text.chat_template import ChatTemplate
 from microscale.text.conversation import (
     Effort,
@@ -25,8 +24,10 @@ from microscale.text.conversation import (
     Tool,
     open_message,
 )
-from microscale.text.gemma_parser import THOUGHT
-from microscale.text.gemma_tokens import GemmaTokens
+from microscale.text.gemma import tokens as names
+from microscale.text.gemma.call import QUOTE, call_text
+from microscale.text.gemma.parser import THOUGHT
+from microscale.text.gemma.tokens import GemmaTokens
 from microscale.text.tokenizer import Tokenizer
 
 GUARD = "\ue000"
@@ -73,9 +74,21 @@ class GemmaRenderer:
         )
         return self._encode(text)
 
-    def turn(self, thought: str, answer: str) -> list[int]:
-        """A turn as the model writes it, after a prompt."""
-        return [*self._thoughts(thought, closed=True), *self._tokenizer.encode(answer), self.tokens.end_turn]
+    def turn(self, message: Message) -> list[int]:
+        """An assistant's message as the model writes it after a prompt."""
+        ids = self._thoughts(message.reasoning, closed=True) if message.reasoning else []
+        ids += self._tokenizer.encode(message.content)
+        for call in message.tool_calls:
+            ids += [self.tokens.call, *self._quoted(call_text(call.name, call.arguments)), self.tokens.end_call]
+        return [*ids, self._tokenizer.control[names.RESPONSE] if message.tool_calls else self.tokens.end_turn]
+
+    def _quoted(self, text: str) -> list[int]:
+        """Text in which ``QUOTE`` stands for the quote token."""
+        first, *others = text.split(QUOTE)
+        ids = self._tokenizer.encode(first)
+        for other in others:
+            ids += [self.tokens.quote, *self._tokenizer.encode(other)]
+        return ids
 
     def _thoughts(self, text: str, *, closed: bool) -> list[int]:
         if not closed:

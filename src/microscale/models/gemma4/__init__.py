@@ -1,0 +1,1 @@
+"""Gemma 4 with experts: config, checkpoint, model and presets."""

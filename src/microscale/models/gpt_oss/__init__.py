@@ -1,0 +1,1 @@
+"""gpt-oss: config, checkpoint, model and presets."""
