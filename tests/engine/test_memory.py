@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from microscale.models.dummy_weights import DummyWeights
 from microscale.models.gpt_oss import GptOss
 from microscale.models.outline import Outline, outline
 from microscale.models.presets import PRESETS
+from support.families import gpt_oss_preset
 from support.live_bytes import LiveBytes
 
 CONFIGS = PRESETS | {"gemma-4-26b-a4b": GEMMA_4_26B_A4B}
@@ -127,12 +129,12 @@ def test_when_no_option_helps_the_cards_that_do_are_named() -> None:
         ({"step_tokens": 0}, "--max-num-batched-tokens 0"),
     ],
 )
-def test_workloads_out_of_range_are_refused(change: dict, message: str) -> None:
+def test_workloads_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadSetting, match=message):
         sums("gpt-oss-20b", "h100", replace(Workload(), **change))
 
 
-TINY = replace(PRESETS["gpt-oss-tiny"], num_heads=4, head_dim=64)
+TINY = replace(gpt_oss_preset("gpt-oss-tiny"), num_heads=4, head_dim=64)
 
 
 @pytest.mark.parametrize("precision", PLANS)
