@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},
-    "prove": {"kernels", "backends", "hardware", "errors"},
+    "prove": {"models", "kernels", "backends", "hardware", "errors"},
     "doctor": {"hardware", "settings", "errors", "version"},
     "__init__": {"version"},
 }
@@ -253,6 +253,86 @@ def test_only_jit_files_are_hidden_from_mypy(path: Path) -> None:
 def test_small_ops_have_a_cost_each() -> None:
     missing = public_functions(SRC / "kernels/small/reference.py") - public_functions(SRC / "kernels/small/cost.py")
     assert not missing, f"kernels/small/cost.py lacks {sorted(missing)}"
+
+
+LAUNCHER = SRC / "kernels" / "launch.py"
+STARTS = {"run", "warmup", "preload"}
+"""Of a jit function: what starts it, or has it compiled."""
+
+
+def jit_names(tree: ast.Module) -> set[str]:
+    """Names under which a file knows jit modules (``small_batch_jit``, ``… as jit``) or functions of theirs."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            of_jit = (node.module or "").endswith("_jit")
+            names |= {a.asname or a.name for a in node.names if of_jit or a.name.endswith("_jit")}
+        elif isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
+            names.add(node.name)
+    return names
+
+
+def starts_of_kernels(tree: ast.Module, *, of_kernels: bool = True) -> Iterator[tuple[int, str]]:
+    """Everything that starts a kernel by itself: ``kernel[grid](…)``, and Triton's own methods on a jit function.
+
+    ``of_kernels``: any subscript that is called, since a kernel may go by another name; elsewhere a table of functions
+    looks the same.
+    """
+    known = jit_names(tree)
+
+    def is_jit(node: ast.AST) -> bool:
+        return (isinstance(node, ast.Name) and node.id in known) or (
+            isinstance(node, ast.Attribute) and is_jit(node.value)
+        )
+
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Subscript) and (of_kernels or is_jit(called.value)):
+            yield node.lineno, ast.unparse(called)
+        elif isinstance(called, ast.Attribute) and called.attr in STARTS:
+            by_grid = any(keyword.arg in ("grid", "warmup") for keyword in node.keywords)
+            if is_jit(called.value) or by_grid:
+                yield node.lineno, ast.unparse(called)
+
+
+# Jit functions call each other, and Gluon's layouts take their axes by subscripts.
+LAUNCHING = [path for path in FILES if path != LAUNCHER and not path.stem.endswith("_jit")]
+
+
+@pytest.mark.parametrize("path", LAUNCHING, ids=lambda p: str(p.relative_to(SRC)))
+def test_kernels_are_started_through_the_record(path: Path) -> None:
+    found = list(starts_of_kernels(tree_of(path), of_kernels=owner(path) == "kernels"))
+    assert not found, f"{path.relative_to(ROOT)} starts a kernel past kernels/launch.py: {found}; nobody would prove it"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from microscale.kernels.moe import pairs_jit\npairs_jit.combine[grid](x, y, 3)",
+        "from a import b_jit as jit\njit.small[(1, 2)](x, **options)",
+        "from a import b_jit as jit\njit.small.run(x, grid=grid, warmup=False)",
+        "from a.b_jit import small\nsmall.warmup(x, grid=(1,))",
+        "attend[(programs, heads)](q, k)",
+        "fn.run(*args, grid=grid, warmup=False)",
+    ],
+)
+def test_a_launch_past_the_record_is_seen(code: str) -> None:
+    assert list(starts_of_kernels(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "launch(jit.small, grid, arguments, constants, options)",
+        "implementation.run(packed, spec, gpu, x)",
+        "found = table[key]",
+        "from a import b_jit as jit\nx = jit.GELU.value",
+    ],
+)
+def test_other_calls_are_no_launches(code: str) -> None:
+    assert not list(starts_of_kernels(ast.parse(code)))
 
 
 def test_report_sizes(capsys: pytest.CaptureFixture[str]) -> None:

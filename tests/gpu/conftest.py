@@ -1,13 +1,38 @@
-"""Tests that need a real GPU: ``make gpu-test``. Elsewhere they are skipped, and say so."""
+"""Tests that need a real GPU: ``make gpu-test``. Elsewhere they are skipped, and say so.
+
+Every kernel that a test starts is held against what is recorded for ``prove``. A module says whose kernels it starts:
+
+    pytestmark = pytest.mark.starts("gpt-oss-20b", {"num_hidden_layers": 4})   # a preset, with overrides
+    pytestmark = pytest.mark.odd_shapes                                         # sizes that no model has
+
+Sizes are constants of many kernels, so those of odd shapes are in no list: there the jit function must be one that some
+model starts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from microscale.hardware import detect, known
+from microscale.kernels.launch import Kernel, watching
+from microscale.models.presets import preset
+from microscale.prove.inventory import SETTINGS, record_setting, recorded
+from support.listed import assert_listed
+
 HERE = Path(__file__).parent
+REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
+ONLY_TESTED = {"route_few"}
+"""Started by no model: see ``tests/prove/test_inventory.py``."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "starts(preset, overrides): the model whose kernels the tests start")
+    config.addinivalue_line("markers", "odd_shapes: the tests start kernels at sizes that no model has")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,3 +42,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(skip)
+
+
+@cache
+def of_real_models() -> Mapping[Kernel, list[str]]:
+    """What ``prove`` compiles for this card, of the presets: all settings, and vLLM's shards."""
+    return recorded(detect(), REAL)
+
+
+@cache
+def of_block_scaled() -> Mapping[Kernel, list[str]]:
+    """What a card with block-scaled matrix instructions starts: tests run those kernels on other cards too."""
+    return recorded(known("gb10"), REAL[1:], SETTINGS[1:3])
+
+
+@cache
+def of_model(name: str, overrides: tuple[tuple[str, object], ...]) -> Collection[Kernel]:
+    """What is recorded of one model as ``SETTINGS[0]`` has it, the precision that tests load."""
+    kernels = record_setting(preset(name, {key: _thawed(value) for key, value in overrides}), detect(), SETTINGS[0])
+    assert kernels is not None
+    return kernels
+
+
+def _thawed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@pytest.fixture(autouse=True)
+def every_kernel_is_listed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test starts must be what ``prove`` compiles."""
+    with watching() as started:
+        yield
+    if request.node.get_closest_marker("odd_shapes") is not None:
+        names = {kernel.name for kernel in (*of_real_models(), *of_block_scaled())}
+        unknown = {k.name for k in started if k.name not in names and k.short_name not in ONLY_TESTED}
+        assert not unknown, f"no model starts {unknown}: is it needed?"
+        return
+    marker = request.node.get_closest_marker("starts")
+    if marker is None:
+        assert_listed(started, of_real_models())
+    else:
+        name, overrides = marker.args
+        frozen = tuple((key, _frozen(value)) for key, value in overrides.items())
+        assert_listed(started, of_model(name, frozen))

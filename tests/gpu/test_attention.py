@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernels.cases_attention import (  # noqa: F401
     test_a_graph_of_one_launch,
     test_a_graph_reads_lengths_and_tables_on_the_device,
@@ -18,3 +20,5 @@ from kernels.cases_attention import (  # noqa: F401
     test_triton_is_the_reference,
     test_what_is_not_one_launch,
 )
+
+pytestmark = pytest.mark.odd_shapes

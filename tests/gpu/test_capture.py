@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernels.test_capture import (  # noqa: F401
     test_attention,
     test_dense,
@@ -9,3 +11,5 @@ from kernels.test_capture import (  # noqa: F401
     test_moe,
     test_small,
 )
+
+pytestmark = pytest.mark.odd_shapes

@@ -33,6 +33,7 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
 from support.errors import step
 
+pytestmark = pytest.mark.odd_shapes
 IMPLEMENTATIONS: list[DenseOp] = [
     registry.find("dense", f"triton_{fmt}")  # type: ignore[misc]
     for fmt in FORMATS

@@ -22,6 +22,7 @@ from microscale.engine.scheduler import Limits
 from microscale.models.config import LayerKind
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
+pytestmark = pytest.mark.starts("gpt-oss-20b", SHAPE)
 NEW = 48
 NEAR = 0.35
 """Log-probability between the two tokens where outputs part. bf16 moves the logits of these random weights by 3 to 5 %

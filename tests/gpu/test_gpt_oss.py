@@ -14,6 +14,7 @@ from support.forward import all_logits
 
 # Head size and hidden size of gpt-oss, few experts and layers: every fast kernel takes part.
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
+pytestmark = pytest.mark.starts("gpt-oss-20b", SHAPE)
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 1100))]
 
 

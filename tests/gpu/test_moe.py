@@ -28,6 +28,7 @@ from microscale.models.gemma4 import in_runs
 from support.errors import assert_close, rms_step
 from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by_token
 
+pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
 IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
 REAL = [

@@ -19,7 +19,7 @@ from microscale.kernels.moe import grouped, routing
 from microscale.kernels.moe.spec import Routing
 from support.moe_cases import CASES, GELU, SWIGLU, Case, Problem, check_rounded
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 
 REAL = [
     Case("gpt-oss", 200, num_experts=8, top_k=4, hidden=2880, intermediate=2880),

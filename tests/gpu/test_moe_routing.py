@@ -15,4 +15,4 @@ from kernels.cases_moe_routing import (  # noqa: F401
     test_rows_of_a_wider_matrix,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]

@@ -26,7 +26,7 @@ from kernels.cases_sampling import (  # noqa: F401
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.spec import SamplingSpec
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 
 
 def test_a_graph_replays_with_new_logits_and_positions() -> None:

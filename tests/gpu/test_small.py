@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernels.cases_small import (  # noqa: F401
     test_add_norm_route,
     test_add_rms_norm,
@@ -18,3 +20,5 @@ from kernels.cases_small import (  # noqa: F401
     test_route_with_scales,
     test_ties_and_nan_behind_a_sum,
 )
+
+pytestmark = pytest.mark.odd_shapes

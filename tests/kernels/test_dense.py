@@ -23,8 +23,10 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeig
 from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.op import Activations
 from support.interpreter import run_cases
+from support.shapes import record_dense
 
 TRITON = ["triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_mxfp8_a8", "triton_mxfp4_a8"]
+FORMAT = {name: name.removeprefix("triton_").removesuffix("_a8") for name in TRITON}
 
 
 def make(fmt: str, rows: int, columns: int, bias: bool) -> tuple[DenseWeights, torch.Tensor]:
@@ -206,25 +208,21 @@ def test_predictions_are_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
-def test_variants_are_complete(gpu: Gpu) -> None:
-    for name in TRITON:
-        variants = list(op_of(name).variants(gpu))
-        names = [variant.name for variant in variants]
-        assert len(set(names)) == len(names)
-        for variant in variants:
-            assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names), variant.name
-            assert set(variant.divisible) <= set(variant.signature), variant.name
-            assert variant.options.get("launch_pdl", False) == variant.constants.get("PDL", False)
-            assert variant.constants.get("PDL", False) <= gpu.has(Feature.PDL)
-            if name.endswith("_a8") and gpu.has(Feature.MX_MMA):
-                assert variant.promise == r"mma\.sync\S*block_scale"
-        block_scaled = gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
-        assert bool(variants) == (block_scaled or not name.endswith("_a8"))
-
-
-def test_a_cpu_has_no_kernels() -> None:
-    for name in ("dequantized", *TRITON):
-        assert not list(op_of(name).variants(hardware.cpu()))
+@pytest.mark.parametrize("name", TRITON)
+def test_what_is_started(name: str, gpu: Gpu) -> None:
+    """Programmatic launch where the card has it; the instruction for 8-bit activations promised where it has that."""
+    implementation, eight = op_of(name), name.endswith("_a8")
+    spec = DenseSpec(720, 2880, FORMAT[name], Activations.MXFP8 if eight else Activations.BF16, True, 1)
+    block_scaled = gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
+    assert (implementation.supports(spec, gpu) is None) == (block_scaled or not eight)
+    kernels = record_dense(implementation, spec, gpu, (1, 16, 100, 300))
+    assert {kernel.op for kernel in kernels} <= {"dense", "shared"}
+    for kernel in kernels:
+        assert dict(kernel.options).get("launch_pdl", False) == kernel.constants.get("PDL", False)
+        assert kernel.constants.get("PDL", False) <= gpu.has(Feature.PDL)
+        if kernel.constants.get("MX") and gpu.has(Feature.MX_MMA):
+            assert kernel.promise == r"mma\.sync\S*block_scale"
+    assert any(kernel.constants.get("MX") for kernel in kernels) == eight
 
 
 @pytest.mark.parametrize("name", TRITON)

@@ -12,7 +12,10 @@ import torch
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.tiles import GemmPath
 from microscale.kernels.dense import gemm, small
+from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import FORMATS
+from microscale.kernels.launch import recording
+from support.shapes import dense_shapes
 
 
 def walk(k: int, slices: int, ahead: int) -> list[list[tuple[int, bool]]]:
@@ -48,15 +51,26 @@ def test_every_column_is_met_once(k: int, slices: int, ahead: int) -> None:
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
 @pytest.mark.parametrize("path", [GemmPath.W4A16, GemmPath.W8A16, GemmPath.W4A8, GemmPath.W8A8])
-def test_every_tile_of_a_batch_is_proved(gpu: Gpu, path: GemmPath) -> None:
+def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> None:
     fmt = "mxfp4" if path.weight_bits == 4 else "mxfp8"
-    proved = {v.name for v in gemm.variants(gpu, "test", fmt, path.block_scaled)}
+    packed = pack(dense_shapes(fmt, 128, 128))
     for rows in (128, 2880, 5120, 201088):
         for tokens in (17, 64, 200, 1024, 8192):
             for logits in (False, True):
                 tile = gemm.tile_for(path, gpu, tokens, rows, logits)
-                size = f"{tile.block_m}x{tile.block_n}x{tile.block_k} {tile.stages} stages"
-                assert f"gemm{'_logits' if logits else ''} {fmt} {path} {size}" in proved
+                x = torch.empty((tokens, 128), dtype=torch.bfloat16, device="meta")
+                with recording() as found:
+                    if logits:
+                        gemm.run_logits(packed, gpu, x, block_scaled=path.block_scaled, tile=tile)
+                    else:
+                        gemm.run(packed, gpu, x, None, block_scaled=path.block_scaled, tile=tile)
+                kernel = next(kernel for kernel in found if kernel.short_name.startswith("gemm"))
+                assert kernel.short_name == ("gemm_logits" if logits else "gemm")
+                sizes = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES")
+                assert [kernel.constants[name] for name in sizes] == [
+                    tile.block_m, tile.block_n, tile.block_k, tile.stages
+                ]  # fmt: skip
+                assert tile.block_m <= (gemm.LOGIT_TOKENS if logits else 128)
 
 
 def test_few_rows_are_shared_along_k() -> None:
@@ -86,16 +100,11 @@ def test_more_tokens_while_their_programs_are_two_waves(tokens: int, rows: int, 
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_what_is_chosen_is_what_is_proved(fmt: str) -> None:
+def test_what_is_chosen_is_possible(fmt: str) -> None:
     for gpu in (known("h200"), known("rtx5090"), known("a100")):
-        proved = {
-            tuple(v.constants[key] for key in ("N", "B", "WARPS_N", "SLICES", "AHEAD"))
-            for v in small.variants(gpu, "test", fmt)
-        }
         for rows in (128, 2816, 5120, 8192, 201088, 262144):
             for tokens in (1, 8, 9, 16, 100):
                 tiles = small.choose(fmt, rows, tokens, gpu)
-                sizes = (tiles.columns, tiles.row_tiles, tiles.warps_n, tiles.slices, tiles.ahead)
-                assert sizes in proved
+                assert tiles in small.possible(fmt, tiles.columns, gpu)
                 eight = fmt == "mxfp8" and gpu == known("h200") and rows <= 32 * 132 and tokens <= 8
                 assert tiles.warps == (8 if eight else 4)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from microscale.hardware import KNOWN, Feature, known
-from microscale.hardware.tiles import GemmPath
+from microscale.backends.shards import shape_only
+from microscale.hardware import KNOWN, Feature, Gpu, known
+from microscale.kernels.launch import recording
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
-from microscale.kernels.moe.spec import Activations, MoeSpec
+from microscale.kernels.moe.packed import pack_experts
+from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
@@ -21,16 +24,22 @@ def test_under_the_interpreter() -> None:
     run_cases("cases_moe_grouped.py", beside=__file__)
 
 
-def test_variants_name_every_argument_and_promise_block_scaling() -> None:
-    for gpu in KNOWN.values():
-        for path in GemmPath:
-            names = []
-            for variant in grouped.variants(gpu, "test", path):
-                assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names)
-                names.append(variant.name)
-                if path.block_scaled and gpu.has(Feature.MX_MMA) and "quantise" not in variant.name:
-                    assert variant.promise == r"mma\.sync\S*block_scale"
-            assert len(names) == len(set(names)) >= 3 * 2 + 2
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_block_scaling_is_promised_where_the_card_has_it(fmt: str, gpu: Gpu) -> None:
+    spec = replace(spec_of(fmt), num_experts=4, hidden=256, intermediate=256)
+    packed = pack_experts(shape_only(spec), spec.gate)
+    ids = torch.empty((300, 4), dtype=torch.int32, device="meta")
+    x = torch.empty((300, 256), dtype=torch.bfloat16, device="meta")
+    for block_scaled in (False, True):
+        with recording() as found:
+            grouped.run(packed, spec.gate, x, Routing(ids, ids.float()), gpu, block_scaled=block_scaled)
+        gemms = [kernel for kernel in found if kernel.short_name in ("gate_up", "down")]
+        assert len(gemms) == 2
+        promised = block_scaled and not {Feature.MX_MMA, Feature.TCGEN05}.isdisjoint(gpu.family.features)
+        assert all((kernel.promise is not None) == promised for kernel in gemms)
+        assert all(kernel.constants["MX"] == block_scaled for kernel in gemms)
+        assert any(kernel.op == "shared" for kernel in found) == block_scaled
 
 
 # ---- triton_w4a8 and triton_w8a8 ------------------------------------------------------------------------------------
@@ -50,12 +59,10 @@ def test_block_scaling_is_claimed_where_the_card_has_it(implementation: BlockSca
         wgmma = name in ("h100", "h200") and fmt == "mxfp4"
         if wgmma or name in ("b200", "gb300", "rtx5090", "rtxpro6000", "gb10"):
             assert reason is None
-            assert list(implementation.variants(gpu))
         else:
             assert reason is not None
             assert reason.startswith("needs a block-scaled matrix instruction")
             assert gpu.name in reason
-            assert not list(implementation.variants(gpu))
 
 
 def test_8_bit_activations_on_wgmma_need_a_bounded_gate_and_enough_columns() -> None:

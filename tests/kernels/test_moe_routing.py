@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from microscale.hardware import known
+from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import RouterKind, reference_dispatch, reference_route, tile_bound
 from support.interpreter import run_cases
@@ -62,9 +63,18 @@ def test_the_bound_is_reached_and_tight() -> None:
     assert int((reference_dispatch(ids, 3, 4).tiles[:, 0] >= 0).sum()) == 4
 
 
-def test_variants_name_every_argument() -> None:
-    names = set()
-    for variant in routing.variants(known("gb10")):
-        assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names)
-        names.add(variant.name)
-    assert len(names) == 4 * 5 + 1
+@pytest.mark.parametrize(("experts", "top_k"), [(32, 4), (128, 8), (512, 16)])
+def test_kernels_depend_on_the_path_and_not_on_the_number_of_tokens(experts: int, top_k: int) -> None:
+    """Few tokens: one kernel for each power of two. Many: the same three for all."""
+
+    def kernels(tokens: int) -> set[Kernel]:
+        logits = torch.empty((tokens, experts), dtype=torch.bfloat16, device="meta")
+        with recording() as found:
+            routing.route_and_dispatch(logits, top_k, 64)
+        return set(found)
+
+    assert [kernel.short_name for kernel in kernels(5)] == ["route_few"]
+    assert kernels(5) == kernels(7) == kernels(8) != kernels(4)
+    many = kernels(3000)
+    assert {kernel.short_name for kernel in many} == {"choose_many", "prefix_counts", "place_many"}
+    assert many == kernels(3001) == kernels(4096)

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale.backends.shards import record_moe
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
-from microscale.hardware import KNOWN, Feature, Gpu, cpu, known
+from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.tiles import GemmPath, choose
 from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.small_batch import Shape, Tiles, direct_gate_up_tiles, direct_tiles, list_tiles
-from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
 from support.interpreter import run_cases
 from support.ptx import execute, halves
 
@@ -194,23 +194,20 @@ def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
-@pytest.mark.parametrize("implementation", [TritonW4A16(), TritonW8A16()], ids=lambda impl: impl.name)
-def test_variants_are_complete(implementation: TritonW4A16, gpu: Gpu) -> None:
-    variants = list(implementation.variants(gpu))
-    names = [variant.name for variant in variants]
-    assert len(set(names)) == len(names)
-    for variant in variants:
-        assert set(variant.signature) | set(variant.constants) == set(variant.fn.arg_names), variant.name
-        assert variant.options.get("launch_pdl", False) == variant.constants.get("PDL", False)
-        assert variant.constants.get("PDL", False) <= gpu.has(Feature.PDL)
-    small = [variant for variant in variants if variant.fn.__name__ in ("gate_up_small", "down_small", "down_direct")]
-    assert all(variant.promise == small_batch.MMA for variant in small)
-    assert any("wgmma" in name for name in names) == (gpu.has(Feature.WGMMA) and implementation.format is MXFP4)
-
-
-def test_a_cpu_has_no_variants() -> None:
-    assert not list(TritonW4A16().variants(cpu()))
-    assert not list(grouped_wgmma.variants(known("rtx5090"), "triton_w4a16"))
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_what_is_started(fmt: str, gpu: Gpu) -> None:
+    """Programmatic launch where the card has it, matrix instructions promised, wgmma for MXFP4 alone."""
+    gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
+    spec = MoeSpec(8, 4, 2880, 2880, fmt, Activations.BF16, gate, True, 1)
+    kernels = record_moe(spec, gpu, (1, 2, 8, 300))
+    for kernel in kernels:
+        assert dict(kernel.options).get("launch_pdl", False) == kernel.constants.get("PDL", False)
+        assert kernel.constants.get("PDL", False) <= gpu.has(Feature.PDL)
+    small = [kernel for kernel in kernels if kernel.short_name in ("gate_up_small", "down_small", "down_direct")]
+    assert {kernel.short_name for kernel in small} == {"gate_up_small", "down_small", "down_direct"}
+    assert all(kernel.promise == small_batch.MMA for kernel in small)
+    on_wgmma = [kernel for kernel in kernels if kernel.promise == grouped_wgmma.MMA]
+    assert bool(on_wgmma) == (gpu.has(Feature.WGMMA) and fmt == "mxfp4")
 
 
 def test_wgmma_tiles_follow_the_tokens_of_an_expert() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from microscale.backends.ops import Activations, Ops, Wish, recording
 from microscale.formats import MXFP8, BlockScaled, encode
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels import layouts
@@ -12,8 +13,10 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.layouts import RowOrder
 from microscale.kernels.moe import with_mlp
-from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.models.config import LayerKind
+from microscale.models.config_gemma4 import GEMMA_4_26B_A4B
 from microscale.models.gemma4 import in_runs
+from microscale.models.recorded import Step, bind_shapes, run_step
 
 
 def test_an_mlp_in_runs_has_the_row_tiles_of_an_expert() -> None:
@@ -31,16 +34,27 @@ def test_an_mlp_in_runs_has_the_row_tiles_of_an_expert() -> None:
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
 def test_one_wave_where_it_is_served(gpu: Gpu) -> None:
     """One and two tokens of Gemma 4: 88 row tiles for each of 8 experts, 264 of the MLP."""
-    found = [v for v in TritonW8A16().variants(gpu) if "with_mlp" in v.name]
-    assert len(found) == (3 if gpu.has(Feature.WGMMA) else 0)
-    for tokens, variant in enumerate(found[:-1], start=1):
-        warps = variant.options["num_warps"] * (tokens * 8 * 88 + 264)
-        assert warps <= gpu.num_sms * (gpu.registers_per_sm // (32 * variant.options["maxnreg"])), tokens
+    for tokens in (1, 2):
+        constants, options = with_mlp._first(2816, 1408, 4224, tokens, 8, {}, gpu)
+        assert (constants["ROW_TILES"], constants["MLP_TILES"]) == (88, 264)
+        if gpu.has(Feature.WGMMA):
+            warps = options["num_warps"] * (tokens * 8 * 88 + 264)
+            assert warps <= gpu.num_sms * (gpu.registers_per_sm // (32 * options["maxnreg"])), tokens
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+def test_a_model_with_both_starts_them_where_they_are_served(gpu: Gpu) -> None:
+    model = bind_shapes(GEMMA_4_26B_A4B, Ops(gpu, Activations.BF16, Wish()))
+    for tokens in (1, 2, 3):
+        with recording() as found:
+            run_step(model, Step(tokens, tokens, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))
+        served = sum(kernel.module == "with_mlp" for kernel in found)
+        assert served == (2 if gpu.has(Feature.WGMMA) and tokens <= with_mlp.MAX_TOKENS else 0)
 
 
 def test_walks_have_no_empty_slice() -> None:
     for k, slices in ((2816, 2), (2112, 4), (704, 1), (352, 2), (160, 2)):
         assert with_mlp._whole(k, slices)
     assert not with_mlp._whole(64, 2)
-    first = with_mlp._first(160, 64, 96, 1, 3, {}, known("h200"))
+    first, _ = with_mlp._first(160, 64, 96, 1, 3, {}, known("h200"))
     assert first["AHEAD"] == 2  # three tiles of 64 in two slices

@@ -14,76 +14,68 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 from rich.console import Console
+from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.targets import PROVED_SMS, matrix_instructions, target
-from microscale.kernels.op import Cost, Implementation, Variant
+from microscale.kernels.launch import Kernel, Launch
+from microscale.kernels.small import fused_jit
 from microscale.prove import Row, prove, run, run_prove
 from microscale.prove.cache import FactsCache
 from microscale.prove.compiler import Facts, cache_key
 from microscale.prove.gate import judge
 from microscale.prove.pool import Died, run_forked
 from microscale.prove.report import as_markdown, refusals, write_section
+from microscale.prove.run import Source
 from prove import bad_kernels
 
 BLOCK_SCALED = r"mma\.sync.*block_scale"
 SMALL_TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
 
 
-def make(name: str, fn: Any, signature: dict[str, str], constants: dict[str, Any], **rest: Any) -> Variant:
-    return Variant("toy", "toy", name, fn, signature, constants, **rest)
+def meta(dtype: torch.dtype) -> Tensor:
+    return torch.empty((64, 64), dtype=dtype, device="meta")
 
 
-def matmul(name: str, tile: dict[str, int] = SMALL_TILE, **rest: Any) -> Variant:
-    signature = {"a_ptr": "*bf16", "b_ptr": "*bf16", "c_ptr": "*bf16", "K": "i32"}
-    return make(name, bad_kernels.matmul, signature, tile, divisible=tuple(signature), **rest)
+def make(fn: Any, arguments: tuple[Any, ...], constants: dict[str, Any], **rest: Any) -> Kernel:
+    """The kernel of a launch of ``fn``."""
+    options, promise = rest.get("options", {}), rest.get("promise")
+    return Launch(fn, (1,), arguments, constants, options, promise, rest.get("spills_because")).kernel()
 
 
-def block_scaled(name: str, b_format: str, **options: Any) -> Variant:
-    signature = {"a_ptr": "*u8", "as_ptr": "*u8", "b_ptr": "*u8", "bs_ptr": "*u8", "c_ptr": "*fp32"}
+def matmul(tile: dict[str, int] = SMALL_TILE, **rest: Any) -> Kernel:
+    return make(bad_kernels.matmul, (*[meta(torch.bfloat16)] * 3, 64), tile, **rest)
+
+
+def block_scaled(b_format: str, **options: Any) -> Kernel:
+    arguments = (*[meta(torch.uint8)] * 4, meta(torch.float32))
     constants = {"M": 32, "N": 32, "K": 128, "B_FORMAT": b_format}
-    return make(name, bad_kernels.block_scaled, signature, constants, promise=BLOCK_SCALED, options=options)
+    return make(bad_kernels.block_scaled, arguments, constants, promise=BLOCK_SCALED, options=options)
 
 
-def scatter() -> Variant:
-    signature = {"x_ptr": "*bf16", "rows_ptr": "*i32", "out_ptr": "*bf16", "M": "i32", "N": "i32"}
-    return make(
-        "scatter", bad_kernels.descriptor_scatter, signature, {"BLOCK_M": 32, "BLOCK_N": 64}, divisible=("out_ptr", "N")
-    )
+def scatter() -> Kernel:
+    arguments = (meta(torch.bfloat16), meta(torch.int32), meta(torch.bfloat16), 100, 64)
+    return make(bad_kernels.descriptor_scatter, arguments, {"BLOCK_M": 32, "BLOCK_N": 64})
 
 
-class Toy(Implementation[None]):
-    """Launches what it is told to, on every card."""
-
-    op = "toy"
-    name = "toy"
-    layout = "plain"
-
-    def __init__(self, *variants: Variant) -> None:
-        self._variants = variants
-
-    def supports(self, spec: None, gpu: Gpu) -> str | None:
-        return None
-
-    def cost(self, spec: None, gpu: Gpu) -> Cost:
-        return Cost(0, 0)
-
-    def variants(self, gpu: Gpu) -> Iterable[Variant]:
-        return self._variants
+def only(*kernels: Kernel) -> Source:
+    """These, on every card."""
+    return lambda gpu: kernels
 
 
-def prove_one(variant: Variant, gpus: Sequence[str]) -> list[Row]:
-    rows = prove([Toy(variant)], gpus)
-    assert [row.variant for row in rows] == [f"toy/{variant.name}"] * len(rows)
+def prove_one(kernel: Kernel, gpus: Sequence[str]) -> list[Row]:
+    rows = prove(only(kernel), gpus)
+    assert [row.variant for row in rows] == [f"bad_kernels/{kernel.label}"] * len(rows)
     return rows
 
 
 def test_a_good_kernel_passes_everywhere_with_the_instruction_of_each_card() -> None:
-    rows = prove([Toy(matmul("good", promise=r"mma"))], "all")
+    rows = prove(only(matmul(promise=r"mma")), "all")
     assert [row.sm for row in rows] == list(PROVED_SMS) == [80, 86, 89, 90, 100, 103, 120, 121]
     assert [(row.ok, row.reason) for row in rows] == [(True, None)] * 8
     found = {row.sm: row.mma for row in rows}
@@ -111,7 +103,7 @@ def test_a_descriptor_scatter_is_refused_where_ptxas_fails_and_where_it_does_not
 
 def test_a_tile_too_large_is_refused_where_it_does_not_fit() -> None:
     tile = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
-    small, large = prove_one(matmul("tile", tile, options={"num_stages": 5, "num_warps": 8}), ["gb10", "a100"])[::-1]
+    small, large = prove_one(matmul(tile, options={"num_stages": 5, "num_warps": 8}), ["gb10", "a100"])[::-1]
     assert large.ok
     assert large.shared == small.shared == 131072
     assert (small.ok, small.reason) == (
@@ -122,7 +114,7 @@ def test_a_tile_too_large_is_refused_where_it_does_not_fit() -> None:
 
 
 def test_a_fall_back_to_bf16_is_refused() -> None:
-    for row in prove_one(block_scaled("w4a8", "e2m1", arch="sm120"), ["rtx5090", "gb10"]):
+    for row in prove_one(block_scaled("e2m1", arch="sm120"), ["rtx5090", "gb10"]):
         label = target(row.sm).label
         assert (row.ok, row.reason) == (
             False,
@@ -132,15 +124,15 @@ def test_a_fall_back_to_bf16_is_refused() -> None:
 
 
 def test_the_promised_block_scaled_instruction_passes() -> None:
-    for row in prove_one(block_scaled("w8a8", "e4m3", arch="sm120"), ["rtx5090", "gb10"]):
+    for row in prove_one(block_scaled("e4m3", arch="sm120"), ["rtx5090", "gb10"]):
         assert (row.ok, row.mma) == (True, ("mma.sync block_scale mxf8f6f4",)), row.reason
 
 
 def test_a_spill_is_refused_unless_it_is_excused() -> None:
     starved = {"num_warps": 4, "maxnreg": 32}
     excuse = "it is here to spill"
-    variants = matmul("starved", options=starved), matmul("excused", options=starved, spills_because=excuse)
-    refused, excused = prove([Toy(*variants)], ["rtx4090"])
+    (refused,) = prove_one(matmul(options=starved), ["rtx4090"])
+    (excused,) = prove_one(matmul(options=starved, spills_because=excuse), ["rtx4090"])
     assert refused.spill_bytes
     assert refused.registers == 32
     assert (refused.ok, refused.reason) == (
@@ -153,8 +145,7 @@ def test_a_spill_is_refused_unless_it_is_excused() -> None:
 
 
 def test_a_compile_error_is_one_line() -> None:
-    variant = make("broken", bad_kernels.not_even_triton, {"x_ptr": "*fp32"}, {"BLOCK": 32})
-    (row,) = prove_one(variant, ["rtx3090"])
+    (row,) = prove_one(make(bad_kernels.not_even_triton, (meta(torch.float32),), {"BLOCK": 32}), ["rtx3090"])
     assert (row.ok, row.mma, row.shared, row.registers, row.spill_bytes) == (False, (), None, None, None)
     assert row.reason == (
         "Does not compile for SM 8.6: Cannot make_shape_compatible: incompatible dimensions at index 0: 32 and 64."
@@ -162,32 +153,35 @@ def test_a_compile_error_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "variant, complaint",
+    "kernel, complaint",
     [
-        (matmul("no tile", {"BLOCK_M": 64, "BLOCK_N": 64}), "no type or constant for argument 'BLOCK_K'"),
-        (matmul("too much", SMALL_TILE | {"BLOCK_L": 1}), "no argument or compile option 'BLOCK_L'"),
-        (matmul("typo", options={"num_warp": 4}), "no argument or compile option 'num_warp'"),
+        (matmul(SMALL_TILE | {"BLOCK_L": 1}), "no argument or compile option 'BLOCK_L'"),
+        (matmul(options={"num_warp": 4}), "no argument or compile option 'num_warp'"),
     ],
-    ids=["missing argument", "unknown argument", "unknown option"],
+    ids=["unknown argument", "unknown option"],
 )
-def test_what_the_launch_would_refuse_is_refused(variant: Variant, complaint: str) -> None:
-    (row,) = prove_one(variant, ["h100"])
+def test_what_the_launch_would_refuse_is_refused(kernel: Kernel, complaint: str) -> None:
+    (row,) = prove_one(kernel, ["h100"])
     assert not row.ok
     assert row.reason is not None
     assert complaint in row.reason
 
 
+def test_a_launch_without_all_arguments_is_no_kernel() -> None:
+    with pytest.raises(TypeError, match="BLOCK_K"):
+        matmul({"BLOCK_M": 64, "BLOCK_N": 64})
+
+
 def test_gluon_kernels_are_compiled_as_gluon() -> None:
     layout = gl.BlockedLayout([1], [32], [4], [0])
-    constants = {"LAYOUT": layout, "BLOCK": 128}
-    variant = make("gluon", bad_kernels.gluon_copy, {"x_ptr": "*fp32", "out_ptr": "*fp32"}, constants)
-    assert [row.reason for row in prove_one(variant, ["h200", "gb10"])] == [None, None]
+    kernel = make(bad_kernels.gluon_copy, (meta(torch.float32),) * 2, {"LAYOUT": layout, "BLOCK": 128})
+    assert [row.reason for row in prove_one(kernel, ["h200", "gb10"])] == [None, None]
 
 
 def test_faults_are_all_named() -> None:
-    variant = matmul("bad", promise=BLOCK_SCALED)
+    kernel = matmul(promise=BLOCK_SCALED)
     facts = Facts(mma=(), shared=200000, tensor_memory=1024, registers=255, spill_bytes=8)
-    reason = judge(variant, "toy/bad", target(120), facts).reason
+    reason = judge(kernel, "toy/bad", target(120), facts).reason
     assert reason is not None
     for part in ("200000 bytes", "1024 columns", "compiled to no matrix instruction", "Spills 8 bytes"):
         assert part in reason
@@ -197,7 +191,7 @@ def test_faults_are_all_named() -> None:
     "pattern", [r"mma\.sync.*block_scale", r"mma\.sync\S*block_scale", r"\bmma\.sync[\w.:]+block_scale"]
 )
 def test_a_broken_promise_reads_as_an_instruction(pattern: str) -> None:
-    row = judge(matmul("bad", promise=pattern), "toy/bad", target(120), Facts(shared=0, spill_bytes=0))
+    row = judge(matmul(promise=pattern), "toy/bad", target(120), Facts(shared=0, spill_bytes=0))
     assert (row.reason or "").startswith("Was promised mma.sync…block_scale on SM 12.0 and compiled to no matrix")
 
 
@@ -223,7 +217,7 @@ def test_matrix_instructions_are_read_from_ptx(ptx: str, names: tuple[str, ...])
 
 class TestCache:
     def rows(self, folder: Path) -> list[Row]:
-        return prove([Toy(matmul("good"))], ["h100", "h200"], cache_dir=folder)
+        return prove(only(matmul()), ["h100", "h200"], cache_dir=folder)
 
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """A list that grows by the number of compilations of each proof from now on."""
@@ -269,23 +263,24 @@ class TestCache:
         assert not (tmp_path / "prove").exists()
 
     def test_the_key_names_everything_that_matters(self) -> None:
-        base = matmul("good")
+        base, arguments = matmul(), [meta(torch.bfloat16)] * 3
         others = [
-            matmul("good", SMALL_TILE | {"BLOCK_M": 32}),
-            matmul("good", options={"num_warps": 8}),
-            matmul("good", promise="wgmma"),
-            make("good", base.fn, {**base.signature, "K": "i64"}, SMALL_TILE, divisible=base.divisible),
-            make("good", base.fn, dict(base.signature), SMALL_TILE),
-            make("good", bad_kernels.gluon_copy, dict(base.signature), SMALL_TILE, divisible=base.divisible),
+            matmul(SMALL_TILE | {"BLOCK_M": 32}),
+            matmul(options={"num_warps": 8}),
+            matmul(promise="wgmma"),
+            make(base.fn, (*arguments, 1 << 40), SMALL_TILE),
+            make(base.fn, (*arguments, 65), SMALL_TILE),
+            make(base.fn, (meta(torch.bfloat16)[0, 1:], *arguments[1:], 64), SMALL_TILE),
+            make(bad_kernels.not_even_triton, (meta(torch.float32),), {"BLOCK": 32}),
         ]
-        keys = [cache_key(variant, 90) for variant in (base, *others)] + [cache_key(base, 120)]
+        keys = [cache_key(kernel, 90) for kernel in (base, *others)] + [cache_key(base, 120)]
         assert len(set(keys)) == len(keys)
-        assert cache_key(matmul("another name"), 90) == keys[0]
+        assert cache_key(matmul(), 90) == keys[0]
 
     def test_the_key_knows_the_version_of_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        before = cache_key(matmul("good"), 90)
+        before = cache_key(matmul(), 90)
         monkeypatch.setattr(triton, "__version__", "0.0")
-        assert cache_key(matmul("good"), 90) != before
+        assert cache_key(matmul(), 90) != before
 
 
 class TestPool:
@@ -310,56 +305,64 @@ class TestPool:
             return ((index, Died("was ended by SIGABRT", "LLVM ERROR: out of luck\n")) for index in range(len(jobs)))
 
         monkeypatch.setattr(run, "run_forked", crashing)
-        (row,) = prove_one(matmul("good"), ["h200"])
+        (row,) = prove_one(matmul(), ["h200"])
         assert row.reason == "Does not compile for SM 9.0: the compiler was ended by SIGABRT (out of luck)."
 
 
-class OnePerCard(Toy):
-    """Offers a kernel with the same name and another tile on each card."""
-
-    def variants(self, gpu: Gpu) -> Iterable[Variant]:
-        yield matmul("tile", SMALL_TILE | {"BLOCK_M": 32 if gpu.num_sms < 180 else 64})
-        if gpu.has(Feature.MX_MMA):
-            yield matmul("same")
+def one_per_card(gpu: Gpu) -> Iterable[Kernel]:
+    """Another tile on each card, and one more on some."""
+    yield matmul(SMALL_TILE | {"BLOCK_M": 32 if gpu.num_sms < 180 else 64})
+    if gpu.has(Feature.MX_MMA):
+        yield matmul(SMALL_TILE | {"BLOCK_M": 128})
 
 
-def test_variants_are_the_union_over_the_cards_of_an_sm() -> None:
-    tasks = run.gather([OnePerCard()], ["rtx5090", "rtxpro6000", "gb10", "h200"])
-    assert [(task.sm, task.label) for task in tasks] == [
-        (90, "toy/tile"),
-        (120, "toy/tile@rtx5090"),
-        (120, "toy/same"),
-        (120, "toy/tile@rtxpro6000"),
-        (121, "toy/tile"),
-        (121, "toy/same"),
+def test_kernels_are_the_union_over_the_cards_of_an_sm() -> None:
+    tasks = run.gather(one_per_card, ["rtx5090", "rtxpro6000", "gb10", "h200"])
+    assert [(task.sm, task.kernel.constants["BLOCK_M"]) for task in tasks] == [
+        (90, 32),
+        (120, 32),
+        (120, 128),
+        (120, 64),
+        (121, 32),
+        (121, 128),
     ]
 
 
-def test_an_op_picks_its_implementations_and_its_kernels() -> None:
-    helper = Variant("helper", "toy", "aid", bad_kernels.matmul, matmul("x").signature, SMALL_TILE)
-    toy = Toy(matmul("main"), helper)
-    for op, labels in (("toy", ["toy/aid", "toy/main"]), ("helper", ["toy/aid"]), ("other", [])):
-        assert [task.label for task in run.gather([toy], ["h200"], [op])] == labels
+def test_kernels_that_differ_in_types_alone_are_told_apart() -> None:
+    wide = make(bad_kernels.matmul, (*[meta(torch.float16)] * 3, 65), SMALL_TILE)
+    tasks = run.gather(only(matmul(), wide), ["h200"])
+    label = "bad_kernels/matmul BLOCK_M=64 BLOCK_N=64 BLOCK_K=64 warps=4"
+    assert [task.label for task in tasks] == [
+        f"{label} a_ptr:*bf16D b_ptr:*bf16D c_ptr:*bf16D K:i32D",
+        f"{label} a_ptr:*fp16D b_ptr:*fp16D c_ptr:*fp16D K:i32",
+    ]
+
+
+def test_an_op_picks_its_kernels() -> None:
+    constants = {"BLOCK": 64, "GELU": True, "RUN": 0, "PDL": False, "PLAIN": False}
+    kernel = make(fused_jit.gated, (*[meta(torch.float32)] * 2, 64, 64, 1.0, 1.0), constants)
+    for op, count in (("small", 1), ("moe", 0)):
+        assert len(run.gather(only(kernel), ["h200"], [op])) == count
 
 
 def test_interpreted_kernels_are_refused_with_the_mend() -> None:
     with pytest.raises(Unsupported, match="without TRITON_INTERPRET=1"):
-        prove([Toy(make("interpreted", lambda x: x, {}, {}))], ["h200"])
+        make(lambda x: x, (), {})
 
 
 class TestCommand:
-    def run(self, *variants: Variant, **rest: Any) -> tuple[int, str]:
+    def run(self, *kernels: Kernel, **rest: Any) -> tuple[int, str]:
         out = StringIO()
-        status = run_prove([Toy(*variants)], console=Console(file=out, width=100), **rest)
+        status = run_prove(only(*kernels), console=Console(file=out, width=100), **rest)
         return status, out.getvalue()
 
     def test_json_has_exactly_the_documented_keys(self) -> None:
-        status, text = self.run(matmul("good"), gpu="h200", json_output=True)
+        status, text = self.run(matmul(), gpu="h200", json_output=True)
         assert status == 0
         (row,) = json.loads(text)
         assert row == {
-            "op": "toy",
-            "variant": "toy/good",
+            "op": "prove",
+            "variant": f"bad_kernels/{matmul().label}",
             "sm": 90,
             "ok": True,
             "reason": None,
@@ -371,11 +374,11 @@ class TestCommand:
         }
 
     def test_the_table_and_the_status_show_a_refusal(self) -> None:
-        status, text = self.run(scatter(), matmul("good"), gpu="gb10")
+        status, text = self.run(scatter(), matmul(), gpu="gb10")
         assert status == 1
-        assert "toy on SM 12.1, 101376 bytes of shared memory a block" in text
-        assert re.search(r"toy/good +mma\.sync bf16 +32768 +\d+ +0 +yes", text)
-        assert "✗ toy toy/scatter on SM 12.1: Uses tile::scatter4" in text
+        assert "prove on SM 12.1, 101376 bytes of shared memory a block" in text
+        assert re.search(r"bad_kernels/matmul.* +mma\.sync bf16 +32768 +\d+ +0 +yes", text)
+        assert re.search(r"✗ prove bad_kernels/descriptor_scatter.* on SM 12.1: Uses tile::scatter4", text)
         assert text.endswith(f"2 kernels compiled for SM 12.1 with Triton {triton.__version__}: 1 refused.\n")
 
     def test_refusals_with_one_reason_are_one_sentence(self) -> None:
@@ -389,11 +392,11 @@ class TestCommand:
 
     def test_unknown_names_and_nothing_to_prove_are_errors(self) -> None:
         with pytest.raises(Unsupported, match="Unknown GPU 'voodoo'"):
-            self.run(matmul("good"), gpu="voodoo")
-        with pytest.raises(Unsupported, match="no kernel to prove for moo on GPU all; the ops are toy"):
-            self.run(matmul("good"), op="moo")
+            self.run(matmul(), gpu="voodoo")
+        with pytest.raises(BadSetting, match="--op moo: there is no such op; the ops are moe, dense"):
+            self.run(matmul(), op="moo")
         with pytest.raises(BadSetting, match="at least one process"):
-            self.run(matmul("good"), jobs=0)
+            self.run(matmul(), jobs=0)
         with pytest.raises(Unsupported, match="no kernel to prove for any op on GPU h200"):
             self.run(gpu="h200")
 
@@ -402,12 +405,11 @@ class TestCommand:
     ) -> None:
         page = tmp_path / "kernels.md"
         page.write_text("# Kernels\n\nProse.\n")
-        variant = matmul("good")
-        assert self.run(variant, gpu="h200", markdown=page)[0] == 0
-        assert self.run(variant, gpu="h200", markdown=page)[0] == 0
+        assert self.run(matmul(), gpu="h200", markdown=page)[0] == 0
+        assert self.run(matmul(), gpu="h200", markdown=page)[0] == 0
         once = page.read_text()
         assert once.startswith("# Kernels\n\nProse.\n")
-        assert once.count("| 9.0 | toy | 1 | wgmma bf16 | 49152 |") == 1
+        assert once.count("| 9.0 | bad_kernels | 1 | wgmma bf16 | 49152 |") == 1
         monkeypatch.setattr(triton, "__version__", "0.0")
         write_section(page, as_markdown([Row("toy", "toy/x", 90, True, None, (), 0, 232448, 8, 0)]))
         assert page.read_text().startswith(once.rstrip())

@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.jit import KernelInterface
+
+from microscale.kernels.launch import recording
 
 REFUSED = {
     "aten::_local_scalar_dense": "a value is read on the host",
@@ -71,10 +72,6 @@ def _refuse(name: str) -> Callable[..., Any]:
     return refused
 
 
-def _launch_nothing(kernel: object, grid: object) -> Callable[..., None]:
-    return lambda *args, **kwargs: None
-
-
 _mm = torch.mm
 
 
@@ -86,7 +83,7 @@ def _mm_on_cpu(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype) -> t
 def check_capturable(call: Callable[[], object]) -> None:
     """``call`` twice: once as it is, which may compile and fill caches, and once captured."""
     if not torch.cuda.is_available():
-        with patch.object(KernelInterface, "__getitem__", _launch_nothing), patch.object(torch, "mm", _mm_on_cpu):
+        with recording(), patch.object(torch, "mm", _mm_on_cpu):
             call()
             with NoHostReads():
                 call()

@@ -28,6 +28,7 @@ from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
+from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.moe.with_mlp import RUN as MLP_RUN
@@ -282,6 +283,7 @@ __all__ = [
     "GateKind",
     "HeadNorms",
     "History",
+    "Kernel",
     "Logits",
     "Moe",
     "MoeSpec",
@@ -301,4 +303,5 @@ __all__ = [
     "Status",
     "Use",
     "Wish",
+    "recording",
 ]

@@ -39,7 +39,8 @@ def convert(weight: Weight, fmt: str) -> Weight:
     lead = tuple(weight.shape[:-1])
     flat = _flat(weight)
     rows, columns = flat.shape
-    step = max(1, CHUNK // max(columns, 1))
+    # Shapes alone (``meta``) take no memory: all at once.
+    step = rows if flat.device.type == "meta" else max(1, CHUNK // max(columns, 1))
     if fmt == "bf16":
         out = torch.empty((rows, columns), dtype=torch.bfloat16, device=flat.device)
         for start in range(0, rows, step):

@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperGroup
 
 from microscale import hardware, settings
-from microscale.backends import registry
 from microscale.backends.plan import Setup
 from microscale.backends.precision import make_precision
 from microscale.bench import kernels as bench_table
@@ -245,7 +244,6 @@ def prove(
     env = settings.load()
     raise typer.Exit(
         run_prove(
-            registry.IMPLEMENTATIONS,
             gpu=gpu,
             op=op,
             jobs=jobs,

@@ -1,9 +1,8 @@
 """Which tile a grouped GEMM runs in on which GPU: measured where a file says so, else by rule. Nothing else may choose.
 
 ``choose`` looks in ``tuned/<family>.json``, which ``microscale tune`` writes on a real card; without an entry the rule
-below knows the card's shared memory and registers. ``possible`` lists all that ``choose`` may ever return for a card,
-which is what ``prove`` compiles. A tile that does not fit is never returned: the rule does not make it, and a file that
-holds one is refused.
+below knows the card's shared memory and registers. ``possible`` lists all that ``choose`` may ever return for a card. A
+tile that does not fit is never returned: the rule does not make it, and a file that holds one is refused.
 """
 
 from __future__ import annotations

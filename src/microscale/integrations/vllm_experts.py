@@ -33,10 +33,10 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptMxFp8Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, GptOssMxfp4MoEMethod
 from vllm.platforms import current_platform
 
-from microscale.backends import registry
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Gate, GateKind, Moe, MoeSpec, MoeWeights, Ops, Routing, Use, Wish
 from microscale.backends.plan import Setup, decide_use
+from microscale.backends.shards import padded_width, record_moe
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.hardware import Gpu, cpu, detect
@@ -95,7 +95,7 @@ def asked(layer: RoutedExperts, fmt: BlockFormat) -> MoeSpec:
         num_experts=moe.num_local_experts + spare_experts(layer),
         top_k=moe.experts_per_token,
         hidden=moe.hidden_dim,
-        intermediate=width + -width % BLOCK,
+        intermediate=padded_width(width),
         weight_format=fmt.name,
         activations=Activations.BF16,
         gate=gate,
@@ -122,8 +122,8 @@ def plan_for(spec: MoeSpec, gpu: Gpu) -> Plan:
     plan = Plan()
     plan.add(decide_use(Use("moe", LAYER, spec), Setup(gpu, spec.activations)))
     for decision in plan.of("moe", LAYER):
-        kernels = registry.find("moe", decision.chosen).variants(gpu)
-        if not gpu.is_cpu and next(iter(kernels), None) is None:
+        # Plain torch starts none of our kernels: its loop over experts reads the routing back.
+        if not gpu.is_cpu and not record_moe(spec, gpu, (decision.tokens,)):
             raise Unsupported(f"on {gpu.name} only {decision.chosen} runs this, which waits for the host.")
     return plan
 
@@ -193,7 +193,7 @@ class _Experts(FusedMoEMethodBase):
 
     def maybe_roundup_sizes(self, hidden_size: int, width: int, *unused: Any, **also_unused: Any) -> tuple[int, int]:
         """vLLM's shards of gpt-oss are whole blocks: the last rank has fewer, and the rest of its rows stays zero."""
-        return hidden_size, width + -width % BLOCK
+        return hidden_size, padded_width(width)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         """Only vLLM's own kernels have one."""

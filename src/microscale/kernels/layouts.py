@@ -83,6 +83,8 @@ TILE_K = 64
 LANES = 32
 MAX_SCALE = 192
 """The largest scale byte that every kernel can fold into bf16."""
+CHUNK_BYTES = 32 << 20
+"""Of checkpoint bytes that are packed together."""
 PEAK_BIAS = 0x400B
 """A scale byte plus a row's half-word of ``peaks`` is 0x4000 plus its distance from 11 octaves below the peak."""
 
@@ -188,75 +190,74 @@ def _move_bits(words: Tensor, moves: Iterable[tuple[int, int]]) -> Tensor:
 
 
 def _split_rows(x: Tensor, order: RowOrder) -> Tensor:
-    """``[rows, ...]`` as a view ``[R, 2 = h, 8 = g, ...]`` in packed order."""
-    rows = x.shape[0]
-    rest = x.shape[1:]
+    """``[E, rows, ...]`` as a view ``[E, R, 2 = h, 8 = g, ...]`` in packed order."""
+    experts, rows, *rest = x.shape
     if order is RowOrder.PLAIN:
-        return x.reshape(rows // 16, 2, 8, *rest)
+        return x.reshape(experts, rows // 16, 2, 8, *rest)
     if order is RowOrder.INTERLEAVED:
-        return x.reshape(rows // 16, 8, 2, *rest).transpose(1, 2)
-    return x.reshape(2, rows // 16, 8, *rest).transpose(0, 1)
+        return x.reshape(experts, rows // 16, 8, 2, *rest).transpose(2, 3)
+    return x.reshape(experts, 2, rows // 16, 8, *rest).transpose(1, 2)
 
 
 def _join_rows(x: Tensor, order: RowOrder) -> Tensor:
     """The inverse of ``_split_rows``."""
     if order is RowOrder.INTERLEAVED:
-        x = x.transpose(1, 2)
+        x = x.transpose(2, 3)
     elif order is RowOrder.HALVES:
-        x = x.transpose(0, 1)
-    return x.flatten(0, 2)
+        x = x.transpose(1, 2)
+    return x.flatten(1, 3)
 
 
 def pack_rows(x: Tensor, order: RowOrder) -> Tensor:
     """``[experts, rows]``, a bias for one, in packed row order."""
-    return torch.stack([_split_rows(rows, order).flatten() for rows in x]) if len(x) else x
+    return _split_rows(x, order).flatten(1)
 
 
 def _pad_groups(x: Tensor, groups: int) -> Tensor:
-    """``[rows, groups, ...]`` with zeros up to ``groups``."""
-    if x.shape[1] == groups:
+    """``[E, rows, groups, ...]`` with zeros up to ``groups``."""
+    if x.shape[2] == groups:
         return x
-    return torch.cat((x, x.new_zeros(x.shape[0], groups - x.shape[1], *x.shape[2:])), dim=1)
+    return torch.cat((x, x.new_zeros(*x.shape[:2], groups - x.shape[2], *x.shape[3:])), dim=2)
 
 
 def _pack_words(values: Tensor, fmt: BlockFormat, order: RowOrder, k_tiles: int) -> Tensor:
-    """Bytes ``[rows, k * bits / 8]`` of one expert → words of one expert."""
-    words = values.contiguous().view(torch.int32).unflatten(1, (-1, fmt.bits))  # [rows, group, 4 t (x 2 j)]
+    """Bytes ``[E, rows, k * bits / 8]`` → words."""
+    words = values.contiguous().view(torch.int32).unflatten(2, (-1, fmt.bits))  # [E, rows, group, 4 t (x 2 j)]
     words = _move_bits(_pad_groups(words, 2 * k_tiles), _MOVES[fmt].items())
-    words = _split_rows(words.unflatten(1, (k_tiles, 2)), order)  # [R, h, g, T, G, t (j)]
+    words = _split_rows(words.unflatten(2, (k_tiles, 2)), order)  # [E, R, h, g, T, G, t (j)]
     if fmt is MXFP4:
-        return words.permute(0, 3, 2, 5, 4, 1).flatten(4, 5).flatten(2, 3)  # [R, T, (g t), (G h)]
-    words = words.reshape(*words.shape[:-1], 4, 2)  # [R, h, g, T, G, t, j]
-    return words.permute(0, 3, 4, 2, 5, 6, 1).flatten(5, 6).flatten(3, 4)  # [R, T, G, (g t), (j h)]
+        return words.permute(0, 1, 4, 3, 6, 5, 2).flatten(5, 6).flatten(3, 4)  # [E, R, T, (g t), (G h)]
+    words = words.reshape(*words.shape[:-1], 4, 2)  # [E, R, h, g, T, G, t, j]
+    return words.permute(0, 1, 4, 5, 3, 6, 7, 2).flatten(6, 7).flatten(4, 5)  # [E, R, T, G, (g t), (j h)]
 
 
 def _unpack_words(words: Tensor, fmt: BlockFormat, order: RowOrder, groups: int) -> Tensor:
     """The inverse of ``_pack_words``."""
     if fmt is MXFP4:
-        words = words.unflatten(2, (8, 4)).unflatten(4, (2, 2)).permute(0, 5, 2, 1, 4, 3)  # [R, h, g, T, G, t]
+        words = words.unflatten(3, (8, 4)).unflatten(5, (2, 2)).permute(0, 1, 6, 3, 2, 5, 4)  # [E, R, h, g, T, G, t]
     else:
-        words = words.unflatten(3, (8, 4)).unflatten(5, (2, 2)).permute(0, 6, 3, 1, 2, 4, 5).flatten(5, 6)
-    words = _join_rows(words, order).flatten(1, 2)[:, :groups]
+        words = words.unflatten(4, (8, 4)).unflatten(6, (2, 2)).permute(0, 1, 7, 4, 2, 3, 5, 6).flatten(6, 7)
+    words = _join_rows(words, order).flatten(2, 3)[:, :, :groups]
     words = _move_bits(words, ((target, source) for source, target in _MOVES[fmt].items()))
-    return words.flatten(1).contiguous().view(torch.uint8)
+    return words.flatten(2).contiguous().view(torch.uint8)
 
 
 def _pack_scales(scales: Tensor, order: RowOrder, k_tiles: int) -> Tensor:
-    """Bytes ``[rows, groups]`` of one expert → int32 ``[R, T, 8]``."""
-    padded = _split_rows(_pad_groups(scales, 2 * k_tiles).unflatten(1, (k_tiles, 2)), order)  # [R, h, g, T, G]
-    return padded.permute(0, 3, 2, 4, 1).contiguous().flatten(3).view(torch.int32).squeeze(-1)
+    """Bytes ``[E, rows, groups]`` → int32 ``[E, R, T, 8]``."""
+    padded = _split_rows(_pad_groups(scales, 2 * k_tiles).unflatten(2, (k_tiles, 2)), order)  # [E, R, h, g, T, G]
+    return padded.permute(0, 1, 4, 3, 5, 2).contiguous().flatten(4).view(torch.int32).squeeze(-1)
 
 
 def _unpack_scales(scales: Tensor, order: RowOrder, groups: int) -> Tensor:
     """The inverse of ``_pack_scales``."""
-    split = scales.contiguous()[..., None].view(torch.uint8).unflatten(-1, (2, 2)).permute(0, 4, 2, 1, 3)
-    return _join_rows(split, order).flatten(1)[:, :groups].contiguous()
+    split = scales.contiguous()[..., None].view(torch.uint8).unflatten(-1, (2, 2)).permute(0, 1, 5, 3, 2, 4)
+    return _join_rows(split, order).flatten(2)[:, :, :groups].contiguous()
 
 
 def _pack_peaks(scales: Tensor, order: RowOrder) -> Tensor:
-    """Bytes ``[rows, groups]`` of one expert → int32 ``[R, 8]``."""
-    half = PEAK_BIAS - _split_rows(scales.amax(1).int(), order)  # [R, h, g]
-    return half[:, 0] | half[:, 1] << 16
+    """Bytes ``[E, rows, groups]`` → int32 ``[E, R, 8]``."""
+    half = PEAK_BIAS - _split_rows(scales.amax(2).int(), order)  # [E, R, h, g]
+    return half[:, :, 0] | half[:, :, 1] << 16
 
 
 def check_packable(tensor: BlockScaled) -> None:
@@ -269,24 +270,36 @@ def check_packable(tensor: BlockScaled) -> None:
         raise Unsupported(f"Expert weights need a multiple of {TILE_ROWS} rows, not {tensor.shape[1]}.")
 
 
-def _check_numbers(one: BlockScaled, expert: int) -> None:
-    """Refuses what no kernel would treat as a NaN, or cannot scale. Reads the device twice an expert, at load only."""
-    largest = int(one.scales.max()) if one.scales.numel() else 0
-    if largest == SCALE_NAN:
-        raise BadCheckpoint(f"Expert {expert} has a NaN among its scales; the checkpoint is damaged.")
-    if largest > MAX_SCALE:
-        raise BadCheckpoint(
-            f"Expert {expert} has a group scale of 2**{largest - 127}; the expert kernels read at most "
-            f"2**{MAX_SCALE - 127}."
-        )
-    if one.format is MXFP8 and bool(((one.values & 0x7F) == 0x7F).any()):
-        raise BadCheckpoint(f"Expert {expert} has a NaN among its values; the checkpoint is damaged.")
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether there is anything to check: tensors on ``meta`` have shapes and types alone."""
+    return tensor.device.type != "meta" and tensor.numel() > 0
+
+
+def _findings(part: BlockScaled) -> Tensor:
+    """int32 ``[E, 2]``: the largest scale byte of each expert, and whether it has a NaN among its values."""
+    largest = part.scales.flatten(1).amax(1).int()
+    nan = ((part.values & 0x7F) == 0x7F).flatten(1).any(1).int() if part.format is MXFP8 else torch.zeros_like(largest)
+    return torch.stack((largest, nan), dim=1)
+
+
+def _refuse(findings: Tensor) -> None:
+    """Refuses what no kernel would treat as a NaN, or cannot scale. Waits for the device once."""
+    for expert, (largest, nan) in enumerate(findings.tolist()):
+        if largest == SCALE_NAN:
+            raise BadCheckpoint(f"Expert {expert} has a NaN among its scales; the checkpoint is damaged.")
+        if largest > MAX_SCALE:
+            raise BadCheckpoint(
+                f"Expert {expert} has a group scale of 2**{largest - 127}; the expert kernels read at most "
+                f"2**{MAX_SCALE - 127}."
+            )
+        if nan:
+            raise BadCheckpoint(f"Expert {expert} has a NaN among its values; the checkpoint is damaged.")
 
 
 def pack(tensor: BlockScaled, order: RowOrder, device: torch.device | str | None = None) -> Packed:
-    """``[experts, rows, k]`` in the packed layout on ``device`` (by default where it is), expert by expert.
+    """``[experts, rows, k]`` in the packed layout on ``device`` (by default where it is), some experts at a time.
 
-    Temporary memory is a few times one expert, whatever their number.
+    Temporary memory is a few times one expert or ``CHUNK_BYTES``, whatever the number of experts.
     """
     check_packable(tensor)
     device = torch.device(device) if device is not None else tensor.device
@@ -297,19 +310,23 @@ def pack(tensor: BlockScaled, order: RowOrder, device: torch.device | str | None
     words = torch.empty((experts, rows // TILE_ROWS, k_tiles, *lanes), dtype=torch.int32, device=device)
     scales = torch.empty((experts, rows // TILE_ROWS, k_tiles, 8), dtype=torch.int32, device=device)
     peaks = torch.empty((experts, rows // TILE_ROWS, 8), dtype=torch.int32, device=device) if fmt is MXFP4 else None
-    for expert in range(experts):
-        one = tensor[expert].to(device)
-        _check_numbers(one, expert)
-        words[expert] = _pack_words(one.values, fmt, order, k_tiles)
-        scales[expert] = _pack_scales(one.scales, order, k_tiles)
+    step = max(1, CHUNK_BYTES // max(1, tensor.values[:1].nbytes)) if has_numbers(tensor.values) else experts
+    findings = []
+    for start in range(0, experts, max(1, step)):
+        part, place = tensor[start : start + step].to(device), slice(start, start + step)
+        words[place] = _pack_words(part.values, fmt, order, k_tiles)
+        scales[place] = _pack_scales(part.scales, order, k_tiles)
         if peaks is not None:
-            peaks[expert] = _pack_peaks(one.scales, order)
+            peaks[place] = _pack_peaks(part.scales, order)
+        if has_numbers(part.scales):
+            findings.append(_findings(part))
+    if findings:
+        _refuse(torch.cat(findings))
     return Packed(words, scales, peaks, fmt, order, k)
 
 
 def unpack(packed: Packed) -> BlockScaled:
     """The tensor that was packed, bit for bit."""
     groups = packed.k // BLOCK
-    values = [_unpack_words(words, packed.format, packed.order, groups) for words in packed.words]
-    scales = [_unpack_scales(scales, packed.order, groups) for scales in packed.scales]
-    return BlockScaled(torch.stack(values), torch.stack(scales), packed.format)
+    values = _unpack_words(packed.words, packed.format, packed.order, groups)
+    return BlockScaled(values, _unpack_scales(packed.scales, packed.order, groups), packed.format)

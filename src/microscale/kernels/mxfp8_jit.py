@@ -60,7 +60,7 @@ def quantise(v, PLAIN: tl.constexpr):
     return tl.join(a1, a0).reshape(M, G * 32), scale.to(tl.uint8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def quantise_tokens(
     x_ptr,  # bf16 [tokens, k]
     codes_ptr,  # uint8 [tokens, stride_codes], fragment order

@@ -2,17 +2,16 @@
 
 An op is a folder: ``spec.py`` (what is asked), ``reference.py`` (what is true), ``cost.py`` (what it must move and
 compute), and one module per implementation. An implementation says for itself whether it can run a spec on a GPU
-(``supports``), what that costs (``cost``), how it wants the weights laid out (``pack``) and every kernel that it may
-launch there (``variants``); ``backends`` chooses among them and never looks inside.
+(``supports``), what that costs (``cost``) and how it wants the weights laid out (``pack``). It starts kernels through
+``launch``, which lists them for ``prove``. ``backends`` chooses among implementations and never looks inside.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
@@ -69,28 +68,6 @@ class Cost:
         return self.floor_us(gpu) / self.efficiency
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One kernel as it may be launched: all that is needed to compile it without a GPU."""
-
-    op: str
-    implementation: str
-    name: str
-    fn: Any
-    """The jit function (Triton or Gluon)."""
-    signature: Mapping[str, str]
-    """Run-time argument → Triton type: ``*u8``, ``*bf16``, ``i32`` …"""
-    constants: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Compile options: ``num_warps``, ``num_stages``, ``maxnreg``, ``arch`` …"""
-    divisible: tuple[str, ...] = ()
-    """Arguments that are always divisible by 16: pointers to aligned tensors, strides of whole tiles."""
-    promise: str | None = None
-    """A regular expression that must match in the PTX: the matrix instruction that the caller was promised."""
-    spills_because: str | None = None
-    """Why this variant may spill registers. Without it a spill fails the proof."""
-
-
 class Implementation(ABC, Generic[SpecT]):
     """One way to run an op. Stateless: everything that it needs is in its arguments.
 
@@ -118,7 +95,3 @@ class Implementation(ABC, Generic[SpecT]):
     def packed_bytes(self, spec: SpecT) -> int:
         """Bytes that the packed weights of one layer take; ops without weights take none."""
         return 0
-
-    def variants(self, gpu: Gpu) -> Iterable[Variant]:
-        """Every kernel that ``run`` may launch on this GPU. Plain torch launches none of ours."""
-        return ()

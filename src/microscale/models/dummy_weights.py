@@ -1,6 +1,7 @@
 """Random weights of the right shapes, for speed and memory tests without a checkpoint.
 
-A tensor depends on the seed, its name and the kind of device, not on the order of calls. Experts are made as MXFP4
+A tensor depends on the seed, its name and the kind of device, not on the order of calls; on ``meta`` it has a shape and
+no numbers, which is all that recording a model's kernels needs. Experts are made as MXFP4
 bytes on the device: no BF16 copy of them ever exists, so that those of two layers of gpt-oss-120b need 3.4 GB and not
 12.7.
 """
@@ -48,19 +49,21 @@ class RandomTensors:
         codes = _random_bytes(shape, device, generator).bitwise_and_(0x9F).bitwise_or_(0x20)
         return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), MXFP8)
 
-    def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
+    def _generator(self, name: str, device: torch.device | str) -> torch.Generator | None:
+        if torch.device(device).type == "meta":
+            return None  # shapes and types alone: there are no numbers to draw
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator: torch.Generator) -> Tensor:
+def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator: torch.Generator | None) -> Tensor:
     # 64 bits a draw: eight bytes. K is a multiple of 32, so the bytes are one of 8.
     draws = torch.empty(math.prod(shape) // 8, dtype=torch.int64, device=device)
     return draws.random_(-(1 << 63), None, generator=generator).view(torch.uint8).view(shape)
 
 
 def _random_scales(
-    shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator
+    shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator | None
 ) -> Tensor:
     scales = (*shape[:-1], shape[-1] // BLOCK)
     return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)

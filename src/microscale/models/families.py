@@ -63,10 +63,10 @@ def open_weights(
                 f"{model} is a preset without weights: add --load-format dummy, or give a folder or a hub id such as "
                 f"openai/gpt-oss-20b."
             )
-        return _dummy(preset(model, overrides), seed)
+        return dummy_weights(preset(model, overrides), seed)
     folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
     if load_format == LoadFormat.DUMMY:
-        return _dummy(read_model_config(folder, overrides), seed)
+        return dummy_weights(read_model_config(folder, overrides), seed)
     return open_gemma4(folder, overrides) if _is_gemma4(folder) else open_gpt_oss(folder, overrides)
 
 
@@ -86,5 +86,6 @@ def _is_gemma4(folder: Path) -> bool:
     return read_json_object(folder / CONFIG).data.get("model_type") in MODEL_TYPES
 
 
-def _dummy(config: ModelConfig, seed: int) -> ModelWeights:
+def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
+    """Random weights of the right shapes; on ``meta`` the shapes alone."""
     return DummyWeights(config, seed) if isinstance(config, GptOssConfig) else DummyGemma4(config, seed)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from microscale.backends import registry
 from microscale.errors import BadSetting, Unsupported
-from microscale.kernels.op import Implementation
 from microscale.prove.gate import Row
+from microscale.prove.inventory import recorded
 from microscale.prove.report import as_json, as_markdown, print_tables, summary, write_section
-from microscale.prove.run import prove
+from microscale.prove.run import Source, prove
+
+OPS = tuple(dict.fromkeys(entry.op for entry in registry.IMPLEMENTATIONS))
 
 
 def run_prove(
-    implementations: Iterable[Implementation[Any]],
+    source: Source = recorded,
     *,
     gpu: str = "all",
     op: str | None = None,
@@ -32,13 +33,13 @@ def run_prove(
     ``gpu`` is a known card or ``all``; ``markdown`` is a page whose tables for this Triton version are rewritten.
     """
     console = console or _console()
-    implementations = list(implementations)
     if jobs is not None and jobs < 1:
         raise BadSetting(f"--jobs {jobs}: at least one process is needed.")
-    rows = _prove_with_bar(implementations, gpu, op, jobs, cache_dir)
+    if op is not None and op not in OPS:
+        raise BadSetting(f"--op {op}: there is no such op; the ops are {', '.join(OPS)}.")
+    rows = _prove_with_bar(source, gpu, op, jobs, cache_dir)
     if not rows:
-        ops = ", ".join(dict.fromkeys(implementation.op for implementation in implementations))
-        raise Unsupported(f"There is no kernel to prove for {op or 'any op'} on GPU {gpu}; the ops are {ops}.")
+        raise Unsupported(f"There is no kernel to prove for {op or 'any op'} on GPU {gpu}.")
     if markdown is not None:
         write_section(markdown, as_markdown(rows))
     if json_output:
@@ -55,9 +56,7 @@ def _console() -> Console:
     return Console() if Console().is_terminal else Console(width=120)
 
 
-def _prove_with_bar(
-    implementations: Iterable[Implementation[Any]], gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None
-) -> list[Row]:
+def _prove_with_bar(source: Source, gpu: str, op: str | None, jobs: int | None, cache_dir: Path | None) -> list[Row]:
     errors = Console(stderr=True)
     columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # No refreshing thread: the compilations are forked, and a fork must not find a lock held by a thread.
@@ -70,7 +69,7 @@ def _prove_with_bar(
             progress.update(bar, completed=done, total=total, refresh=True)
 
         return prove(
-            implementations,
+            source,
             "all" if gpu == "all" else [gpu],
             ops=[op] if op else [],
             jobs=jobs,

@@ -1,6 +1,6 @@
-"""Compiles one variant for one SM with no GPU, and reads from the result what the gate wants to know.
+"""Compiles one kernel for one SM with no GPU, and reads from the result what the gate wants to know.
 
-The options are the variant's own and nothing is added, because what is proved must be what is launched. Registers and
+The options are the launch's own and nothing is added, because what is proved must be what is launched. Registers and
 spills come from the log of the ptxas run that made the cubin; counting instructions with nvdisasm is no substitute, for
 the one in the Triton 3.6 wheel prints nothing for SM 12.1, which reads as "no spills".
 """
@@ -24,20 +24,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import triton_key
-from triton.runtime.jit import JITFunction
 
-from microscale.errors import Unsupported
 from microscale.hardware.targets import FORBIDDEN_PTX, WARP_SIZE, matrix_instructions
-from microscale.kernels.op import Variant
+from microscale.kernels.launch import Kernel
 from microscale.prove.pool import read_log
 
-FACTS_VERSION = 1
+FACTS_VERSION = 2
 """Part of every cache key: raise it when the meaning of a field of ``Facts`` changes."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What compiling a variant showed. Only ``error`` and ``forbidden`` mean anything when it did not compile."""
+    """What compiling a kernel showed. Only ``error`` and ``forbidden`` mean anything when it did not compile."""
 
     error: str | None = None
     """The line of the compiler's output that says what is wrong."""
@@ -75,18 +73,16 @@ def warm_up(sm: int) -> None:
     make_backend(GPUTarget("cuda", sm, WARP_SIZE)).hash()
 
 
-def cache_key(variant: Variant, sm: int) -> str:
-    """Names all that the facts depend on: source with its callees, signature, constants, options, SM and Triton."""
+def cache_key(kernel: Kernel, sm: int) -> str:
+    """Names all that the facts depend on: source with its callees, specialisation, options, SM and Triton."""
     parts = {
         "facts": FACTS_VERSION,
         "triton": triton.__version__,
         "sm": sm,
-        "source": _jit(variant).cache_key,
-        "signature": dict(variant.signature),
-        "constants": {name: _stable(value) for name, value in variant.constants.items()},
-        "options": {name: _stable(value) for name, value in variant.options.items()},
-        "divisible": sorted(variant.divisible),
-        "promise": variant.promise,
+        "source": kernel.fn.cache_key,
+        "specialisation": [(kind, _stable(value)) for kind, value in kernel.specialisation],
+        "options": {name: _stable(value) for name, value in kernel.options},
+        "promise": kernel.promise,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -96,16 +92,7 @@ def _stable(value: Any) -> str:
     return str(value.cache_key) if hasattr(value, "cache_key") else f"{type(value).__name__} {value!r}"
 
 
-def _jit(variant: Variant) -> JITFunction:
-    if not isinstance(variant.fn, JITFunction):
-        raise Unsupported(
-            f"{variant.implementation}/{variant.name} is a {type(variant.fn).__name__}, which cannot be compiled; "
-            "prove needs kernels that were loaded without TRITON_INTERPRET=1."
-        )
-    return variant.fn
-
-
-def compile_variant(variant: Variant, sm: int, log: IO[bytes]) -> Facts:
+def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
     """Compile, and turn whatever the compiler does, short of killing the process, into facts.
 
     ``log`` is an empty file that takes what the compiler writes to the terminal, and outlives it if it is killed.
@@ -114,19 +101,19 @@ def compile_variant(variant: Variant, sm: int, log: IO[bytes]) -> Facts:
         try:
             with _own_folder(), knobs.nvidia.scope():
                 knobs.nvidia.dump_ptxas_log = True
-                source, options = _source(variant, sm)
+                source, options = _source(kernel, sm)
                 compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
         except Exception as error:  # the compiler raises every kind, and each of them is the finding
             # Triton prints the PTX that ptxas refused, so what is forbidden is found there too.
             return Facts(error=_reason(error, written()), forbidden=_forbidden(written()))
-        return _facts(variant, compiled, written())
+        return _facts(kernel, compiled, written())
 
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
     """Let Triton write to a folder that goes away.
 
-    Its own cache would skip ptxas, and so the log, and grow by about 1 MB a variant; and it leaves behind in the
+    Its own cache would skip ptxas, and so the log, and grow by about 1 MB a kernel; and it leaves behind in the
     folder for temporary files whatever ptxas refused.
     """
     usual = tempfile.tempdir
@@ -138,32 +125,25 @@ def _own_folder() -> Iterator[None]:
             tempfile.tempdir = usual
 
 
-def _source(variant: Variant, sm: int) -> tuple[ASTSource, dict[str, Any]]:
+def _source(kernel: Kernel, sm: int) -> tuple[ASTSource, dict[str, Any]]:
     """The source and options that a launch would compile; refuses what the launch would refuse."""
-    fn = _jit(variant)
-    signature, constants = {}, {}
-    for param in fn.params:
-        if param.name in variant.signature:
-            signature[param.name] = variant.signature[param.name]
-        elif param.name in variant.constants or param.has_default:
-            signature[param.name] = "constexpr"
-            constants[(param.num,)] = variant.constants.get(param.name, param.default)
-        else:
-            raise ValueError(f"the variant gives no type or constant for argument {param.name!r}")
+    fn = kernel.fn
     known_options = set(vars(make_backend(GPUTarget("cuda", sm, WARP_SIZE)).parse_options({})))
-    given = {*variant.signature, *variant.constants, *variant.divisible}
-    if unknown := [*sorted(given - set(fn.arg_names)), *sorted(set(variant.options) - known_options)]:
+    options = dict(kernel.options)
+    if unknown := sorted(set(options) - known_options):
         raise ValueError(f"the kernel has no argument or compile option {', '.join(map(repr, unknown))}")
-    divisible = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible}
+    places = {name: (place,) for place, name in enumerate(fn.arg_names)}
+    constants = {places[name]: value for name, value in kernel.constants.items()}
+    divisible = {places[name]: [["tt.divisibility", 16]] for name in kernel.divisible}
     source = GluonASTSource if fn.is_gluon() else ASTSource
-    return source(fn, signature, constants, divisible), dict(variant.options)
+    return source(fn, kernel.signature, constants, divisible), options
 
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def _facts(variant: Variant, compiled: Any, log: str) -> Facts:
+def _facts(kernel: Kernel, compiled: Any, log: str) -> Facts:
     ptx: str = compiled.asm["ptx"]
     registers = _REGISTERS.findall(log)
     spills = _SPILLS.findall(log)
@@ -172,7 +152,7 @@ def _facts(variant: Variant, compiled: Any, log: str) -> Facts:
     return Facts(
         forbidden=_forbidden(ptx),
         mma=matrix_instructions(ptx),
-        promise_found=variant.promise is not None and re.search(variant.promise, ptx) is not None,
+        promise_found=kernel.promise is not None and re.search(kernel.promise, ptx) is not None,
         shared=compiled.metadata.shared,
         tensor_memory=compiled.metadata.tmem_size or 0,
         registers=max(map(int, registers)),

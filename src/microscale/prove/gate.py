@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from microscale.hardware.targets import FORBIDDEN_PTX, TENSOR_MEMORY_COLUMNS, Target
-from microscale.kernels.op import Variant
+from microscale.kernels.launch import Kernel
 from microscale.prove.compiler import Facts
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant on one SM. The fields are the keys of ``prove --json``; a figure is ``None`` if nothing compiled."""
+    """One kernel on one SM. The fields are the keys of ``prove --json``; a figure is ``None`` if nothing compiled."""
 
     op: str
     variant: str
@@ -28,14 +28,14 @@ class Row:
     spill_bytes: int | None
 
 
-def judge(variant: Variant, label: str, target: Target, facts: Facts) -> Row:
-    """The verdict on a variant, with every reason against it."""
-    faults = list(find_faults(variant, target, facts))
+def judge(kernel: Kernel, label: str, target: Target, facts: Facts) -> Row:
+    """The verdict on a kernel, with every reason against it."""
+    faults = list(find_faults(kernel, target, facts))
     reason = " ".join(faults) or None
     if reason is None and facts.spill_bytes:
-        reason = f"Spills {facts.spill_bytes} bytes, which is allowed: {variant.spills_because}."
+        reason = f"Spills {facts.spill_bytes} bytes, which is allowed: {kernel.spills_because}."
     return Row(
-        op=variant.op,
+        op=kernel.op,
         variant=label,
         sm=target.sm,
         ok=not faults,
@@ -48,7 +48,7 @@ def judge(variant: Variant, label: str, target: Target, facts: Facts) -> Row:
     )
 
 
-def find_faults(variant: Variant, target: Target, facts: Facts) -> Iterator[str]:
+def find_faults(kernel: Kernel, target: Target, facts: Facts) -> Iterator[str]:
     """Each thing that is wrong, as a sentence with its numbers and what to do about it."""
     for name in facts.forbidden:
         yield f"Uses {name}, {FORBIDDEN_PTX[name]}."
@@ -67,13 +67,13 @@ def find_faults(variant: Variant, target: Target, facts: Facts) -> Iterator[str]
             f"Needs {facts.tensor_memory} columns of tensor memory, and a block may use {TENSOR_MEMORY_COLUMNS}; "
             "take a smaller tile."
         )
-    if variant.promise is not None and not facts.promise_found:
+    if kernel.promise is not None and not facts.promise_found:
         found = f"compiled to {', '.join(facts.mma)}" if facts.mma else "compiled to no matrix instruction"
         yield (
-            f"Was promised {_readable(variant.promise)} on {target.label} and {found}: the compiler fell back "
+            f"Was promised {_readable(kernel.promise)} on {target.label} and {found}: the compiler fell back "
             "without a word."
         )
-    if facts.spill_bytes and variant.spills_because is None:
+    if facts.spill_bytes and kernel.spills_because is None:
         yield (
             f"Spills {facts.spill_bytes} bytes of registers to memory; take a smaller tile or more warps, or say why "
             "it may in spills_because."

@@ -21,13 +21,13 @@ from microscale.hardware.targets import target
 from microscale.prove.gate import Row
 
 T = TypeVar("T")
-HEADINGS = ("kernel", "variants", "matrix instruction", "shared", "registers", "spills", "ok")
-NUMBERS = ("variants", "shared", "registers", "spills")
+HEADINGS = ("module", "kernels", "matrix instruction", "shared", "registers", "spills", "ok")
+NUMBERS = ("kernels", "shared", "registers", "spills")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table: a single variant, or all of an implementation's on one SM, by their worst figures."""
+    """One line of a table: a single kernel, or all of a module's on one SM, by their worst figures."""
 
     kernel: str
     rows: tuple[Row, ...]
@@ -55,24 +55,24 @@ def _largest(values: Iterable[int | None]) -> str:
     return str(max(known)) if known else "-"
 
 
-def lines(rows: Sequence[Row], *, every_variant: bool) -> list[Line]:
+def lines(rows: Sequence[Row], *, every_kernel: bool) -> list[Line]:
     """The lines of one table, for the rows of one op on one SM."""
-    if every_variant:
+    if every_kernel:
         return [Line(row.variant, (row,)) for row in rows]
     return [Line(name, tuple(of_name)) for name, of_name in _grouped(rows, lambda row: row.variant.split("/")[0])]
 
 
 def print_tables(rows: Sequence[Row], console: Console) -> None:
-    """A table per op and SM, with every variant if there is but one SM; then each refusal with its reason."""
-    every_variant = len({row.sm for row in rows}) == 1
-    shown = [heading for heading in HEADINGS if heading != "variants" or not every_variant]
+    """A table per op and SM, with every kernel if there is but one SM; then each refusal with its reason."""
+    every_kernel = len({row.sm for row in rows}) == 1
+    shown = [heading for heading in HEADINGS if heading != "kernels" or not every_kernel]
     for (op, sm), of_table in _grouped(rows, lambda row: (row.op, row.sm)):
         title = f"{op} on {target(sm).label}, {target(sm).shared_limit} bytes of shared memory a block"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in shown:
             numeric = heading in NUMBERS
             table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-        for line in lines(of_table, every_variant=every_variant):
+        for line in lines(of_table, every_kernel=every_kernel):
             cells = dict(zip(HEADINGS, line.cells(), strict=True))
             table.add_row(*(Text(cells[heading]) for heading in shown), style=None if line.ok else "red")
         console.print(table)
@@ -82,7 +82,7 @@ def print_tables(rows: Sequence[Row], console: Console) -> None:
 
 
 def refusals(rows: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each fault on each SM, with the first of the variants that have it."""
+    """A sentence for each fault on each SM, with the first of the kernels that have it."""
     refused = [row for row in rows if not row.ok]
     for (op, sm, reason), alike in _grouped(refused, lambda row: (row.op, row.sm, row.reason)):
         others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
@@ -102,14 +102,14 @@ def as_json(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """A section with a table per op: each implementation on each SM by its worst figures, then the notes."""
+    """A section with a table per op: each module's kernels on each SM by their worst figures, then the notes."""
     headings = ("SM", *HEADINGS, "shared limit")
     parts = [f"## Triton {triton.__version__}", "", summary(rows), ""]
     for op, of_op in _grouped(rows, lambda row: row.op):
         parts += [f"### `{op}`", "", f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
         for sm, of_sm in _grouped(of_op, lambda row: row.sm):
             label, limit = target(sm).label.removeprefix("SM "), str(target(sm).shared_limit)
-            for line in lines(of_sm, every_variant=False):
+            for line in lines(of_sm, every_kernel=False):
                 parts.append(f"| {' | '.join((label, *line.cells(), limit))} |")
         notes = [f"- {row.variant} on {target(row.sm).label}: {row.reason}" for row in of_op if row.reason]
         parts += ["", *notes, ""] if notes else [""]

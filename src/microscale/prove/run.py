@@ -1,38 +1,41 @@
-"""Gathers every variant that the launchers may use, compiles what the cache does not know, and judges each."""
+"""Gathers every kernel that may be started on the cards, compiles what the cache does not know, and judges each."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from microscale.hardware import KNOWN, known
+from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.targets import target
-from microscale.kernels.op import Implementation, Variant
+from microscale.kernels.launch import Kernel
 from microscale.prove.cache import FactsCache
-from microscale.prove.compiler import Facts, cache_key, compile_variant, find_complaint, warm_up
+from microscale.prove.compiler import Facts, cache_key, compile_kernel, find_complaint, warm_up
 from microscale.prove.gate import Row, judge
 from microscale.prove.pool import Died, run_forked, usable_cores
 
 Progress = Callable[[int, int], None]
 """Called with how many compilations are done, and how many there are."""
+Source = Callable[[Gpu], Iterable[Kernel]]
+"""What may be started on a card: ``inventory.recorded`` for all of ours."""
+SHARED = "shared"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row to be: a variant on an SM, and the key of the compilation that it needs."""
+    """One row to be: a kernel on an SM, and the key of the compilation that it needs."""
 
     label: str
     sm: int
-    variant: Variant
+    kernel: Kernel
     key: str
 
 
 def prove(
-    implementations: Iterable[Implementation[Any]],
+    source: Source,
     gpus: Sequence[str] | Literal["all"] = "all",
     *,
     ops: Sequence[str] = (),
@@ -40,37 +43,45 @@ def prove(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Compile every variant that ``implementations`` may launch on ``gpus``, and hold each against its card.
+    """Compile every kernel of ``source`` on ``gpus``, and hold each against its card.
 
     ``ops`` names the ops to prove, all when empty. ``jobs`` is the number of processes, one per core by default.
     """
-    tasks = gather(implementations, list(KNOWN) if gpus == "all" else gpus, ops)
+    tasks = gather(source, list(KNOWN) if gpus == "all" else gpus, ops)
     facts = _compile(tasks, jobs or usable_cores(), FactsCache(cache_dir), progress or (lambda done, total: None))
-    return [judge(task.variant, task.label, target(task.sm), facts[task.key]) for task in tasks]
+    return [judge(task.kernel, task.label, target(task.sm), facts[task.key]) for task in tasks]
 
 
-def gather(implementations: Iterable[Implementation[Any]], gpus: Sequence[str], ops: Sequence[str] = ()) -> list[Task]:
-    """What the implementations may launch on any of these cards, by op and SM; what two cards share is there once."""
-    offered = list(implementations)
-    found: dict[tuple[str, int, str, str], tuple[Task, list[str]]] = {}
-    for name in gpus:
-        gpu = known(name)
-        for implementation in offered:
-            for variant in implementation.variants(gpu):
-                # An implementation may launch another op's kernels as well (moe launches routing): either name picks.
-                if ops and implementation.op not in ops and variant.op not in ops:
-                    continue
-                task = Task(f"{variant.implementation}/{variant.name}", gpu.sm, variant, cache_key(variant, gpu.sm))
-                found.setdefault((variant.op, gpu.sm, task.label, task.key), (task, []))[1].append(name)
-    return sorted(_told_apart(found), key=lambda task: (task.variant.op, task.sm))
+def gather(source: Source, gpus: Sequence[str], ops: Sequence[str] = ()) -> list[Task]:
+    """What may be started on any of these cards, by op and SM; what two cards share is there once."""
+    found: dict[tuple[int, Kernel], None] = {}
+    for gpu in map(known, gpus):
+        for kernel in source(gpu):
+            if not ops or kernel.op in (*ops, SHARED):
+                found.setdefault((gpu.sm, kernel))
+    labels = _labels(found)
+    tasks = [Task(labels[sm, kernel], sm, kernel, cache_key(kernel, sm)) for sm, kernel in found]
+    return sorted(tasks, key=lambda task: (task.kernel.op, task.sm))
 
 
-def _told_apart(found: dict[tuple[str, int, str, str], tuple[Task, list[str]]]) -> Iterator[Task]:
-    """Two cards of one SM may launch different kernels under one name: then the name says for which card."""
-    namesakes = Counter(identity[:3] for identity in found)
-    for identity, (task, cards) in found.items():
-        alone = namesakes[identity[:3]] == 1
-        yield task if alone else replace(task, label=f"{task.label}@{'+'.join(cards)}")
+def _labels(found: Iterable[tuple[int, Kernel]]) -> dict[tuple[int, Kernel], str]:
+    """Module, function and constants; where two kernels differ in something else, with that."""
+    alike: dict[tuple[int, str], list[Kernel]] = defaultdict(list)
+    for sm, kernel in found:
+        alike[sm, kernel.label].append(kernel)
+    labels = {}
+    for (sm, label), kernels in alike.items():
+        for kernel in kernels:
+            extra = [text for text in _details(kernel) if any(text not in _details(other) for other in kernels)]
+            labels[sm, kernel] = f"{kernel.module}/{' '.join((label, *extra))}"
+    return labels
+
+
+def _details(kernel: Kernel) -> list[str]:
+    """All that a kernel's label leaves out: types, what divides by 16, and options."""
+    pairs = zip(kernel.fn.arg_names, kernel.specialisation, strict=True)
+    arguments = [f"{name}:{kind}{'' if value is None else value}" for name, (kind, value) in pairs]
+    return arguments + [f"{name}={value}" for name, value in kernel.options]
 
 
 def _compile(tasks: Sequence[Task], num_workers: int, cache: FactsCache, progress: Progress) -> dict[str, Facts]:
@@ -90,7 +101,7 @@ def _compile(tasks: Sequence[Task], num_workers: int, cache: FactsCache, progres
     for sm in {task.sm for task in missing.values()}:
         warm_up(sm)
     todo = list(missing.values())
-    work = [partial(_facts_as_json, task.variant, task.sm) for task in todo]
+    work = [partial(_facts_as_json, task.kernel, task.sm) for task in todo]
     for index, answer in run_forked(work, num_workers=num_workers):
         key = todo[index].key
         if isinstance(answer, Died):
@@ -103,5 +114,5 @@ def _compile(tasks: Sequence[Task], num_workers: int, cache: FactsCache, progres
     return facts
 
 
-def _facts_as_json(variant: Variant, sm: int, log: IO[bytes]) -> dict[str, Any]:
-    return compile_variant(variant, sm, log).to_json()
+def _facts_as_json(kernel: Kernel, sm: int, log: IO[bytes]) -> dict[str, Any]:
+    return compile_kernel(kernel, sm, log).to_json()

@@ -167,7 +167,10 @@ async def generate(
                     prompt = id(asked[at].prompt)
                     cached[prompt] = max(cached.get(prompt, 0), outputs[0].num_cached)
                     record.cached_tokens = sum(cached.values())
-                clock.tick(at, len(outputs) - (outputs[-1].token is None))
+                # The end of a prompt that was only scored has no token.
+                num_tokens = len(outputs) - (outputs[-1].token is None)
+                if num_tokens or clock.is_first(at):
+                    clock.tick(at, num_tokens)
                 step = choice.advance(outputs)
                 if step is None:
                     continue
@@ -197,7 +200,7 @@ class _Clock:
     def tick(self, at: int, num_tokens: int) -> None:
         now = time.perf_counter()
         if self._last[at]:
-            self._gaps += [(now - self._last[at]) / max(num_tokens, 1)] * num_tokens
+            self._gaps += [(now - self._last[at]) / num_tokens] * num_tokens
             if len(self._gaps) >= TOLD_TOGETHER or now - self._told_s >= TOLD_AFTER_S:
                 self.tell()
                 self._told_s = now

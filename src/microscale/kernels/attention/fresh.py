@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from microscale.kernels.attention import fresh_jit
-from microscale.kernels.op import Variant
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 
 MAX_HEADS = 14
@@ -38,18 +36,3 @@ class Fresh:
     @property
     def kind(self) -> tuple[bool, bool]:
         return self.norms is not None, self.shared
-
-
-def make_variant(short: Variant, early: int, norm: bool, shared: bool) -> Variant:
-    """The variant of ``attend_fresh`` beside one of ``attend_short``."""
-    pointers = {"frequencies_ptr": "*fp32", "q_weight_ptr": "*bf16", "k_weight_ptr": "*bf16"}
-    names = {"q_ptr": "qkv_ptr", "stride_q_token": "stride_qkv_token"}
-    signature = {names.get(name, name): kind for name, kind in short.signature.items()}
-    return replace(
-        short,
-        name=short.name.replace("short", f"fresh{'_norm' if norm else ''}{'_shared' if shared else ''}"),
-        fn=fresh_jit.attend_fresh,
-        signature=signature | pointers | {"rope_scale": "fp32", "epsilon": "fp32"},
-        constants={**short.constants, "EARLY": early, "NORM": norm, "SHARED": shared},
-        divisible=(*(names.get(name, name) for name in short.divisible), *pointers),
-    )

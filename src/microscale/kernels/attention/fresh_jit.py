@@ -168,7 +168,18 @@ def _attend_old(
     return add_values(state[0], weights, shrink, v, KV_FP8, PLAIN), top, total
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "wanted", "least", "stride_scale"])
+@triton.jit(
+    do_not_specialize=[
+        "num_sequences",
+        "window",
+        "page_shift",
+        "group",
+        "wanted",
+        "least",
+        "stride_scale",
+        "stride_table",
+    ]
+)
 def attend_fresh(
     qkv_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr,
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,

@@ -11,12 +11,10 @@ Where all sequences decode, norms and rotation of the new heads and the KV write
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
@@ -33,9 +31,11 @@ from microscale.kernels.attention.tiles import (
     Tile,
     choose_tile,
     compile_options,
+    spills_because,
     wanted_pieces,
 )
-from microscale.kernels.op import Activations, Cost, Implementation, Reason, Variant
+from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.op import Activations, Cost, Implementation, Reason
 
 MAX_GROUP = 16
 MERGE_WARPS = 4
@@ -44,16 +44,13 @@ NO_WINDOW = 1 << 30
 MMA = r"mma\.sync\S*bf16|wgmma\S*bf16|tcgen05\.mma"
 
 
-def pdl_options(gpu: Gpu) -> dict[str, Any]:
-    """A kernel for short sequences waits for the one before it by itself, where the GPU can."""
-    plain = triton.knobs.runtime.interpret
-    options: dict[str, Any] = {"PDL": gpu.has(Feature.PDL) and not plain, "PLAIN": plain}
-    return options | {"launch_pdl": True} if options["PDL"] else options
+PDL_OPTION: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
 
 
-def prefetched(tile: Tile, gpu: Gpu) -> int:
-    """Without a launch that overlaps the one before there is nothing to fetch early."""
-    return tile.prefetch if gpu.has(Feature.PDL) and not triton.knobs.runtime.interpret else 0
+def uses_pdl(gpu: Gpu) -> bool:
+    """A kernel for short sequences waits for the one before it by itself, where the GPU can. Without that there is
+    nothing to fetch early either."""
+    return gpu.has(Feature.PDL) and not PLAIN
 
 
 # (device, heads) → sinks of minus infinity. Kept: filling them at every call would be a launch of its own.
@@ -149,34 +146,47 @@ class _Call:
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
         spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
         counters = arrivals(device, self.sequences * kv_heads) if inside else spans
-        attend, others, constants = paged_jit.attend_short, (), {}
+        attend, others = paged_jit.attend_short, ()
+        constants: dict[str, Any] = {}
         if self.fresh is not None:
             attend, others, (norm, shared) = fresh_jit.attend_fresh, self.fresh.arguments(self.q), self.fresh.kind
             constants = {"EARLY": tile.early, "NORM": norm, "SHARED": shared}
-        attend[(programs, kv_heads)](
+        arguments = (
             self.q, *self.words(), self.sinks, self.out, partial, summary, spans, counters,
             *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others,
-            HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8, SPLIT=split,
-            INSIDE=inside, PREFETCH=prefetched(tile, self.gpu), **constants, **compile_options(tile, self.gpu),
-            **pdl_options(self.gpu),
         )  # fmt: skip
+        pdl = uses_pdl(self.gpu)
+        constants |= {
+            "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
+            "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": PLAIN,
+        }  # fmt: skip
+        options = compile_options(tile, self.gpu) | PDL_OPTION[pdl]
+        launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
         if split and not inside:
-            pieces_jit.merge_pieces[(self.sequences, self.spec.num_heads)](
-                partial, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0),
-                HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, **pdl_options(self.gpu), num_warps=MERGE_WARPS,
-            )  # fmt: skip
+            self._merge(partial, summary, spans, tile)
+
+    def _merge(self, partial: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
+        arguments = (partial, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
+        pdl = uses_pdl(self.gpu)
+        constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": PLAIN}
+        grid = (self.sequences, self.spec.num_heads)
+        launch(pieces_jit.merge_pieces, grid, arguments, constants, {"num_warps": MERGE_WARPS} | PDL_OPTION[pdl])
 
     def run_long(self, short_len: int) -> None:
         """Sequences of more than ``short_len`` new tokens."""
         tile = self.tile(decode=False)
         blocks = self.q.shape[0] // (tile.block_m // self.group) + self.sequences
-        paged_jit.attend_long[(blocks, self.spec.num_kv_heads)](
+        arguments = (
             self.q, *self.words(), self.sinks, self.out, *self.lookups(),
             *self.sizes(), short_len, self.spec.softmax_scale, *self.strides(),
-            HEAD_DIM=self.spec.head_dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, KV_FP8=self.fp8,
-            PLAIN=triton.knobs.runtime.interpret,
-            **compile_options(tile, self.gpu),
         )  # fmt: skip
+        constants = {
+            "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
+            "PLAIN": PLAIN,
+        }  # fmt: skip
+        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile, self.gpu)
+        reason = spills_because(tile, self.spec.head_dim)
+        launch(paged_jit.attend_long, grid, arguments, constants, options, MMA, reason)
 
 
 class PagedAttention(Implementation[AttentionSpec]):
@@ -236,83 +246,3 @@ class PagedAttention(Implementation[AttentionSpec]):
             sinks = _no_sinks(out) if sinks is None else sinks
             _Call(spec, gpu, qkv.contiguous(), kv, batch, sinks, out, heads).run_short()
         return out
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        for head_dim in HEAD_DIMS:
-            for fp8 in (False, True):
-                ways = [(True, False), (False, False)] + ([(True, True)] if INSIDE_PIECES[head_dim] else [])
-                for split, inside in ways:
-                    yield _short_variant(choose_tile(True, head_dim, fp8, gpu), head_dim, fp8, gpu, split, inside)
-                    if gpu.has(Feature.PDL):
-                        tile = choose_tile(True, head_dim, fp8, gpu, heads_too=True)
-                        beside = _short_variant(tile, head_dim, fp8, gpu, split, inside)
-                        for kind in fresh.kinds(head_dim):
-                            yield fresh.make_variant(beside, tile.early, *kind)
-                tiles = {choose_tile(False, head_dim, fp8, gpu, window=window): window for window in (True, False)}
-                for tile, window in tiles.items():
-                    yield _long_variant(head_dim, fp8, gpu, tile, "_window" if window else "")
-            yield _merge_variant(head_dim, gpu)
-
-
-def _arguments(fp8: bool, *, short: bool) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The signature of a kernel, and which of its arguments are divisible by 16."""
-    kv, scale = ("*i16", "*fp32") if fp8 else ("*bf16", "*bf16")
-    pointers = {"q_ptr": "*bf16", "k_ptr": kv, "v_ptr": kv, "sinks_ptr": "*bf16", "out_ptr": "*bf16"}
-    if short:
-        pointers |= {"partial_ptr": "*fp32", "summary_ptr": "*fp32", "spans_ptr": "*i32", "arrivals_ptr": "*i32"}
-    pointers |= dict.fromkeys(("query_start_ptr", "context_lens_ptr", "page_table_ptr"), "*i32")
-    pointers |= {"k_scale_ptr": scale, "v_scale_ptr": scale}
-    numbers = ("num_sequences", "window", "page_shift", "group", *(("wanted", "least") if short else ("short_len",)))
-    strides = ("stride_q_token", "stride_out_token", "stride_page", "stride_kv_head")
-    others = ("stride_table", "stride_scale")
-    signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32"} | dict.fromkeys((*strides, *others), "i32")
-    return signature, (*pointers, *strides)
-
-
-def _short_variant(tile: Tile, head_dim: int, fp8: bool, gpu: Gpu, split: bool, inside: bool) -> Variant:
-    signature, divisible = _arguments(fp8, short=True)
-    options = compile_options(tile, gpu) | pdl_options(gpu) | {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
-    constants = {
-        "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "SPLIT": split,
-        "INSIDE": inside, "PREFETCH": tile.prefetch if gpu.has(Feature.PDL) else 0,
-        "PDL": options.pop("PDL"), "PLAIN": options.pop("PLAIN"),
-    }  # fmt: skip
-    name = f"short_d{head_dim}_{'fp8' if fp8 else 'bf16'}{'_split' if split else ''}{'_inside' if inside else ''}"
-    fn = paged_jit.attend_short
-    return Variant("attention", PagedAttention.name, name, fn, signature, constants, options, divisible, promise=MMA)
-
-
-def _long_variant(head_dim: int, fp8: bool, gpu: Gpu, tile: Tile, kind: str) -> Variant:
-    signature, divisible = _arguments(fp8, short=False)
-    constants = {
-        "HEAD_DIM": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": fp8, "PLAIN": False,
-    }  # fmt: skip
-    name = f"long_d{head_dim}_{'fp8' if fp8 else 'bf16'}{kind}"
-    fn, options = paged_jit.attend_long, compile_options(tile, gpu)
-    reason = None
-    if head_dim == 512 and tile.block_m == 64:
-        reason = "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
-    if head_dim == 256 and tile.block_m * tile.block_n == 128 * 64:
-        reason = (
-            "128 x 64 of 256 fill the registers; 128 x 32 need none of it and reach 248 TFLOP/s and not 318 on H200"
-        )
-    if head_dim == 64 and tile.registers == 168:
-        reason = (
-            "one word, before and after the loops (Triton 3.7); with a program less on an SM 316 TFLOP/s and not 375"
-        )
-    return Variant(
-        "attention", PagedAttention.name, name, fn, signature, constants, options, divisible, MMA, reason
-    )  # fmt: skip
-
-
-def _merge_variant(head_dim: int, gpu: Gpu) -> Variant:
-    fn = pieces_jit.merge_pieces
-    pdl = gpu.has(Feature.PDL)
-    block_m = choose_tile(True, head_dim, False, gpu).block_m
-    constants = {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "PDL": pdl, "PLAIN": False}
-    pointers = {"partial_ptr": "*fp32", "summary_ptr": "*fp32", "spans_ptr": "*i32", "out_ptr": "*bf16"}
-    pointers |= {"query_start_ptr": "*i32"}
-    signature = pointers | {"group": "i32", "stride_out_token": "i32"}
-    options: dict[str, Any] = {"num_warps": MERGE_WARPS} | ({"launch_pdl": True} if pdl else {})
-    divisible = (*pointers, "stride_out_token")
-    return Variant("attention", PagedAttention.name, f"merge_d{head_dim}", fn, signature, constants, options, divisible)

@@ -259,7 +259,18 @@ def finish(
     _store_rows(out_ptr, at, acc, factor / total, row_valid, HEAD_DIM, KV_FP8, PLAIN)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "wanted", "least", "stride_scale"])
+@triton.jit(
+    do_not_specialize=[
+        "num_sequences",
+        "window",
+        "page_shift",
+        "group",
+        "wanted",
+        "least",
+        "stride_scale",
+        "stride_table",
+    ]
+)
 def attend_short(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr,
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,
@@ -318,7 +329,9 @@ def attend_short(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window", "page_shift", "group", "short_len", "stride_scale"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "window", "page_shift", "group", "short_len", "stride_scale", "stride_table"]
+)
 def attend_long(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr,
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,

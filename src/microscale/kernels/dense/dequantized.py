@@ -5,18 +5,16 @@ On a GPU this is what runs large batches of bf16 weights: cuBLAS there is as fas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microscale.hardware import Feature, Gpu
+from microscale.hardware import Gpu
 from microscale.kernels.dense import reference, tail
 from microscale.kernels.dense.cost import CUBLAS_REACHED, activation_bytes, dense_flops
 from microscale.kernels.dense.packed import ROW_MAJOR, to_row_major
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
-from microscale.kernels.op import Activations, Cost, Reason, Variant, torch_dtype
+from microscale.kernels.op import Activations, Cost, Reason, torch_dtype
 
 
 class DequantizedDense(DenseOp):
@@ -56,7 +54,3 @@ class DequantizedDense(DenseOp):
             return reference.summarise(reference.capped(reference.dense(x, packed), spec.softcap))
         values = torch.mm(x, weight.T, out_dtype=torch.float32)
         return tail.summarise(values if packed.bias is None else values + packed.bias.float(), spec.softcap)
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        if gpu.has(Feature.MMA_BF16):
-            yield from tail.variants(self.name)

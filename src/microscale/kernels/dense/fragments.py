@@ -10,7 +10,6 @@ and cuBLAS does the rest. All read one packed layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from microscale.kernels.dense.cost import CUBLAS_REACHED, FEW_REACHED, activatio
 from microscale.kernels.dense.packed import PackedDense, layout_name, pack
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
 from microscale.kernels.layouts import TILE_ROWS
-from microscale.kernels.op import Activations, Cost, Reason, Unit, Variant
+from microscale.kernels.op import Activations, Cost, Reason, Unit
 
 
 class Fragments(DenseOp):
@@ -75,13 +74,6 @@ class Fragments(DenseOp):
             return small.run_logits(packed, gpu, x, spec.softcap)
         return tail.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
 
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        if gpu.has(Feature.MMA_BF16):
-            yield from small.variants(gpu, self.name, self.format)
-            yield from gemm.variants(gpu, self.name, self.format, block_scaled=False)
-            yield from unpack.variants(self.name, self.format)
-            yield from tail.variants(self.name, only_capped=True)
-
 
 class BlockScaledFragments(DenseOp):
     """MXFP8 activations; ``few`` runs few tokens, on the same packed weights."""
@@ -122,11 +114,6 @@ class BlockScaledFragments(DenseOp):
             return self.few.run_logits(packed, _with_bf16(spec), gpu, x)
         check_rows(self.name, x)
         return tail.capped(gemm.run_logits(packed, gpu, x, block_scaled=True), spec.softcap)
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        """The block-scaled kernels; those for few tokens and for a cap are ``few``'s own."""
-        if _block_scaled(gpu):
-            yield from gemm.variants(gpu, self.name, self.few.format, block_scaled=True)
 
 
 def _block_scaled(gpu: Gpu) -> bool:

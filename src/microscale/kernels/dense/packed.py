@@ -67,7 +67,7 @@ def pack(weights: DenseWeights) -> PackedDense:
         raise Unsupported("Fragments hold fp8, mxfp8 and mxfp4 weights, not bf16.")
     rows, k = weight.shape
     channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None
-    if channels is not None and bool(channels.isnan().any()):
+    if channels is not None and layouts.has_numbers(channels) and bool(channels.isnan().any()):
         raise BadCheckpoint("An fp8 weight has a NaN among its scales; the checkpoint is damaged.")
     words, groups = _pack_chunks(weight, keep_scales=channels is None)
     bias = None if weights.bias is None else weights.bias.bfloat16().contiguous()
@@ -76,12 +76,13 @@ def pack(weights: DenseWeights) -> PackedDense:
 
 def _pack_chunks(weight: BlockScaled | ChannelScaled, keep_scales: bool) -> tuple[Tensor, Tensor | None]:
     """Words and scale words ``[rows / 16, ...]``; besides them there is never more than a few chunks."""
-    first = _pack_rows(weight[:CHUNK_ROWS])
+    step = CHUNK_ROWS if layouts.has_numbers(weight.values) else weight.shape[0]
+    first = _pack_rows(weight[:step])
     tiles = weight.shape[0] // layouts.TILE_ROWS
     words = first.words.new_empty((tiles, *first.words.shape[2:]))
     groups = first.scales.new_empty((tiles, *first.scales.shape[2:])) if keep_scales else None
-    for start in range(0, weight.shape[0], CHUNK_ROWS):
-        chunk = first if start == 0 else _pack_rows(weight[start : start + CHUNK_ROWS])
+    for start in range(0, weight.shape[0], step):
+        chunk = first if start == 0 else _pack_rows(weight[start : start + step])
         place = slice(start // layouts.TILE_ROWS, start // layouts.TILE_ROWS + chunk.words.shape[1])
         words[place] = chunk.words[0]
         if groups is not None:

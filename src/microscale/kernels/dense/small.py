@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +12,9 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense import small_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import Logits
+from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.numbers import cdiv
-from microscale.kernels.op import Variant
 
 COLUMNS = (8, 16)
 """Tokens that one program serves."""
@@ -44,6 +43,8 @@ AHEAD_FEW_ROWS = {"bf16": 3}
 MANY_ROWS_PER_SM = 256
 # Rows for which three programs on every SM are enough, at 16 rows a program; for more, four with fewer registers.
 ONE_WAVE_ROWS_PER_SM = 48
+TWO_ROW_TILES_A_WARP = 8
+SPILLS = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
 FOUR_PROGRAMS = 128
 """Registers of a thread with which an SM holds four programs of four warps."""
 # Rows that are at most two programs an SM: warps along K, tiles ahead and registers (H200, one token: 24 layers of
@@ -128,13 +129,19 @@ def _many_rows(weight_format: str, columns: int) -> Tiles:
     if columns == COLUMNS[-1] and weight_format != "bf16":
         # Two row tiles a warp: half the tokens read from L1, whose data path was 77 % busy (MXFP4). 16 tokens: fp8 144
         # us, mxfp8 162, mxfp4 108; one row tile, 2 ahead, 168 registers 157, 176, 130.
-        return Tiles(columns, 8, 4, 1, 1, FOUR_PROGRAMS)
+        return Tiles(columns, TWO_ROW_TILES_A_WARP, 4, 1, 1, FOUR_PROGRAMS)
     return Tiles(columns, 4, 4, 1, AHEAD[columns][weight_format], 168)
 
 
-def options(gpu: Gpu, tiles: Tiles) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_warps": tiles.warps, "maxnreg": tiles.registers, "PDL": gpu.has(Feature.PDL)}
-    return found | {"launch_pdl": True} if gpu.has(Feature.PDL) else found
+def _launch(fn: Any, packed: PackedDense, gpu: Gpu, tokens: int, arguments: tuple[Any, ...], tiles: Tiles) -> None:
+    pdl, fmt = gpu.has(Feature.PDL), packed.format
+    constants = {"BITS": BITS[fmt], "SCALES": SCALES[fmt].value, **tiles.constants(), "PDL": pdl}
+    options: dict[str, Any] = {"num_warps": tiles.warps, "maxnreg": tiles.registers}
+    if pdl:
+        options["launch_pdl"] = True
+    grid = (cdiv(tokens, tiles.columns), cdiv(packed.rows, tiles.rows))
+    reason = SPILLS if fmt == "mxfp4" and tiles.row_tiles == TWO_ROW_TILES_A_WARP else None
+    launch(fn, grid, arguments, constants, options, MMA, reason)
 
 
 def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tiles: Tiles | None = None) -> Tensor:
@@ -144,12 +151,12 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tiles
     if not tokens:
         return y
     tiles = tiles or choose(packed.format, packed.rows, tokens, gpu)
-    jit.small[_grid(packed, tiles, tokens)](
+    arguments = (
         *_inputs(packed, x), _or(residual, x), y,
         tokens, packed.rows, packed.k, x.stride(0), packed.rows if residual is None else residual.stride(0),
         int(packed.bias is not None), int(residual is not None),
-        **_format(packed.format), **tiles.constants(), **options(gpu, tiles),
     )  # fmt: skip
+    _launch(jit.small, packed, gpu, tokens, arguments, tiles)
     return y
 
 
@@ -161,12 +168,12 @@ def run_logits(
     tiles = tiles or choose(packed.format, packed.rows, tokens, gpu)
     out = empty_logits(tokens, packed.rows, tiles.rows, x.device)
     if tokens:
-        jit.small_logits[_grid(packed, tiles, tokens)](
+        arguments = (
             *_inputs(packed, x),
             out.values, out.block_max, out.block_argmax, out.block_sum,
             tokens, packed.rows, packed.k, x.stride(0), int(packed.bias is not None), softcap or 0.0,
-            **_format(packed.format), **tiles.constants(), **options(gpu, tiles),
         )  # fmt: skip
+        _launch(jit.small_logits, packed, gpu, tokens, arguments, tiles)
     return out
 
 
@@ -182,14 +189,6 @@ def empty_logits(tokens: int, rows: int, block_rows: int, device: torch.device) 
     )
 
 
-def _grid(packed: PackedDense, tiles: Tiles, tokens: int) -> tuple[int, int]:
-    return cdiv(tokens, tiles.columns), cdiv(packed.rows, tiles.rows)
-
-
-def _format(weight_format: str) -> dict[str, int]:
-    return {"BITS": BITS[weight_format], "SCALES": SCALES[weight_format].value}
-
-
 def _inputs(packed: PackedDense, x: Tensor) -> tuple[Tensor, ...]:
     scales = (_or(packed.groups, x), _or(packed.channels, x), _or(packed.bias, x))
     return x, packed.weight.view(torch.int32), *scales  # bf16 weights are read as words of two
@@ -198,45 +197,3 @@ def _inputs(packed: PackedDense, x: Tensor) -> tuple[Tensor, ...]:
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     """A pointer that the kernel does not follow stands in for a tensor that is not there."""
     return other if tensor is None else tensor
-
-
-# ---- what prove compiles ---------------------------------------------------------------------------------------------
-
-POINTERS = {
-    "x_ptr": "*bf16",
-    "bias_ptr": "*bf16",
-    "residual_ptr": "*bf16",
-    "y_ptr": "*bf16",
-    "values_ptr": "*fp32",
-    "max_ptr": "*fp32",
-    "argmax_ptr": "*i32",
-    "sum_ptr": "*fp32",
-}
-
-
-def variants(gpu: Gpu, implementation: str, weight_format: str) -> Iterator[Variant]:
-    """Every kernel for few tokens that may be launched on this card for this format."""
-    for columns in COLUMNS:
-        for tiles in dict.fromkeys(possible(weight_format, columns, gpu)):
-            for fn in (jit.small, jit.small_logits):
-                yield variant(gpu, implementation, weight_format, tiles, fn)
-
-
-def variant(gpu: Gpu, implementation: str, weight_format: str, tiles: Tiles, fn: Any) -> Variant:
-    scales = SCALES[weight_format].value
-    types = POINTERS | {
-        "w_ptr": "*i32",
-        "softcap": "fp32",
-        # Where there are no scales, the tokens stand in for them.
-        "s_ptr": "*i32" if scales == jit.GROUP.value else "*bf16",
-        "channel_ptr": "*fp32" if scales == jit.CHANNEL.value else "*bf16",
-    }
-    launch = options(gpu, tiles)
-    constants = _format(weight_format) | tiles.constants() | {"PDL": launch.pop("PDL")}
-    signature = {name: types.get(name, "i32") for name in fn.arg_names if name not in constants}
-    divisible = (*(name for name in signature if name.endswith("_ptr")), "rows", "k", "stride_x")
-    label = f"{fn.__name__} {weight_format} {tuple(vars(tiles).values())}"
-    reason = None
-    if weight_format == "mxfp4" and tiles.row_tiles == 8:
-        reason = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
-    return Variant("dense", implementation, label, fn, signature, constants, launch, divisible, MMA, reason)

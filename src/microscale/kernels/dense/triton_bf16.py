@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,7 @@ from microscale.kernels.dense import small
 from microscale.kernels.dense.cost import FEW_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
-from microscale.kernels.op import Activations, Cost, Reason, Variant
+from microscale.kernels.op import Activations, Cost, Reason
 
 
 class TritonBf16(DenseOp):
@@ -53,7 +51,3 @@ class TritonBf16(DenseOp):
     def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
         check_rows(self.name, x)
         return small.run_logits(row_major(packed), gpu, x, spec.softcap)
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        if gpu.has(Feature.MMA_BF16):
-            yield from small.variants(gpu, self.name, "bf16")

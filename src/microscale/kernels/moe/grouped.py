@@ -8,18 +8,17 @@ epilogue for the second. No launch waits for the host, no sum depends on the ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose, possible
+from microscale.hardware.tiles import GemmPath, Tile, choose
 from microscale.kernels import mxfp8_jit
+from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import Packed
 from microscale.kernels.moe import grouped_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -27,7 +26,6 @@ from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import combine
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.numbers import cdiv
-from microscale.kernels.op import Variant
 
 # One program of quantise_tokens: 16 values a thread with 4 warps.
 QUANTISE = {"ROWS": 4, "COLUMNS": 512}
@@ -64,6 +62,23 @@ class Activation:
         return self.values if self.scales is None else self.scales
 
 
+@dataclass(frozen=True)
+class Program:
+    """What both GEMMs of a layer share: their constants, options and promise."""
+
+    constants: dict[str, Any]
+    options: dict[str, Any]
+    promise: str | None
+
+    def grid(self, weights: Packed, work: Dispatch) -> tuple[int]:
+        return (work.tiles.shape[0] * cdiv(weights.rows, self.constants["BLOCK_N"]),)
+
+
+def mma_promise(gpu: Gpu, path: GemmPath) -> str | None:
+    """The block-scaled instruction that the path is chosen for, where the card has one."""
+    return next((text for feature, text in MMA.items() if gpu.has(feature)), None) if path.block_scaled else None
+
+
 def gemm_path(bits: int, block_scaled: bool) -> GemmPath:
     return GemmPath(f"w{bits}a{8 if block_scaled else 16}")
 
@@ -91,9 +106,9 @@ def run(
     inputs = quantise(x) if block_scaled else Activation(x, None)
     h = Activation.empty(tokens * top_k, packed.intermediate, block_scaled, x.device)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    options = _options(gpu, path, tile)
-    _gate_up(packed, gate, inputs, work, h, _constants(gpu, path, tile), options)
-    _down(packed, h, work, routing, parts, _constants(gpu, path, tile), options)
+    program = Program(constants(gpu, path, tile), _options(gpu, path, tile), mma_promise(gpu, path))
+    _gate_up(packed, gate, inputs, work, h, program)
+    _down(packed, h, work, routing, parts, program)
     combine(parts, y, top_k, gpu)
     return y
 
@@ -104,28 +119,21 @@ def quantise(x: Tensor) -> Activation:
     out = Activation.empty(tokens, k, True, x.device)
     stride = out.values.stride(0)
     grid = (cdiv(tokens, QUANTISE["ROWS"]), cdiv(stride, QUANTISE["COLUMNS"]))
-    mxfp8_jit.quantise_tokens[grid](
-        x, out.values, out.scale_bytes, tokens, k, x.stride(0), stride, PLAIN=_plain(), **QUANTISE, num_warps=4
-    )
+    arguments = (x, out.values, out.scale_bytes, tokens, k, x.stride(0), stride)
+    launch(mxfp8_jit.quantise_tokens, grid, arguments, {"PLAIN": PLAIN, **QUANTISE}, {"num_warps": 4})
     return out
 
 
-def _gate_up(
-    packed: PackedExperts,
-    gate: Gate,
-    x: Activation,
-    work: Dispatch,
-    h: Activation,
-    constants: dict[str, Any],
-    options: dict[str, Any],
-) -> None:
+def _gate_up(packed: PackedExperts, gate: Gate, x: Activation, work: Dispatch, h: Activation, program: Program) -> None:
     weights = packed.gate_up
-    jit.gate_up[_grid(weights, work, constants)](
+    arguments = (
         x.values, x.scale_words, weights.words, weights.scales, _or(packed.gate_up_bias, x.values),
         h.values, h.scale_bytes, work.tiles, work.offsets, work.order,
         weights.rows, weights.k, x.values.stride(0), h.values.stride(0),
-        TOP_K=work.top_k, HAS_BIAS=packed.gate_up_bias is not None, **gate_constants(gate), **constants, **options,
     )  # fmt: skip
+    own = {"TOP_K": work.top_k, "HAS_BIAS": packed.gate_up_bias is not None, **gate_constants(gate)}
+    constants = {**own, **program.constants}
+    launch(jit.gate_up, program.grid(weights, work), arguments, constants, program.options, program.promise)
 
 
 def _down(
@@ -134,19 +142,15 @@ def _down(
     work: Dispatch,
     routing: Routing,
     parts: Tensor,
-    constants: dict[str, Any],
-    options: dict[str, Any],
+    program: Program,
 ) -> None:
     weights = packed.down
-    jit.down[_grid(weights, work, constants)](
+    arguments = (
         h.values, h.scale_words, weights.words, weights.scales, _or(packed.down_bias, h.values),
         parts, routing.weights, work.tiles, work.offsets, work.order, weights.rows, weights.k, h.values.stride(0),
-        HAS_BIAS=packed.down_bias is not None, **constants, **options,
     )  # fmt: skip
-
-
-def _grid(weights: Packed, work: Dispatch, constants: dict[str, Any]) -> tuple[int]:
-    return (work.tiles.shape[0] * cdiv(weights.rows, constants["BLOCK_N"]),)
+    constants = {"HAS_BIAS": packed.down_bias is not None, **program.constants}
+    launch(jit.down, program.grid(weights, work), arguments, constants, program.options, program.promise)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -154,21 +158,16 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
-def _plain() -> bool:
-    """Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products."""
-    return bool(triton.knobs.runtime.interpret)
-
-
 def gate_constants(gate: Gate) -> dict[str, Any]:
     kind = jit.GELU if gate.kind is GateKind.GELU_TANH else jit.SWIGLU
     return {"GATE": kind.value, "ALPHA": gate.alpha, "LIMIT": gate.limit}
 
 
-def _constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
+def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
     return {
         "BITS": path.weight_bits,
         "MX": path.block_scaled,
-        "PLAIN": _plain(),
+        "PLAIN": PLAIN,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
@@ -184,56 +183,3 @@ def _options(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
     if path.block_scaled and gpu.family.triton_arch is not None:
         options["arch"] = gpu.family.triton_arch
     return options
-
-
-def variants(gpu: Gpu, implementation: str, path: GemmPath) -> Iterator[Variant]:
-    """Every grouped kernel of one path that may be launched on this card.
-
-    gpt-oss's combination (SwiGLU with bias) in every tile; Gemma's (GELU, no bias) in the largest, where registers are
-    tightest: the two differ only in a few operations of the epilogue.
-    """
-    tiles = list(possible(path, gpu))
-    swiglu, gelu = ({"GATE": kind.value, "ALPHA": 1.702, "LIMIT": 7.0} for kind in (jit.SWIGLU, jit.GELU))
-    for tile in tiles:
-        first = {"TOP_K": 4, "HAS_BIAS": True, **swiglu}
-        yield _variant(gpu, implementation, path, tile, jit.gate_up, first, "SwiGLU, bias")
-        yield _variant(gpu, implementation, path, tile, jit.down, {"HAS_BIAS": True}, "bias")
-    first = {"TOP_K": 8, "HAS_BIAS": False, **gelu}
-    yield _variant(gpu, implementation, path, tiles[-1], jit.gate_up, first, "GELU")
-    yield _variant(gpu, implementation, path, tiles[-1], jit.down, {"HAS_BIAS": False}, "no bias")
-    if path.block_scaled:
-        yield _quantise_variant(implementation)
-
-
-def _variant(
-    gpu: Gpu, implementation: str, path: GemmPath, tile: Tile, fn: Any, extra: dict[str, Any], label: str
-) -> Variant:
-    values = "*u8" if path.block_scaled else "*bf16"
-    types = {
-        **dict.fromkeys(("words_ptr", "scales_ptr", "tiles_ptr", "offsets_ptr", "order_ptr", "xs_ptr"), "*i32"),
-        **dict.fromkeys(("rows", "k", "stride_x", "stride_h"), "i32"),
-        "x_ptr": values,
-        "h_ptr": values,
-        "hs_ptr": "*u8" if fn is jit.gate_up else "*i32",
-        "bias_ptr": "*bf16" if extra["HAS_BIAS"] else values,
-        "parts_ptr": "*bf16",
-        "weights_ptr": "*fp32",
-    }
-    if not path.block_scaled:  # no scales: the activations stand in for them
-        types |= {"xs_ptr": values, "hs_ptr": values}
-    constants = extra | _constants(gpu, path, tile) | {"PLAIN": False}
-    signature = {name: types[name] for name in fn.arg_names if name not in constants}
-    promise = next((text for feature, text in MMA.items() if gpu.has(feature)), None) if path.block_scaled else None
-    name = f"grouped {fn.__name__} {path} {tile.block_m}x{tile.block_n}x{tile.block_k} {tile.stages} stages, {label}"
-    return Variant(
-        "moe", implementation, name, fn, signature, constants, _options(gpu, path, tile), tuple(signature), promise
-    )
-
-
-def _quantise_variant(implementation: str) -> Variant:
-    types = {"x_ptr": "*bf16", "codes_ptr": "*u8", "scales_ptr": "*u8", "tokens": "i32"}
-    types |= dict.fromkeys(("k", "stride_x", "stride_codes"), "i32")
-    divisible = tuple(name for name in types if name != "tokens")
-    constants = {"PLAIN": False, **QUANTISE}
-    fn = mxfp8_jit.quantise_tokens
-    return Variant("moe", implementation, "quantise tokens", fn, types, constants, {"num_warps": 4}, divisible)

@@ -10,37 +10,30 @@ between the GEMMs: a clamped gate bounds its output, so one power of two serves 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import WGMMA_BLOCK_MS, GemmPath, Tile, choose, possible
+from microscale.hardware import Gpu
+from microscale.hardware.tiles import GemmPath, Tile, choose
+from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import grouped_resident_jit as resident
 from microscale.kernels.moe import grouped_wgmma_jit as jit
-from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import (
-    LIST_WARPS,
     MAX_TOKENS,
-    MODELS,
-    Model,
     combine,
     gate_constants,
-    launch_options,
-    list_constants,
     make_list,
-    make_variant,
+    pdl_constant,
+    pdl_option,
 )
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
-from microscale.kernels.op import Variant
 
 PREPARE_BLOCK = 1024
 MMA = r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"
@@ -51,8 +44,6 @@ E4M3_MAX = 448.0
 # With fewer, the loop over K folds into straight code that Triton 3.6 fails to lower (an asynchronous copy under a
 # condition that is false at compile time).
 MIN_K_TILES = 4
-FEW_EXPERTS = (32, 64)
-"""Of models whose experts are crowded with few tokens (``w4a16``): the powers of two that ``prove`` compiles."""
 
 
 def gemm_path(fp8: bool) -> GemmPath:
@@ -137,14 +128,14 @@ def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
         codes = torch.empty((tokens, padded), dtype=torch.uint8, device=x.device)
         factors = torch.empty((tokens,), dtype=torch.float32, device=x.device)
         block = next_power_of_2(padded)
-        jit.prepare_tokens_fp8[(tokens,)](
-            x, codes, factors, width, x.stride(0), PADDED=padded, BLOCK=block,
-            PLAIN=triton.knobs.runtime.interpret, num_warps=4,
-        )  # fmt: skip
+        constants = {"PADDED": padded, "BLOCK": block, "PLAIN": PLAIN}
+        arguments = (x, codes, factors, width, x.stride(0))
+        launch(jit.prepare_tokens_fp8, (tokens,), arguments, constants, {"num_warps": 4})
         return Prepared(codes.view(torch.float8_e4m3fn), factors)
     out = torch.empty((tokens, padded), dtype=torch.bfloat16, device=x.device)
     grid = (tokens, cdiv(padded, PREPARE_BLOCK))
-    jit.prepare_tokens[grid](x, out, width, x.stride(0), PADDED=padded, BLOCK=PREPARE_BLOCK, num_warps=4)
+    constants = {"PADDED": padded, "BLOCK": PREPARE_BLOCK}
+    launch(jit.prepare_tokens, grid, (x, out, width, x.stride(0)), constants, {"num_warps": 4})
     return Prepared(out, None)
 
 
@@ -163,62 +154,13 @@ def _gemm(
     constants = {
         "KT": weights.k_tiles, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": work.top_k, "FP8": fp8, "FIRST": first,
         "HAS_BIAS": bias is not None, "H_SCALE": gate_scale(gate) if fp8 else 1.0, "OUT_STRIDE": out.shape[1],
-        **gate_constants(gate), **tile_constants(tile, fp8), **launch_options(gpu),
+        **gate_constants(gate), **tile_constants(tile, fp8), **pdl_constant(gpu),
     }  # fmt: skip
+    promise = MMA_FP8 if fp8 else MMA
     if tile.resident(gemm_path(fp8)):
         grid = (min(gpu.num_sms, items),)
-        resident.grouped_gemm_resident[grid](*pointers, items, **constants, num_warps=4)
+        options = {"num_warps": 4, **pdl_option(gpu)}
+        launch(resident.grouped_gemm_resident, grid, (*pointers, items), constants, options, promise)
     else:
-        jit.grouped_gemm[(items,)](*pointers, work.offsets, **constants, num_warps=tile.warps)
-
-
-def variants(gpu: Gpu, implementation: str, *, fp8: bool = False) -> Iterator[Variant]:
-    """Every grouped ``wgmma`` kernel that may be launched on this card for the known models."""
-    if not gpu.has(Feature.WGMMA):
-        return
-    for model in MODELS:
-        if fp8 and model.gelu:
-            continue
-        padded = cdiv(model.hidden, TILE_K) * TILE_K
-        for tile in possible(gemm_path(fp8), gpu):
-            for first in (True, False):
-                yield _gemm_variant(implementation, model, tile, gpu, fp8, first)
-        name = f"prepare tokens {model.label}{' fp8' if fp8 else ''}"
-        if fp8:
-            constants = {"PADDED": padded, "BLOCK": next_power_of_2(padded), "PLAIN": False}
-            types = {"out_ptr": "*u8", "factors_ptr": "*fp32"}
-            yield make_variant(implementation, name, jit.prepare_tokens_fp8, 4, constants, types)
-        else:
-            constants = {"PADDED": padded, "BLOCK": PREPARE_BLOCK}
-            yield make_variant(implementation, name, jit.prepare_tokens, 4, constants, {"out_ptr": "*bf16"})
-            for experts in FEW_EXPERTS:
-                constants = list_constants(MAX_TOKENS * model.top_k, experts, gpu, WGMMA_BLOCK_MS[0], padded)
-                name = f"list for wgmma of {MAX_TOKENS} tokens, {experts} experts, {model.label}"
-                yield make_variant(implementation, name, pairs_jit.list_few, LIST_WARPS, constants)
-
-
-def _gemm_variant(implementation: str, model: Model, tile: Tile, gpu: Gpu, fp8: bool, first: bool) -> Variant:
-    rows, k = (2 * model.intermediate, model.hidden) if first else (model.hidden, model.intermediate)
-    constants = {
-        "KT": cdiv(k, TILE_K),
-        "ROW_TILES": rows // TILE_ROWS,
-        "TOP_K": model.top_k,
-        "FP8": fp8,
-        "FIRST": first,
-        "HAS_BIAS": model.bias,
-        "H_SCALE": gate_scale(Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)) if fp8 else 1.0,
-        "OUT_STRIDE": cdiv(model.intermediate, TILE_K) * TILE_K if first else rows,
-        **model.gate(),
-        **tile_constants(tile, fp8),
-        **launch_options(gpu),
-    }
-    x = "*fp8e4nv" if fp8 else "*bf16"
-    types = {"x_ptr": x, "factors_ptr": "*fp32" if fp8 else "*bf16", "peaks_ptr": "*i32"}
-    types["out_ptr"] = x if first else "*bf16"
-    kind = "wgmma fp8" if fp8 else "wgmma"
-    name = f"{kind} {'gate_up' if first else 'down'} {model.label} {tuple(vars(tile).values())}"
-    promise = MMA_FP8 if fp8 else MMA
-    if not tile.resident(gemm_path(fp8)):
-        return make_variant(implementation, name, jit.grouped_gemm, tile.warps, constants, types, promise)
-    kernel = resident.grouped_gemm_resident
-    return make_variant(implementation, name, kernel, 4, constants, types | {"items": "i32"}, promise)
+        options = {"num_warps": tile.warps, **pdl_option(gpu)}
+        launch(jit.grouped_gemm, (items,), (*pointers, work.offsets), constants, options, promise)

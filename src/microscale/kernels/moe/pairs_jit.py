@@ -17,7 +17,7 @@ def fragment_columns(at):
     return at // 32 * 32 + at // 2 % 4 * 8 + at // 8 % 4 * 2 + at % 2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "bound"])
 def list_few(
     ids_ptr,  # int32 [pairs]
     offsets_ptr,  # int32 [num_experts + 1]: an expert's first place

@@ -72,4 +72,5 @@ class ReferenceMoe(Implementation[MoeSpec]):
         return weights
 
     def run(self, packed: MoeWeights, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-        return moe(x, packed, routing, spec.gate).to(x.dtype)
+        # On ``meta`` there are no numbers: no expert is chosen, and no kernel of ours would run.
+        return torch.empty_like(x) if x.is_meta else moe(x, packed, routing, spec.gate).to(x.dtype)

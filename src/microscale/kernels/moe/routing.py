@@ -18,7 +18,6 @@ Defined results:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,11 +26,10 @@ import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
-from microscale.hardware import Gpu
+from microscale.kernels.launch import launch
 from microscale.kernels.moe import routing_jit
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
-from microscale.kernels.op import Variant
 
 MAX_EXPERTS = 512
 MAX_TOP_K = 16
@@ -161,11 +159,12 @@ class _Job:
         self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block_counts: Tensor | None
     ) -> None:
         ids, weights = routing.expert_ids, routing.weights
-        routing_jit.choose_many[(self.blocks,)](
+        arguments = (
             _or(logits, ids), _or(expert_scale, weights), ids, weights, _or(block_counts, ids),
             self.tokens, self.num_experts, _row_stride(logits),
-            ROWS=self.rows, COUNT=block_counts is not None, **self.choice(logits, expert_scale), num_warps=self.warps,
         )  # fmt: skip
+        constants = {"ROWS": self.rows, "COUNT": block_counts is not None, **self.choice(logits, expert_scale)}
+        launch(routing_jit.choose_many, (self.blocks,), arguments, constants, {"num_warps": self.warps})
 
     def sort(self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block: int) -> Dispatch:
         ids, weights = routing.expert_ids, routing.weights
@@ -179,24 +178,27 @@ class _Job:
         order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
         tiles = torch.empty((bound, 4), dtype=torch.int32, device=ids.device)
         if self.few:
-            routing_jit.route_few[(1,)](
+            arguments: tuple[Any, ...] = (
                 _or(logits, ids), _or(expert_scale, weights), ids, weights, offsets, order, tiles,
                 self.tokens, self.num_experts, _row_stride(logits), block, bound,
-                ROWS=self.rows, ENTRIES=FEW_ENTRIES, **self.choice(logits, expert_scale), num_warps=self.warps,
             )  # fmt: skip
+            constants = {"ROWS": self.rows, "ENTRIES": FEW_ENTRIES, **self.choice(logits, expert_scale)}
+            launch(routing_jit.route_few, (1,), arguments, constants, {"num_warps": self.warps})
             return Dispatch(offsets, order, tiles, block, self.top_k)
         entries = self.entries(bound)
         block_counts = torch.empty((self.blocks, self.num_experts), dtype=torch.int32, device=ids.device)
         counts = torch.empty(self.num_experts, dtype=torch.int32, device=ids.device)
         self.choose(logits, routing, expert_scale, block_counts)
-        routing_jit.prefix_counts[(cdiv(self.num_experts, PREFIX["EXPERTS"]),)](
-            block_counts, counts, self.blocks, self.num_experts, **PREFIX, num_warps=4
-        )
-        routing_jit.place_many[(self.blocks + cdiv(bound, entries),)](
+        arguments = (block_counts, counts, self.blocks, self.num_experts)
+        grid = (cdiv(self.num_experts, PREFIX["EXPERTS"]),)
+        launch(routing_jit.prefix_counts, grid, arguments, PREFIX, {"num_warps": 4})
+        arguments = (
             ids, block_counts, counts, offsets, order, tiles,
             self.tokens, self.num_experts, self.blocks, block, bound,
-            TOP_K=self.top_k, E_PAD=self.e_pad, ROWS=self.rows, ENTRIES=entries, num_warps=self.warps,
         )  # fmt: skip
+        constants = {"TOP_K": self.top_k, "E_PAD": self.e_pad, "ROWS": self.rows, "ENTRIES": entries}
+        grid = (self.blocks + cdiv(bound, entries),)
+        launch(routing_jit.place_many, grid, arguments, constants, {"num_warps": self.warps})
         return Dispatch(offsets, order, tiles, block, self.top_k)
 
 
@@ -243,33 +245,3 @@ def reference_dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Disp
     tiles += [(-1, 0, 0, 0)] * (tile_bound(flat.numel(), num_experts, block) - len(tiles))
     table = torch.tensor(tiles, dtype=torch.int32, device=flat.device).view(-1, 4)
     return Dispatch(offsets.int(), order.int(), table, block, expert_ids.shape[1])
-
-
-def variants(gpu: Gpu) -> Iterator[Variant]:
-    """The kernels of routing, at the expert counts of known models and at the largest that is allowed."""
-    tensors = {"ids_ptr": "*i32", "offsets_ptr": "*i32", "order_ptr": "*i32", "tiles_ptr": "*i32"}
-    counts = {"block_counts_ptr": "*i32", "counts_ptr": "*i32"}
-    sizes = dict.fromkeys(("num_tokens", "num_experts", "num_blocks", "stride_logits", "block", "bound"), "i32")
-    types = {"logits_ptr": "*bf16", "scale_ptr": "*fp32", "weights_ptr": "*fp32", **tensors, **counts, **sizes}
-
-    def variant(name: str, fn: Any, warps: int, constants: dict[str, Any]) -> Variant:
-        signature = {arg: types[arg] for arg in fn.arg_names if arg not in constants}
-        pointers = tuple(arg for arg in signature if arg.endswith("_ptr"))
-        return Variant("routing", "triton", name, fn, signature, constants, {"num_warps": warps}, pointers)
-
-    for num_experts, top_k, scaled in ((32, 4, False), (128, 4, False), (128, 8, True), (512, 16, True)):
-        scale = torch.empty(0) if scaled else None
-        few = _Job(min(FEW_TOKENS, FEW_ELEMENTS // num_experts), num_experts, top_k)
-        many = _Job(8192, num_experts, top_k)
-        label = f"{num_experts} experts, top {top_k}"
-        for source, logits in (("logits", torch.empty(0)), ("ids", None)):
-            base = few.choice(logits, scale if logits is not None else None)
-            sized = {"ROWS": few.rows, "ENTRIES": FEW_ENTRIES}
-            yield variant(f"few tokens from {source}, {label}", routing_jit.route_few, few.warps, base | sized)
-            base = many.choice(logits, scale if logits is not None else None)
-            sized = {"ROWS": many.rows, "COUNT": True}
-            yield variant(f"choose from {source}, {label}", routing_jit.choose_many, many.warps, base | sized)
-        entries = many.entries(tile_bound(many.tokens * top_k, num_experts, 64))
-        constants = {"TOP_K": top_k, "E_PAD": many.e_pad, "ROWS": many.rows, "ENTRIES": entries}
-        yield variant(f"place, {label}", routing_jit.place_many, many.warps, constants)
-    yield variant("prefix", routing_jit.prefix_counts, 4, dict(PREFIX))

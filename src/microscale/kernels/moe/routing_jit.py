@@ -151,7 +151,7 @@ def _store_tiles_few(tiles_ptr, counts, ends, rounds, block, bound, ENTRIES: tl.
         tl.store(tiles_ptr + entry * 4 + column, tl.where(column == 0, -1, 0), mask=(entry >= total) & (entry < bound))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "block", "bound"])
 def route_few(
     logits_ptr,  # [tokens, experts]; unused when the ids are given
     scale_ptr,  # [experts] float32
@@ -190,7 +190,7 @@ def route_few(
     _store_tiles_few(tiles_ptr, counts, ends, tl.cdiv(num_tokens, block), block, bound, ENTRIES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def choose_many(
     logits_ptr,
     scale_ptr,
@@ -224,7 +224,7 @@ def choose_many(
         tl.store(block_counts_ptr + pid * num_experts + expert, counts, mask=expert < num_experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def prefix_counts(block_counts_ptr, counts_ptr, num_blocks, num_experts, BLOCKS: tl.constexpr, EXPERTS: tl.constexpr):
     """Turns the counts of each block into the sums of the blocks before it, in place, and writes the totals."""
     expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
@@ -239,7 +239,7 @@ def prefix_counts(block_counts_ptr, counts_ptr, num_blocks, num_experts, BLOCKS:
     tl.store(counts_ptr + expert, total, mask=expert < num_experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "block", "bound"])
 def place_many(
     ids_ptr,
     block_counts_ptr,  # exclusive sums, from prefix_counts

@@ -6,7 +6,6 @@ list (up to 64):          list_few → gate_up_small → down_small → combine
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
+from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
@@ -21,7 +21,6 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
-from microscale.kernels.op import Variant
 
 MAX_TOKENS = 64
 MAX_TOP_K = 16
@@ -30,7 +29,6 @@ COLUMNS = 8
 """Tokens that one program of the list serves: the columns of m16n8k16."""
 COMBINE_BLOCK = 1024
 LIST_WARPS = 4
-OPTIONS = ("num_warps", "maxnreg", "launch_pdl")
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 # With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200: 14.6 against
 # 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
@@ -131,16 +129,21 @@ def gate_constants(gate: Gate) -> dict[str, Any]:
     return {"GELU": gate.kind is GateKind.GELU_TANH, "ALPHA": gate.alpha, "LIMIT": gate.limit}
 
 
-def launch_options(gpu: Gpu) -> dict[str, Any]:
-    """What every launch that takes part in programmatic dependent launch passes."""
-    return {"PDL": True, "launch_pdl": True} if gpu.has(Feature.PDL) else {"PDL": False}
+def pdl_constant(gpu: Gpu) -> dict[str, bool]:
+    """Whether a kernel takes part in programmatic dependent launch, as it is told itself."""
+    return {"PDL": gpu.has(Feature.PDL)}
+
+
+def pdl_option(gpu: Gpu) -> dict[str, bool]:
+    """The same, as its launch is told."""
+    return {"launch_pdl": True} if gpu.has(Feature.PDL) else {}
 
 
 def _gemm_options(gpu: Gpu, warps: int, registers: int | None = None) -> dict[str, Any]:
     """Launch options of a GEMM. Left alone ptxas aims at 16 warps an SM, 128 registers, and rather spills a word or two
     than take 129. That many warps pay where memory is fast; elsewhere whole programs of up to 12 warps do, with all the
     registers that leaves them (168 for programs of 4 warps, 255 for one of 8), and nothing spills."""
-    options = launch_options(gpu) | {"num_warps": warps}
+    options: dict[str, Any] = {"num_warps": warps, **pdl_option(gpu)}
     if registers is not None:
         options["maxnreg"] = registers
     elif _slow_memory(gpu):
@@ -194,16 +197,16 @@ def make_list(
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=x.device)
     tiles = torch.empty((bound, 4), dtype=torch.int32, device=x.device)
     scaled = torch.empty((tokens, padded or x.shape[1]), dtype=torch.bfloat16, device=x.device)
-    pairs_jit.list_few[(num_experts + tokens,)](
-        ids, offsets, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0),
-        **list_constants(ids.numel(), num_experts, gpu, columns, padded), num_warps=LIST_WARPS,
-    )  # fmt: skip
+    arguments = (ids, offsets, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0))
+    constants = list_constants(ids.numel(), num_experts, gpu, columns, padded)
+    options = {"num_warps": LIST_WARPS, **pdl_option(gpu)}
+    launch(pairs_jit.list_few, (num_experts + tokens,), arguments, constants, options)
     return Dispatch(offsets, order, tiles, columns, top_k), scaled
 
 
 def list_constants(pairs: int, num_experts: int, gpu: Gpu, columns: int = COLUMNS, padded: int = 0) -> dict[str, Any]:
     sizes = {"PAIRS": max(32, next_power_of_2(pairs)), "EXPERTS": max(32, next_power_of_2(num_experts))}
-    return {**sizes, "COLUMNS": columns, "PADDED": padded, "BLOCK": 1024, **launch_options(gpu)}
+    return {**sizes, "COLUMNS": columns, "PADDED": padded, "BLOCK": 1024, **pdl_constant(gpu)}
 
 
 def _gate_up(
@@ -212,13 +215,17 @@ def _gate_up(
     weights = packed.gate_up
     entries = ids.numel() if work is None else work.tiles.shape[0]
     blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
-    jit.gate_up_small[(entries * blocks,)](
+    arguments = (
         x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h,
         ids if work is None else work.tiles, ids if work is None else work.order, x.stride(0),
-        K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=ids.shape[1], BITS=weights.format.bits,
-        DIRECT=work is None, HAS_BIAS=packed.gate_up_bias is not None, **gate_constants(gate), **tiles.constants(),
-        **_gemm_options(gpu, tiles.warps_n * tiles.slices, tiles.registers),
     )  # fmt: skip
+    constants = {
+        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": ids.shape[1], "BITS": weights.format.bits,
+        "DIRECT": work is None, "HAS_BIAS": packed.gate_up_bias is not None, **gate_constants(gate),
+        **tiles.constants(), **pdl_constant(gpu),
+    }  # fmt: skip
+    options = _gemm_options(gpu, tiles.warps_n * tiles.slices, tiles.registers)
+    launch(jit.gate_up_small, (entries * blocks,), arguments, constants, options, MMA)
 
 
 def _down(
@@ -226,12 +233,15 @@ def _down(
 ) -> None:
     weights = packed.down
     blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
-    jit.down_small[(work.tiles.shape[0] * blocks,)](
+    arguments = (
         h, weights.words, weights.scales, _or(packed.down_bias, h), parts, work.tiles, work.order, routing.weights,
-        K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, BITS=weights.format.bits,
-        HAS_BIAS=packed.down_bias is not None, **tiles.constants(),
-        **_gemm_options(gpu, tiles.warps_n * tiles.slices),
     )  # fmt: skip
+    constants = {
+        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "BITS": weights.format.bits,
+        "HAS_BIAS": packed.down_bias is not None, **tiles.constants(), **pdl_constant(gpu),
+    }  # fmt: skip
+    options = _gemm_options(gpu, tiles.warps_n * tiles.slices)
+    launch(jit.down_small, (work.tiles.shape[0] * blocks,), arguments, constants, options, MMA)
 
 
 def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tiles: Tiles) -> None:
@@ -239,115 +249,21 @@ def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, 
     tokens, top_k = routing.expert_ids.shape
     experts = next_power_of_2(top_k)
     blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
-    jit.down_direct[(tokens * blocks,)](
+    arguments = (
         h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
-        K=weights.k, ROW_TILES=weights.rows // TILE_ROWS, TOP_K=top_k, EXPERTS=experts, BITS=weights.format.bits,
-        HAS_BIAS=packed.down_bias is not None, **tiles.constants(),
-        **_gemm_options(gpu, experts * tiles.warps_n * tiles.slices, tiles.registers),
     )  # fmt: skip
+    constants = {
+        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts,
+        "BITS": weights.format.bits, "HAS_BIAS": packed.down_bias is not None, **tiles.constants(),
+        **pdl_constant(gpu),
+    }  # fmt: skip
+    options = _gemm_options(gpu, experts * tiles.warps_n * tiles.slices, tiles.registers)
+    launch(jit.down_direct, (tokens * blocks,), arguments, constants, options, MMA)
 
 
 def combine(parts: Tensor, y: Tensor, top_k: int, gpu: Gpu) -> None:
     """``parts [tokens * top_k, hidden]`` with their weights applied → ``y [tokens, hidden]``."""
     tokens, width = y.shape
     grid = (tokens, cdiv(width, COMBINE_BLOCK))
-    pairs_jit.combine[grid](parts, y, width, TOP_K=top_k, BLOCK=COMBINE_BLOCK, num_warps=4, **launch_options(gpu))
-
-
-# ---- what prove compiles ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Model:
-    """The expert layer of a known model. K is a constant of these kernels: each shape is a kernel of its own."""
-
-    label: str
-    num_experts: int
-    top_k: int
-    hidden: int
-    intermediate: int
-    gelu: bool
-    bias: bool
-
-    def gate(self) -> dict[str, Any]:
-        return {"GELU": self.gelu, "ALPHA": 1.702, "LIMIT": 7.0}
-
-
-MODELS = (
-    Model("gpt-oss", 128, 4, 2880, 2880, gelu=False, bias=True),
-    Model("Gemma 4", 128, 8, 2816, 704, gelu=True, bias=False),
-)
-TYPES = {
-    "x_ptr": "*bf16",
-    "w_ptr": "*i32",
-    "s_ptr": "*i32",
-    "bias_ptr": "*bf16",
-    "h_ptr": "*bf16",
-    "work_ptr": "*i32",
-    "order_ptr": "*i32",
-    "tiles_ptr": "*i32",
-    "ids_ptr": "*i32",
-    "offsets_ptr": "*i32",
-    "weights_ptr": "*fp32",
-    "scaled_ptr": "*bf16",
-    **dict.fromkeys(("stride_x", "width", "pairs", "bound", "num_experts"), "i32"),
-}
-
-
-def make_variant(
-    implementation: str,
-    name: str,
-    fn: Any,
-    warps: int,
-    constants: dict[str, Any],
-    types: dict[str, str] | None = None,
-    promise: str | None = None,
-) -> Variant:
-    """A variant whose launch options may stand among its constants, as ``launch_options`` gives them."""
-    options = {"num_warps": warps} | {key: constants[key] for key in OPTIONS if key in constants}
-    constants = {key: value for key, value in constants.items() if key not in OPTIONS}
-    signature = {arg: (TYPES | (types or {}))[arg] for arg in fn.arg_names if arg not in constants}
-    divisible = tuple(arg for arg in signature if arg.endswith("_ptr") or arg in ("stride_x", "width"))
-    return Variant("moe", implementation, name, fn, signature, constants, options, divisible, promise)
-
-
-def variants(gpu: Gpu, implementation: str, bits: int) -> Iterator[Variant]:
-    """Every small-batch kernel that may be launched on this card for the known models."""
-    for model in MODELS:
-        yield from _model_variants(gpu, implementation, bits, model)
-    for top_k in sorted({model.top_k for model in MODELS}):
-        for kind in ("*fp32", "*bf16"):
-            constants = {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK, **launch_options(gpu)}
-            types = {"parts_ptr": kind, "y_ptr": "*bf16"}
-            yield make_variant(implementation, f"combine {top_k} {kind}", pairs_jit.combine, 4, constants, types)
-    for experts in (32, 128, 512):
-        for tokens in (8, 16, 32, 64, 128, 256):  # times 4; 256 is 64 tokens of 16 experts each
-            constants = list_constants(4 * tokens, experts, gpu)
-            name = f"list of {4 * tokens} pairs, {experts} experts"
-            yield make_variant(implementation, name, pairs_jit.list_few, LIST_WARPS, constants)
-
-
-def _model_variants(gpu: Gpu, implementation: str, bits: int, model: Model) -> Iterator[Variant]:
-    first = Shape(2 * model.intermediate, model.hidden, bits)
-    second = Shape(model.hidden, model.intermediate, bits)
-
-    def variant(fn: Any, shape: Shape, tiles: Tiles, warps: int, extra: dict[str, Any], y: str = "*bf16") -> Variant:
-        shared = {"K": shape.k, "ROW_TILES": shape.row_tiles, "BITS": bits, "HAS_BIAS": model.bias}
-        constants = shared | tiles.constants() | _gemm_options(gpu, warps, tiles.registers) | extra
-        label = (
-            f"{fn.__name__}{' direct' if extra.get('DIRECT') else ''} {model.label} {tuple(vars(tiles).values())[:4]}"
-        )
-        return make_variant(implementation, label, fn, warps, constants, {"y_ptr": y}, MMA)
-
-    choices = {tokens: direct_gate_up_tiles(first, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
-    for tiles in dict.fromkeys(choices.values()):
-        extra = {"TOP_K": model.top_k, "DIRECT": True, **model.gate()}
-        yield variant(jit.gate_up_small, first, tiles, tiles.slices, extra)
-    experts = next_power_of_2(model.top_k)
-    choices = {tokens: direct_tiles(second, tokens, model.top_k, gpu) for tokens in range(1, DIRECT_TOKENS + 1)}
-    for tiles in dict.fromkeys(choices.values()):
-        extra = {"TOP_K": model.top_k, "EXPERTS": experts}
-        yield variant(jit.down_direct, second, tiles, experts * tiles.slices, extra)
-    extra = {"TOP_K": model.top_k, "DIRECT": False, **model.gate()}
-    yield variant(jit.gate_up_small, first, list_tiles(first, gpu), 4, extra)
-    yield variant(jit.down_small, second, list_tiles(second, gpu), 4, {}, "*fp32")
+    constants = {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK, **pdl_constant(gpu)}
+    launch(pairs_jit.combine, grid, (parts, y, width), constants, {"num_warps": 4, **pdl_option(gpu)})

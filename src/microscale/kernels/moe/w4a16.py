@@ -6,7 +6,6 @@ Up to 64 tokens are limited by reading the weights and take the small-batch kern
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
-from microscale.kernels.op import Cost, Implementation, Reason, Variant
+from microscale.kernels.op import Cost, Implementation, Reason
 
 # Pairs an expert, and tokens, from which wgmma is faster than the small-batch kernels, which serve 8 pairs a program
 # and read weights twice (H200, gpt-oss-20b at 64 tokens: 142 us and 152; at 48 tokens 140 and 135).
@@ -77,12 +76,3 @@ class TritonW4A16(Implementation[MoeSpec]):
         if wgmma:
             return grouped_wgmma.run(packed, spec.gate, x, routing, gpu)
         return grouped.run(packed, spec.gate, x, routing, gpu)
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        if not gpu.has(Feature.MMA_BF16):
-            return
-        yield from small_batch.variants(gpu, self.name, self.format.bits)
-        if self.format is MXFP4 and gpu.has(Feature.WGMMA):
-            yield from grouped_wgmma.variants(gpu, self.name)
-        # Also beside wgmma: for matrices too short for it.
-        yield from grouped.variants(gpu, self.name, self.path)

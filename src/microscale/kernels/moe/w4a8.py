@@ -13,7 +13,6 @@ Few tokens are limited by reading weights, not by arithmetic, and run with bf16 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_w
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
 from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.op import Cost, Implementation, Reason, Unit, Variant
+from microscale.kernels.op import Cost, Implementation, Reason, Unit
 
 # Pairs an expert must get on average for wgmma's FP8 to pay: at 8 it loses to bf16 (550 against 497 µs), at 32 it wins
 # (675 against 740; H200, gpt-oss-120b, 256 and 1024 tokens).
@@ -91,11 +90,6 @@ class BlockScaledMoe(Implementation[MoeSpec]):
             return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=True)
         return grouped_wgmma.run(packed, spec.gate, x, routing, gpu, fp8=True)
 
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        """The block-scaled kernels; those for few tokens are ``few``'s own."""
-        if _block_scaled(gpu):
-            yield from grouped.variants(gpu, self.name, self.path)
-
 
 def _block_scaled(gpu: Gpu) -> bool:
     return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
@@ -120,7 +114,3 @@ class TritonW4A8(BlockScaledMoe):
         if min(spec.hidden, spec.intermediate) <= TILE_K * (grouped_wgmma.MIN_K_TILES - 1):
             return f"needs more than {TILE_K * (grouped_wgmma.MIN_K_TILES - 1)} columns on wgmma"
         return None
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        yield from super().variants(gpu)
-        yield from grouped_wgmma.variants(gpu, self.name, fp8=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from microscale.formats import MXFP8
@@ -15,7 +13,6 @@ from microscale.kernels.moe import with_mlp
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.spec import MoeSpec, Routing
 from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.op import Variant
 
 
 class TritonW8A16(TritonW4A16):
@@ -40,7 +37,3 @@ class TritonW8A16(TritonW4A16):
         if not with_mlp.serves(packed, mlp, routing, gpu):
             return None
         return with_mlp.run(packed, mlp, spec.gate, x, routing, gpu)
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        yield from super().variants(gpu)
-        yield from with_mlp.variants(gpu, self.name)

@@ -6,7 +6,6 @@ dependent launch ends where streams part and meet. In one launch they are one wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense.packed import PackedDense
+from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import with_mlp_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -22,12 +22,11 @@ from microscale.kernels.moe.small_batch import (
     MMA,
     WAVE_SHARE,
     gate_constants,
-    launch_options,
-    make_variant,
+    pdl_constant,
+    pdl_option,
 )
 from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
-from microscale.kernels.op import Variant
 
 MAX_TOKENS = DIRECT_TOKENS
 RUN = 8
@@ -38,7 +37,6 @@ ONE_WAVE = ((2, 128, 2), (1, 128, 2))
 DOWN_AHEAD = 3
 DOWN_REGISTERS = 128
 """Two programs of eight warps on an SM: one token's 264 are one wave on an H200."""
-TYPES = {"mlp_w_ptr": "*i32", "mlp_s_ptr": "*i32", "mlp_h_ptr": "*bf16", "y_ptr": "*bf16", "tokens": "i32"}
 
 
 def serves(packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], routing: Routing, gpu: Gpu) -> bool:
@@ -87,48 +85,43 @@ def run(
     h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
     mlp_h = torch.empty((tokens, down.k), dtype=torch.bfloat16, device=x.device)
     y = torch.empty_like(x)
-    first = _first(packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(gate), gpu)
-    jit.gate_up_with_mlp[(first["MLP_TILES"] + tokens * top_k * first["ROW_TILES"],)](
+    first, options = _first(
+        packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(gate), gpu
+    )
+    arguments: tuple[Any, ...] = (
         x, packed.gate_up.words, packed.gate_up.scales, gate_up.weight, gate_up.groups, h, mlp_h, routing.expert_ids,
-        tokens, **first,
+        tokens,
     )  # fmt: skip
-    second = _second(packed.down.k, packed.down.rows, down.k, top_k, gpu)
-    jit.down_with_mlp[(cdiv(second["ROW_TILES"], 2) + tokens * second["ROW_TILES"],)](
+    grid = (first["MLP_TILES"] + tokens * top_k * first["ROW_TILES"],)
+    launch(jit.gate_up_with_mlp, grid, arguments, first, options, MMA)
+    second, options = _second(packed.down.k, packed.down.rows, down.k, top_k, gpu)
+    arguments = (
         h, mlp_h, packed.down.words, packed.down.scales, down.weight, down.groups, y, routing.expert_ids,
-        routing.weights, tokens, **second,
+        routing.weights, tokens,
     )  # fmt: skip
+    grid = (cdiv(second["ROW_TILES"], 2) + tokens * second["ROW_TILES"],)
+    launch(jit.down_with_mlp, grid, arguments, second, options, MMA)
     return y
 
 
-def _first(k: int, rows: int, mlp_rows: int, tokens: int, top_k: int, gate: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
+_Settings = tuple[dict[str, Any], dict[str, Any]]
+"""Constants and options."""
+
+
+def _first(k: int, rows: int, mlp_rows: int, tokens: int, top_k: int, gate: dict[str, Any], gpu: Gpu) -> _Settings:
     """Constants and options of ``gate_up_with_mlp``."""
     tiles, mlp_tiles = rows // TILE_ROWS, mlp_rows // TILE_ROWS
     slices, registers, ahead = slices_for(tokens * top_k * tiles + mlp_tiles, gpu)
     sizes = {"K": k, "ROW_TILES": tiles, "MLP_TILES": mlp_tiles, "TOP_K": top_k, "BITS": 8}
-    options = {"num_warps": slices, "maxnreg": registers}
+    options = {"num_warps": slices, "maxnreg": registers, **pdl_option(gpu)}
     walk = {"SLICES": slices, "AHEAD": min(ahead, _steps(k, slices))}
-    return sizes | gate | walk | launch_options(gpu) | options
+    return sizes | gate | walk | pdl_constant(gpu), options
 
 
-def _second(k: int, rows: int, mlp_k: int, top_k: int, gpu: Gpu) -> dict[str, Any]:
+def _second(k: int, rows: int, mlp_k: int, top_k: int, gpu: Gpu) -> _Settings:
     """Constants and options of ``down_with_mlp``."""
     experts = _warps(top_k)
     sizes = {"K": k, "MLP_K": mlp_k, "ROW_TILES": rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts, "BITS": 8}
-    options = {"num_warps": experts, "maxnreg": DOWN_REGISTERS}
+    options = {"num_warps": experts, "maxnreg": DOWN_REGISTERS, **pdl_option(gpu)}
     ahead = {"AHEAD": min(DOWN_AHEAD, _steps(k, 1)), "MLP_AHEAD": min(DOWN_AHEAD, _steps(mlp_k, experts // 2))}
-    return sizes | ahead | launch_options(gpu) | options
-
-
-def variants(gpu: Gpu, implementation: str) -> Iterator[Variant]:
-    """Both kernels for Gemma 4, the one model that has them."""
-    if not gpu.has(Feature.WGMMA):
-        return
-    gate = {"GELU": True, "ALPHA": 1.702, "LIMIT": 7.0}
-    for tokens in range(1, MAX_TOKENS + 1):
-        first = _first(2816, 1408, 4224, tokens, 8, gate, gpu)
-        label = f"gate_up_with_mlp Gemma 4 {tokens}"
-        yield make_variant(implementation, label, jit.gate_up_with_mlp, first["num_warps"], first, TYPES, MMA)
-    second = _second(704, 2816, 2112, 8, gpu)
-    yield make_variant(
-        implementation, "down_with_mlp Gemma 4", jit.down_with_mlp, second["num_warps"], second, TYPES, MMA
-    )
+    return sizes | ahead | pdl_constant(gpu), options

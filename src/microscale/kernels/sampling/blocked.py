@@ -15,7 +15,6 @@ A row with k of at most the number of blocks needs no ``narrow``: its programs l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,8 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense.spec import Logits
-from microscale.kernels.op import Cost, Reason, Variant
+from microscale.kernels.launch import launch
+from microscale.kernels.op import Cost, Reason
 from microscale.kernels.sampling import draw_jit, search_jit
 from microscale.kernels.sampling.cost import logit_bytes
 from microscale.kernels.sampling.spec import (
@@ -106,9 +106,6 @@ class TritonSampling(SamplingOp):
         raw = job.scan(logits) if spec.tokens else _empty_blocks(logits)
         return job.finish(raw, None, None, given=tokens.int().contiguous())
 
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        return variants()
-
 
 def _empty_blocks(logits: Tensor) -> _Blocks:
     return _Blocks(logits[:, :0], logits[:, :0], logits[:, :0], MERGE_OWN)
@@ -157,11 +154,12 @@ class _Job:
         tensors, flags = self.adjustments()
         copy = first and self.values is not self.logits
         flags = flags if copy else dict.fromkeys(flags, False)
-        draw_jit.scan[(self.rows, self.blocks)](
+        arguments = (
             source, self.values, *tensors, found.max, found.argmax, found.sum,
             self.vocab, source.stride(0), self.words,
-            BLOCK=BLOCK, COPY=copy, **flags, **OPTIONS,
         )  # fmt: skip
+        constants = {"BLOCK": BLOCK, "COPY": copy, **flags}
+        launch(draw_jit.scan, (self.rows, self.blocks), arguments, constants, OPTIONS)
         return found
 
     def add_bias(self) -> None:
@@ -169,11 +167,11 @@ class _Job:
             return
         tokens, values = self.batch.bias.tokens, self.batch.bias.values
         tensors, flags = self.adjustments()
-        draw_jit.add_bias[(self.rows,)](
+        arguments = (
             self.logits, self.values, tokens, values, *tensors,
             self.vocab, self.logits.stride(0), self.words, tokens.shape[1],
-            PAIRS=PAIRS, **flags, **OPTIONS,
         )  # fmt: skip
+        launch(draw_jit.add_bias, (self.rows,), arguments, {"PAIRS": PAIRS, **flags}, OPTIONS)
 
     def cut(self, blocks: _Blocks) -> Tensor:
         """The least rank of each row that top-k and top-p keep."""
@@ -189,22 +187,25 @@ class _Job:
         sizes = (self.vocab, self.values.stride(0))
         constants = {"MERGE": blocks.merge, "LEVELS": LEVELS}
         for turn in range(ROUNDS):
-            search_jit.narrow[grid](*numbers, *sizes, BLOCK=BLOCK, ROUND=turn, **constants, **OPTIONS)
+            own = {"BLOCK": BLOCK, "ROUND": turn, **constants}
+            launch(search_jit.narrow, grid, (*numbers, *sizes), own, OPTIONS)
         constants["ROUNDS"] = ROUNDS
-        search_jit.collect[grid](*numbers, listed, lengths, *sizes, BLOCK=BLOCK, **constants, **OPTIONS)
-        search_jit.settle[(self.rows,)](
-            *numbers, listed, lengths, cutoff, *sizes, blocks.count, CHUNK=BLOCK, **constants, **SETTLE_OPTIONS
-        )
+        arguments: tuple[Any, ...] = (*numbers, listed, lengths, *sizes)
+        launch(search_jit.collect, grid, arguments, {"BLOCK": BLOCK, **constants}, OPTIONS)
+        arguments = (*numbers, listed, lengths, cutoff, *sizes, blocks.count)
+        launch(search_jit.settle, (self.rows,), arguments, {"CHUNK": BLOCK, **constants}, SETTLE_OPTIONS)
         return cutoff
 
     def weigh(self, blocks: _Blocks, cutoff: Tensor | None) -> Tensor:
         """The weight of each block that may be drawn."""
         assert self.batch is not None
         b, weights = self.batch, self.empty(self.blocks, dtype=torch.int64)
-        draw_jit.weigh[(self.rows, self.blocks)](
+        arguments = (
             self.values, blocks.max, b.temperature, b.min_p, weights if cutoff is None else cutoff, weights,
-            self.vocab, self.values.stride(0), BLOCK=BLOCK, MERGE=blocks.merge, FILTER=cutoff is not None, **OPTIONS,
+            self.vocab, self.values.stride(0),
         )  # fmt: skip
+        constants = {"BLOCK": BLOCK, "MERGE": blocks.merge, "FILTER": cutoff is not None}
+        launch(draw_jit.weigh, (self.rows, self.blocks), arguments, constants, OPTIONS)
         return weights
 
     def finish(
@@ -227,13 +228,16 @@ class _Job:
         if b is not None and weights is not None:
             drawn = [b.temperature, b.min_p, weights if cutoff is None else cutoff, weights, b.seed, b.position]
         if self.rows:
-            draw_jit.pick[(self.rows,)](
+            arguments = (
                 self.logits, raw.max, raw.sum, self.values, sampled.max, sampled.argmax, *drawn,
                 none if history is None else history.slots, none if history is None else history.counts,
                 tokens, logprobs, status, self.vocab, self.logits.stride(0), self.values.stride(0), raw.count,
-                BLOCK=BLOCK, MERGE=raw.merge, DRAW=weights is not None, FILTER=cutoff is not None,
-                HISTORY=history is not None, GIVEN=given is not None, **OPTIONS,
             )  # fmt: skip
+            constants = {
+                "BLOCK": BLOCK, "MERGE": raw.merge, "DRAW": weights is not None, "FILTER": cutoff is not None,
+                "HISTORY": history is not None, "GIVEN": given is not None,
+            }  # fmt: skip
+            launch(draw_jit.pick, (self.rows,), arguments, constants, OPTIONS)
         top = self.top(raw) if self.top_logprobs else None
         return Sampled(tokens, logprobs, status, top, together if given is None else None)
 
@@ -242,58 +246,10 @@ class _Job:
         top = TopLogprobs(self.empty(count, dtype=torch.int32), self.empty(count))
         found = self.empty(self.blocks, WIDTH, dtype=torch.int64)
         if self.rows:
-            search_jit.top_blocks[(self.rows, self.blocks)](
-                self.logits, raw.max, found, self.vocab, self.logits.stride(0), count,
-                BLOCK=BLOCK, MERGE=MERGE_OWN, WIDTH=WIDTH, **OPTIONS,
-            )  # fmt: skip
-            search_jit.top_merge[(self.rows,)](
-                found, raw.max, raw.sum, top.tokens, top.logprobs, self.blocks, count,
-                MERGE=MERGE_OWN, WIDTH=WIDTH, **OPTIONS,
-            )  # fmt: skip
+            constants = {"MERGE": MERGE_OWN, "WIDTH": WIDTH}
+            arguments: tuple[Any, ...] = (self.logits, raw.max, found, self.vocab, self.logits.stride(0), count)
+            grid = (self.rows, self.blocks)
+            launch(search_jit.top_blocks, grid, arguments, {"BLOCK": BLOCK, **constants}, OPTIONS)
+            arguments = (found, raw.max, raw.sum, top.tokens, top.logprobs, self.blocks, count)
+            launch(search_jit.top_merge, (self.rows,), arguments, constants, OPTIONS)
         return top
-
-
-_INTS = ("slots", "counts", "argmax", "tokens", "status", "top_k", "list", "length", "allowed", "bias_tokens")
-_LONGS = ("weights", "cutoff", "seed", "position", "tables", "found")
-_TYPES = {f"{name}_ptr": "*i32" for name in _INTS} | {f"{name}_ptr": "*i64" for name in _LONGS}
-
-
-def _variant(name: str, fn: Any, **constants: Any) -> Variant:
-    """A kernel with these constants. The stand-in for a tensor that is not there has another type, never read."""
-    runtime = [arg for arg in fn.arg_names if not arg.isupper()]
-    signature = {arg: _TYPES.get(arg, "*fp32" if arg.endswith("_ptr") else "i32") for arg in runtime}
-    divisible = tuple(arg for arg in runtime if arg.endswith("_ptr") or arg in ("vocab", "stride", "stride_logits"))
-    options = SETTLE_OPTIONS if fn is search_jit.settle else OPTIONS
-    return Variant("sampling", TritonSampling.name, name, fn, signature, constants, options, divisible)
-
-
-def variants() -> Iterator[Variant]:
-    """Every kernel with every constant that a launch may have."""
-    yield _variant("scan", draw_jit.scan, BLOCK=BLOCK, COPY=False, HISTORY=False, ALLOWED=False)
-    for history in (False, True):
-        for allowed in (False, True):
-            flags = {"HISTORY": history, "ALLOWED": allowed}
-            label = f"history {int(history)}, mask {int(allowed)}"
-            yield _variant(f"scan and copy, {label}", draw_jit.scan, BLOCK=BLOCK, COPY=True, **flags)
-            yield _variant(f"bias, {label}", draw_jit.add_bias, PAIRS=PAIRS, **flags)
-    shared = {"MERGE": MERGE_OWN, "LEVELS": LEVELS}
-    for turn in range(ROUNDS):
-        yield _variant(f"narrow, round {turn}", search_jit.narrow, BLOCK=BLOCK, ROUND=turn, **shared)
-    yield _variant("collect", search_jit.collect, BLOCK=BLOCK, ROUNDS=ROUNDS, **shared)
-    yield _variant("settle", search_jit.settle, ROUNDS=ROUNDS, CHUNK=BLOCK, **shared)
-    for filtered in (False, True):
-        yield _variant(f"weigh, filter {int(filtered)}", draw_jit.weigh, BLOCK=BLOCK, MERGE=MERGE_OWN, FILTER=filtered)
-    for history in (False, True):
-        for kind, draw, filtered in (("greedy", False, False), ("draw", True, False), ("draw with a cut", True, True)):
-            yield _pick(f"pick, {kind}, history {int(history)}", MERGE_OWN, draw, filtered, history)
-    yield _pick("pick, greedy, blocks given", MERGE_GIVEN)
-    yield _pick("pick, token given", MERGE_OWN, given=True)
-    yield _variant("top, blocks", search_jit.top_blocks, BLOCK=BLOCK, MERGE=MERGE_OWN, WIDTH=WIDTH)
-    yield _variant("top, merge", search_jit.top_merge, MERGE=MERGE_OWN, WIDTH=WIDTH)
-
-
-def _pick(
-    name: str, merge: int, draw: bool = False, filtered: bool = False, history: bool = False, given: bool = False
-) -> Variant:
-    flags = {"DRAW": draw, "FILTER": filtered, "HISTORY": history, "GIVEN": given}
-    return _variant(name, draw_jit.pick, BLOCK=BLOCK, MERGE=merge, **flags)

@@ -100,7 +100,7 @@ def _penalised(
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["repetition_ptr", "presence_ptr", "frequency_ptr"])
 def scan(
     logits_ptr,  # [rows, vocab] float32
     values_ptr,  # [rows, vocab] float32: the logits with penalties and mask, where COPY
@@ -127,7 +127,7 @@ def scan(
         tl.store(values_ptr + row.to(tl.int64) * vocab + token, y, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["repetition_ptr", "presence_ptr", "frequency_ptr"])
 def add_bias(
     logits_ptr, values_ptr, bias_tokens_ptr, bias_values_ptr,
     slots_ptr, counts_ptr, allowed_ptr, repetition_ptr, presence_ptr, frequency_ptr,
@@ -158,7 +158,7 @@ def _kept_weights(x, token, row, top, steep, min_p_ptr, cutoff_ptr, FILTER: tl.c
     return tl.where(kept, weight_of(share), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "min_p_ptr"])
 def weigh(
     values_ptr, max_ptr, temperature_ptr, min_p_ptr, cutoff_ptr,
     weights_ptr,  # [rows, blocks] int64
@@ -203,7 +203,7 @@ def _draw(
     return block * BLOCK + tl.minimum(place, BLOCK - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "min_p_ptr", "seed_ptr", "position_ptr"])
 def pick(
     logits_ptr, raw_max_ptr, raw_sum_ptr,  # the model's own logits, for log-probabilities
     values_ptr, max_ptr, argmax_ptr,  # what is sampled

@@ -126,7 +126,7 @@ def _short_floor(max_ptr, row, blocks, top_k, MERGE: tl.constexpr):
     return tl.max(tl.where(ahead >= top_k, m, float("-inf")), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "top_p_ptr"])
 def narrow(
     values_ptr, max_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     tables_ptr,  # [rows, rounds, (counts, weights), LEVELS] int64, zero before the first round
@@ -155,7 +155,7 @@ def narrow(
             tl.atomic_add(table + LEVELS, sums & WEIGHT_MASK, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "top_p_ptr"])
 def collect(
     values_ptr, max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, tables_ptr,
     list_ptr,  # [rows, vocab] int32: tokens in the range, in any order
@@ -229,7 +229,7 @@ def _halve(
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "top_p_ptr"])
 def settle(
     values_ptr, max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, tables_ptr, list_ptr, length_ptr,
     cutoff_ptr,  # [rows] int64: the least rank that is kept
@@ -273,7 +273,7 @@ def settle(
     tl.store(cutoff_ptr + row, cutoff)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def top_blocks(
     logits_ptr, max_ptr,
     found_ptr,  # [rows, blocks, WIDTH] int64: ranks, falling
@@ -298,7 +298,7 @@ def top_blocks(
     tl.store(found_ptr + (row.to(tl.int64) * blocks + block) * WIDTH + column, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def top_merge(
     found_ptr, raw_max_ptr, raw_sum_ptr,
     tokens_ptr, logprobs_ptr,  # [rows, count]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -13,9 +11,9 @@ from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.numbers import cdiv
-from microscale.kernels.op import Activations, Cost, Reason, Variant
+from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, norms
-from microscale.kernels.small.norms import MAX_WIDTH, launch, make_variant
+from microscale.kernels.small.norms import MAX_WIDTH, launch_small
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 
 # Numbers in one program of the rotation (H200, 8192 tokens, 80 heads of 64: 61 us with 32 heads and 2 warps, 82 with 4
@@ -25,8 +23,6 @@ ROPE_WARPS = 2
 ROPE_HEAD_DIMS = (32, 64, 128, 256, 512)
 GATED_BLOCK = 512
 GATED_WARPS = 4
-GATED_RUNS = (0, 1, 8)
-"""How gates and ups may be arranged, as ``fused_jit.gated`` has it."""
 
 
 def block_heads(head_dim: int) -> int:
@@ -108,14 +104,17 @@ class TritonSmall(SmallOps):
         weights = (q, q) if norms is None else (norms.q_weight, norms.k_weight)
         scales = (q, q) if kv.k_scale is None or kv.v_scale is None else (kv.k_scale, kv.v_scale)
         per_head = 0 if kv.k_scale is None or kv.k_scale.numel() == 1 else 1
-        fused_jit.rope_and_write_kv[(tokens, cdiv(total, block_heads(head_dim)))](
+        arguments = (
             qkv.contiguous(), positions, table.inverse_frequencies, slots, *weights, q, kv.k, kv.v, *scales,
             table.scale, 0.0 if norms is None else norms.epsilon, num_heads, kv_heads,
             kv.page_size, kv.k.stride(0), kv.k.stride(1), per_head,
-            BLOCK_H=block_heads(head_dim), HALF=head_dim // 2, NORM=norms is not None,
-            SHARED=total == num_heads + kv_heads, FP8=kv.k.dtype == torch.uint8,
-            **launch(self._pdl), num_warps=ROPE_WARPS,
         )  # fmt: skip
+        constants = {
+            "BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norms is not None,
+            "SHARED": total == num_heads + kv_heads, "FP8": kv.k.dtype == torch.uint8,
+        }  # fmt: skip
+        grid = (tokens, cdiv(total, block_heads(head_dim)))
+        launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self._pdl)
         return q
 
     def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
@@ -125,38 +124,9 @@ class TritonSmall(SmallOps):
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, units), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
-            fused_jit.gated[(tokens, cdiv(units, GATED_BLOCK))](
-                gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit,
-                BLOCK=GATED_BLOCK, GELU=gate.kind is GateKind.GELU_TANH, RUN=gate.run if gate.interleaved else 0,
-                **launch(self._pdl), num_warps=GATED_WARPS,
-            )  # fmt: skip
+            arguments = (gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit)
+            run = gate.run if gate.interleaved else 0
+            constants = {"BLOCK": GATED_BLOCK, "GELU": gate.kind is GateKind.GELU_TANH, "RUN": run}
+            grid = (tokens, cdiv(units, GATED_BLOCK))
+            launch_small(fused_jit.gated, grid, arguments, constants, GATED_WARPS, self._pdl)
         return out
-
-    def variants(self, gpu: Gpu) -> Iterator[Variant]:
-        yield from norms.variants(gpu)
-        common = {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
-        for head_dim in ROPE_HEAD_DIMS:
-            for fp8 in (False, True):
-                for norm, shared in ((False, False), (True, False), (True, True)):
-                    yield _rope_variant(head_dim, fp8, norm, shared, common)
-        for gelu in (False, True):
-            for run in GATED_RUNS:
-                flags = {"BLOCK": GATED_BLOCK, "GELU": gelu, "RUN": run} | common
-                name = f"gated_{'gelu' if gelu else 'swiglu'}{f'_runs_of_{run}' if run else ''}"
-                types = {"x_ptr": "*bf16", "out_ptr": "*bf16", "units": "i32", "stride_x": "i32"}
-                types |= {"alpha": "fp32", "limit": "fp32"}
-                yield make_variant(name, fused_jit.gated, types, flags, GATED_WARPS)
-        yield from routing.variants(gpu)
-
-
-def _rope_variant(head_dim: int, fp8: bool, norm: bool, shared: bool, common: dict[str, bool]) -> Variant:
-    fn = fused_jit.rope_and_write_kv
-    types = {arg: "*bf16" if arg.endswith("_ptr") else "i32" for arg in fn.arg_names}
-    types |= {"positions_ptr": "*i64", "slots_ptr": "*i64", "frequencies_ptr": "*fp32", "scale": "fp32"}
-    types |= {"epsilon": "fp32"}
-    if fp8:
-        types |= {"k_ptr": "*u8", "v_ptr": "*u8", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
-    flags = {"BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norm, "SHARED": shared, "FP8": fp8}
-    kinds = ((norm, "norm_"), (shared, "shared_"), (fp8, "fp8_"))
-    name = f"rope_and_write_kv_{''.join(word for on, word in kinds if on)}d{head_dim}"
-    return make_variant(name, fn, types, flags | common, ROPE_WARPS)

@@ -35,7 +35,10 @@ def turn(x, partner, cos, sin, PLAIN: tl.constexpr):
     return to_bf16(x * cos + partner * sin, PLAIN)
 
 
-@triton.jit(do_not_specialize=["heads", "kv_heads", "page_size", "stride_scale"])
+@triton.jit(
+    do_not_specialize=["heads", "kv_heads", "page_size", "stride_scale"],
+    do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"],
+)
 def rope_and_write_kv(
     qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
     k_scale_ptr, v_scale_ptr, scale, epsilon, heads, kv_heads, page_size, stride_page, stride_kv_head, stride_scale,

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK as GROUP
 from microscale.formats import BlockScaled, block_format
-from microscale.hardware import Feature, Gpu
 from microscale.kernels.arrivals import arrivals
+from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
-from microscale.kernels.op import Variant
 from microscale.kernels.small import norm_jit
 from microscale.kernels.small.spec import Router, Sandwich
 
@@ -45,14 +42,18 @@ def warps(block: int) -> int:
     return max(1, min(8, block // 256))
 
 
-def launch(pdl: bool) -> dict[str, Any]:
-    """Constants and options that every small launch has. PDL: it waits for the kernel before it by itself.
+def launch_small(
+    fn: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], num_warps: int, pdl: bool
+) -> None:
+    """Start one of the small kernels. ``pdl``: it waits for the kernel before it by itself.
 
     Left alone, ptxas stops at 40 or 64 registers in some and spills (8 and 16 bytes, SM 9.0).
     """
-    plain = triton.knobs.runtime.interpret
-    options: dict[str, Any] = {"PDL": pdl and not plain, "PLAIN": plain, "maxnreg": 255}
-    return options | {"launch_pdl": True} if options["PDL"] else options
+    pdl = pdl and not PLAIN
+    options: dict[str, Any] = {"num_warps": num_warps, "maxnreg": 255}
+    if pdl:
+        options["launch_pdl"] = True
+    launch(fn, grid, arguments, {**constants, "PDL": pdl, "PLAIN": PLAIN}, options)
 
 
 def _block(width: int) -> int:
@@ -95,12 +96,12 @@ def _norm(
     if not tokens:
         return
     block = _block(width)
-    norm_jit.rms_norm[(tokens,)](
+    arguments = (
         x, x if residual is None else residual, x if weight is None else weight, total, out,
         out if scales is None else scales, epsilon, width, x.stride(0), 0 if residual is None else residual.stride(0),
-        BLOCK=block, ADD=residual is not None, WEIGHTED=weight is not None, MXFP8=scales is not None,
-        **launch(pdl), num_warps=warps(block),
     )  # fmt: skip
+    flags = {"ADD": residual is not None, "WEIGHTED": weight is not None, "MXFP8": scales is not None}
+    launch_small(norm_jit.rms_norm, (tokens,), arguments, {"BLOCK": block, **flags}, warps(block), pdl)
 
 
 def norm_add_norm(
@@ -115,13 +116,13 @@ def norm_add_norm(
     total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     if tokens:
         block = _block(width)
-        norm_jit.norm_add_norm[(tokens,)](
+        arguments = (
             x.contiguous(), sandwich.before, x if other is None else other.contiguous(),
             *(sandwich.before if w is None else w for w in (sandwich.before_other, sandwich.joined)),
             residual.contiguous(), sandwich.after, total, normed, sandwich.epsilon, sandwich.scale, width,
-            BLOCK=block, JOIN=other is not None, OUTPUTS=outputs, EARLY=block <= EARLY_BLOCK,
-            **launch(pdl), num_warps=warps(block),
         )  # fmt: skip
+        constants = {"BLOCK": block, "JOIN": other is not None, "OUTPUTS": outputs, "EARLY": block <= EARLY_BLOCK}
+        launch_small(norm_jit.norm_add_norm, (tokens,), arguments, constants, warps(block), pdl)
     return normed, total
 
 
@@ -144,11 +145,12 @@ def add_norm_route(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     constants = router_constants(block, e_pad, top_k)
-    norm_jit.add_norm_route[(tokens, cdiv(num_experts, constants["ROWS"]))](
+    arguments = (
         x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
         arrivals(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
-        **constants, **launch(pdl), num_warps=ROUTER_WARPS,
     )  # fmt: skip
+    grid = (tokens, cdiv(num_experts, constants["ROWS"]))
+    launch_small(norm_jit.add_norm_route, grid, arguments, constants, ROUTER_WARPS, pdl)
     return normed, total, Routing(ids, weights)
 
 
@@ -171,12 +173,13 @@ def norm_add_norm_route(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     constants = sandwich_constants(block, e_pad, top_k)
-    norm_jit.norm_add_norm_route[(tokens, cdiv(num_experts, constants["ROWS"]))](
+    arguments = (
         x.contiguous(), sandwich.before, residual.contiguous(), sandwich.after, router.weight, router.expert_scale,
         total, normed, logits, ids, weights, arrivals(x.device, tokens),
         sandwich.epsilon, sandwich.scale, width, num_experts,
-        **constants, **launch(pdl), num_warps=SANDWICH_WARPS,
     )  # fmt: skip
+    grid = (tokens, cdiv(num_experts, constants["ROWS"]))
+    launch_small(norm_jit.norm_add_norm_route, grid, arguments, constants, SANDWICH_WARPS, pdl)
     return normed, total, Routing(ids, weights)
 
 
@@ -190,44 +193,3 @@ def sandwich_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
     """As ``router_constants``. At least four programs a token are one for each of the readers, and one for the sum."""
     rows = max(1, min(SANDWICH_ELEMENTS // block, e_pad // 8))
     return {"BLOCK": block, "READERS": SANDWICH_READERS, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
-
-
-def make_variant(name: str, fn: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int) -> Variant:
-    """A variant of ``small`` from a launch's constants and options. Pointers, widths and strides divide by 16."""
-    options = {"num_warps": num_warps, "maxnreg": 255} | ({"launch_pdl": True} if constants["PDL"] else {})
-    signature = {arg: types[arg] for arg in fn.arg_names if arg not in constants}
-    divisible = tuple(a for a in signature if a.endswith("_ptr") or a in ("width", "units") or a.startswith("stride_"))
-    divisible = tuple(a for a in divisible if a != "stride_scale")
-    return Variant("small", "triton_small", name, fn, signature, constants, options, divisible)
-
-
-def variants(gpu: Gpu) -> Iterator[Variant]:
-    common = {"PDL": gpu.has(Feature.PDL), "PLAIN": False}
-    fn = norm_jit.rms_norm
-    jits = (fn, norm_jit.norm_add_norm, norm_jit.norm_add_norm_route, norm_jit.add_norm_route)
-    names = {arg for f in jits for arg in f.arg_names}
-    types = {arg: "*bf16" if arg.endswith("_ptr") else "i32" for arg in names}
-    types |= {"epsilon": "fp32", "scale": "fp32", "logits_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32"}
-    types |= {"arrivals_ptr": "*i32", "scales_ptr": "*u8", "expert_scale_ptr": "*fp32"}
-    block = 256
-    while block <= MAX_WIDTH:
-        for add, weighted, mxfp8 in ((0, 1, 0), (0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 1, 1)):
-            flags = {"BLOCK": block, "ADD": bool(add), "WEIGHTED": bool(weighted), "MXFP8": bool(mxfp8)}
-            name = f"{'add_' if add else ''}rms_norm{'' if weighted else '_plain'}{'_mxfp8' if mxfp8 else ''}_{block}"
-            out = {"out_ptr": "*u8"} if mxfp8 else {"scales_ptr": "*bf16"}
-            yield make_variant(name, fn, types | out, flags | common, warps(block))
-        for join in (False, True):
-            for outputs in range(1, MAX_NORMS + 1):
-                flags = {"BLOCK": block, "JOIN": join, "OUTPUTS": outputs, "EARLY": block <= EARLY_BLOCK}
-                name = f"norm_{'join_' if join else ''}add_norm{outputs}_{block}"
-                sandwich_types = types | {"weights_ptr": "*bf16"}
-                yield make_variant(name, norm_jit.norm_add_norm, sandwich_types, flags | common, warps(block))
-        block *= 2
-    for block, e_pad, top_k in ROUTED:
-        constants = router_constants(block, e_pad, top_k) | common
-        name = f"add_norm_route_{e_pad}_top{top_k}"
-        yield make_variant(name, norm_jit.add_norm_route, types, constants, ROUTER_WARPS)
-    for block, e_pad, top_k in SANDWICH_ROUTED:
-        constants = sandwich_constants(block, e_pad, top_k) | common
-        name = f"norm_add_norm_route_{e_pad}_top{top_k}"
-        yield make_variant(name, norm_jit.norm_add_norm_route, types, constants, SANDWICH_WARPS)

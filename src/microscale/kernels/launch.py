@@ -1,0 +1,189 @@
+"""How every kernel is started: one record of function, grid, arguments, constants and options. Owns nothing else.
+
+``launch`` starts a kernel. Under ``recording`` it lists the kernel instead: the code that runs a model, on tensors
+without memory (``device="meta"``), then says what it would start, and ``prove`` compiles just that. Under ``watching``
+it starts the kernel and lists it too, so that a test can hold what ran against what was recorded.
+
+A ``Kernel`` is what Triton compiles. Its identity is Triton's own specialisation of the arguments (types, integers that
+are 1 or divide by 16, aligned pointers), the constants and the options: equal kernels are the same machine code. An
+integer or an address that varies with the batch must therefore not be specialised: ``do_not_specialize`` and
+``do_not_specialize_on_alignment``, beside the jit function, say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import BaseBackend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from microscale.errors import Unsupported
+
+PLAIN = bool(triton.knobs.runtime.interpret)
+"""Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products. It is settled when
+they are imported; asking Triton at every launch reads the environment each time."""
+
+
+class Launch(NamedTuple):
+    """One start of one kernel, with what ``prove`` must know about it."""
+
+    fn: Any
+    """The jit function (Triton or Gluon)."""
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """Compile options: ``num_warps``, ``num_stages``, ``maxnreg``, ``arch`` …"""
+    promise: str | None
+    """A regular expression that must match in the PTX: the matrix instruction that the caller was promised."""
+    spills_because: str | None
+    """Why this kernel may spill registers. Without it a spill fails the proof."""
+
+    def kernel(self) -> Kernel:
+        """What this launch compiles."""
+        _, specialisation, options = _binder(self.fn)(*self.arguments, **self.constants, **self.options)
+        key = tuple(specialisation), tuple(sorted(options.items()))
+        return Kernel(_name(self.fn), *key, self.fn, self.promise, self.spills_because)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel as it is compiled. Equal kernels are the same machine code on the same SM."""
+
+    name: str
+    """Module below ``kernels`` and function: ``moe.small_batch_jit.gate_up_small``."""
+    specialisation: tuple[tuple[str, Any], ...]
+    """For each parameter Triton's type and what it assumes of the value; a constant is ``("constexpr", value)``."""
+    options: tuple[tuple[str, Any], ...]
+    fn: Any = field(compare=False, repr=False)
+    promise: str | None = field(default=None, compare=False)
+    spills_because: str | None = field(default=None, compare=False)
+
+    @property
+    def op(self) -> str:
+        """The op whose folder the function is in; ``shared`` for those of several."""
+        return self.name.partition(".")[0] if self.name.count(".") > 1 else "shared"
+
+    @property
+    def module(self) -> str:
+        """The jit module, by the name of what launches it: ``small_batch``."""
+        return self.name.split(".")[-2].removesuffix("_jit")
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Parameter → Triton's type."""
+        return {param.name: kind for param, (kind, _) in zip(self.fn.params, self.specialisation, strict=True)}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The values that are compiled in: constants, and integers that are 1."""
+        pairs = zip(self.fn.params, self.specialisation, strict=True)
+        return {param.name: value for param, (kind, value) in pairs if kind == "constexpr"}
+
+    @property
+    def divisible(self) -> tuple[str, ...]:
+        """The arguments that divide by 16."""
+        pairs = zip(self.fn.params, self.specialisation, strict=True)
+        return tuple(param.name for param, (kind, value) in pairs if kind != "constexpr" and "D" in (value or ""))
+
+    @cached_property
+    def label(self) -> str:
+        """The function with its constants, flags by their names, and its number of warps."""
+        parts = []
+        for param in self.fn.params:
+            if param.is_constexpr and (value := self.constants[param.name]) is not False:
+                parts.append(param.name if value is True else f"{param.name}={value:g}" if isinstance(value, float)
+                             else f"{param.name}={value}")  # fmt: skip
+        return f"{self.short_name} {' '.join(parts)} warps={dict(self.options).get('num_warps', 4)}"
+
+
+Listener = Callable[[Launch], bool]
+"""Hears of a launch before it starts, and says whether it shall."""
+
+_listener: Listener | None = None
+
+
+def launch(
+    fn: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
+    promise: str | None = None,
+    spills_because: str | None = None,
+) -> None:
+    """Start a kernel: the one way to do so. See ``Launch`` for the arguments."""
+    if _listener is None or _listener(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
+        fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
+
+
+@contextmanager
+def recording() -> Iterator[dict[Kernel, None]]:
+    """Inside, kernels are listed and not started. Gives the list, each kernel once, in the order of their first launch.
+
+    For one thread at a time, and for tensors whose values nobody reads: what a kernel would have written is not there.
+    """
+    found: dict[Kernel, None] = {}
+
+    def hear(started: Launch) -> bool:
+        found.setdefault(started.kernel())
+        return False
+
+    with _heard_by(hear):
+        yield found
+
+
+@contextmanager
+def watching() -> Iterator[dict[Kernel, None]]:
+    """Inside, kernels are started and listed too."""
+    found: dict[Kernel, None] = {}
+
+    def hear(started: Launch) -> bool:
+        found.setdefault(started.kernel())
+        return True
+
+    with _heard_by(hear):
+        yield found
+
+
+@contextmanager
+def _heard_by(listener: Listener) -> Iterator[None]:
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+_Binder = Callable[..., tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]]]
+_BINDERS: dict[int, _Binder] = {}
+
+
+def _binder(fn: Any) -> _Binder:
+    """Triton's own reading of a call: arguments, their specialisation, and the options that are left.
+
+    It asks the backend how to specialise, and for NVIDIA GPUs that is the base class's way.
+    """
+    found = _BINDERS.get(id(fn))
+    if found is None:
+        if not isinstance(fn, JITFunction):
+            raise Unsupported(
+                f"{getattr(fn, '__name__', fn)} is a {type(fn).__name__}, which cannot be compiled; kernels are listed "
+                "where they were loaded without TRITON_INTERPRET=1."
+            )
+        found = _BINDERS[id(fn)] = create_function_from_signature(fn.signature, fn.params, BaseBackend)
+    return found
+
+
+def _name(fn: Any) -> str:
+    return f"{fn.__module__.removeprefix('microscale.kernels.')}.{fn.__name__}"

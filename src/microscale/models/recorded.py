@@ -1,0 +1,163 @@
+"""Which kernels a model may start: its own ``forward`` and sampling, on tensors without memory, at all sizes.
+
+``bind_shapes`` binds a model to weights that are shapes alone (``device="meta"``). ``record`` runs it while launches
+are listed and not started. Which kernel runs depends on sizes that the host knows: tokens, sequences, the most new
+tokens of a sequence, the width of the page table, rows of logits, and the sampling options of a batch. ``steps`` goes
+through them so finely that no size in between starts anything else: ``tests/prove/test_inventory.py`` asks at random. A
+layer is recorded once for each kind and format that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Ops, SamplingBatch, recording
+from microscale.models.batch import ForwardBatch, KvCache, LogitRows
+from microscale.models.config import GptOssConfig, LayerKind
+from microscale.models.families import AnyModel, build_model, dummy_weights
+from microscale.models.presets import ModelConfig
+
+META = torch.device("meta")
+EVERY_SIZE_TO = 72
+"""Tokens up to which every number is tried: the paths for few tokens end at 64."""
+SIZES_AN_OCTAVE = 8
+MAX_SEQUENCES = 512
+MAX_TOKENS = 1 << 14
+PAGE_SIZE = 16
+BIAS_PAIRS = 16
+TOP_LOGPROBS = 5
+
+
+@dataclass(frozen=True)
+class Step:
+    """The sizes of one step: all that kernels are chosen by."""
+
+    tokens: int
+    sequences: int
+    longest: int
+    """The most new tokens of a sequence."""
+    pages: int
+    """Width of the page tables."""
+    rows: int | None = None
+    """Tokens whose logits are wanted; ``None``: all."""
+
+    def batch(self) -> ForwardBatch:
+        def of_each(sequences: int, longest: int) -> dict[LayerKind, AttentionBatch]:
+            starts, lens, table = _ints(sequences + 1), _ints(sequences), _ints(sequences, self.pages)
+            return dict.fromkeys(LayerKind, AttentionBatch(starts, lens, table, longest))
+
+        logits = None
+        if self.rows is not None:
+            each = -(-self.rows // self.sequences)
+            logits = LogitRows(_longs(self.rows), of_each(min(self.rows, self.sequences), each))
+        slots = dict.fromkeys(LayerKind, _longs(self.tokens))
+        return ForwardBatch(
+            _longs(self.tokens), _longs(self.tokens), of_each(self.sequences, self.longest), slots, logits
+        )
+
+
+def _ints(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32, device=META)
+
+
+def _longs(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=META)
+
+
+def _floats(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=META)
+
+
+def token_counts(most: int = MAX_TOKENS) -> list[int]:
+    """Every number up to ``EVERY_SIZE_TO``, then ``SIZES_AN_OCTAVE`` from each power of two to the next."""
+    found = list(range(1, EVERY_SIZE_TO + 1))
+    octave = 64
+    while octave < most:
+        found += [octave + octave * part // SIZES_AN_OCTAVE for part in range(SIZES_AN_OCTAVE)]
+        octave *= 2
+    return sorted({number for number in (*found, most) if number <= most})
+
+
+def page_counts(max_context: int) -> list[int]:
+    """Powers of four, and the widest."""
+    most = -(-max_context // PAGE_SIZE)
+    return sorted({most, *(4**power for power in range(12) if 4**power < most)})
+
+
+def steps(max_context: int) -> Iterator[Step]:
+    """Decoding in every number; prompts in every larger one; and every way of attention in every width of table."""
+    widths = page_counts(max_context)
+    for tokens in token_counts():
+        if tokens <= MAX_SEQUENCES:
+            yield Step(tokens, tokens, 1, widths[-1])
+        else:
+            yield Step(tokens, 1, tokens, widths[-1])
+    for pages, (sequences, longest) in product(widths, ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40))):
+        yield Step(sequences + longest - 1, sequences, longest, pages)
+    for rows in (0, 1, 2, 3):
+        yield Step(300, 3, 200, widths[-1], rows)
+
+
+def samplings(rows: int, vocab: int) -> Iterator[SamplingBatch]:
+    """Every combination of sampling options."""
+    ways = ((False, False), (True, False), (True, True))
+    for (draws, filters), history, bias, allowed, top in product(ways, *((False, True),) * 4):
+        temperature, top_p, min_p, repetition, presence, frequency = _floats(6, rows)
+        yield SamplingBatch(
+            temperature, _ints(rows), top_p, min_p, repetition, presence, frequency, _longs(rows), _longs(rows),
+            draws=draws,
+            filters=filters,
+            history=History(_ints(rows), _ints(8, vocab)) if history else None,
+            bias=Bias(_ints(rows, BIAS_PAIRS), _floats(rows, BIAS_PAIRS)) if bias else None,
+            allowed=_ints(rows, -(-vocab // 32)) if allowed else None,
+            top_logprobs=TOP_LOGPROBS if top else 0,
+        )  # fmt: skip
+
+
+def shortened(config: ModelConfig) -> ModelConfig:
+    """The model with one layer of each kind and format, the last of them as it is in the model."""
+    if isinstance(config, GptOssConfig):
+        kinds = tuple(config.layer_kinds[i] for i in _last_of_each(config.layer_kinds))
+        return replace(config, num_layers=len(kinds), layer_kinds=kinds)
+    layers = tuple(zip(config.layer_kinds, config.formats, strict=True))
+    kept = [layers[i] for i in _last_of_each(layers)]
+    return replace(config, layer_kinds=tuple(kind for kind, _ in kept), formats=tuple(formats for _, formats in kept))
+
+
+def _last_of_each(layers: Sequence[object]) -> list[int]:
+    return sorted({layer: place for place, layer in enumerate(layers)}.values())
+
+
+def bind_shapes(config: ModelConfig, ops: Ops) -> AnyModel:
+    """The model on weights that are shapes alone."""
+    return build_model(dummy_weights(shortened(config)), ops, META, PAGE_SIZE, lambda: None)
+
+
+def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
+    """One step, and the greedy choice from its logits."""
+    logits = model.forward(step.batch(), kv)
+    rows = logits.values.shape[0]
+    if rows:
+        plain = next(samplings(rows, model.config.vocab_size))
+        model.sampling(logits.values, plain, logits)
+
+
+def record(model: AnyModel) -> dict[Kernel, None]:
+    """Every kernel that the bound model may start. Nothing is compiled, and no GPU is needed."""
+    kv = model.new_cache(dict.fromkeys(LayerKind, 4))
+    vocab = model.config.vocab_size
+    with recording() as found:
+        for step in steps(model.config.max_context):
+            run_step(model, step, kv)
+        for rows in (1, 3):
+            values = _floats(rows, vocab)
+            for batch in samplings(rows, vocab):
+                model.sampling(values, batch)
+            for top in (0, TOP_LOGPROBS):
+                model.sampling.score(values, _ints(rows), top)
+    return found

@@ -1,0 +1,114 @@
+"""The list that ``prove`` compiles: what the models start on a card, recorded from the code that starts it.
+
+Every preset and the embedded model, in every precision that a user can ask for (``SETTINGS``), and the expert layers as
+vLLM's ranks hold them. Nothing here names a kernel: a kernel that nobody starts is not proved, and one that is started
+and not proved fails ``tests/gpu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from microscale.backends.ops import Activations, MoeSpec, Ops, Use, Wish
+from microscale.backends.precision import Precision, make_precision
+from microscale.backends.shards import record_moe, shards
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu
+from microscale.kernels.launch import Kernel
+from microscale.models.embedded import NAME, embedded_folder
+from microscale.models.families import read_model_config
+from microscale.models.outline import outline
+from microscale.models.presets import PRESETS, ModelConfig
+from microscale.models.recorded import PAGE_SIZE, bind_shapes, record, token_counts
+
+DENSE = ("qkv", "o", "mlp", "lm_head")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a user may ask of a model: a precision, and implementations by name."""
+
+    precision: str = "exact"
+    dense: str | None = None
+    """Format of all dense layers."""
+    experts: str | None = None
+    moe_activations: str = "auto"
+    kv: str = "auto"
+    wish: Wish = field(default_factory=Wish)
+
+    def resolve(self, layers: Sequence[str]) -> Precision:
+        """The precision of a model with these layers."""
+        formats = {layer: self.dense for layer in DENSE if layer in layers and self.dense}
+        formats |= {"experts": self.experts} if self.experts else {}
+        chosen = [f"{layer}={fmt}" for layer, fmt in formats.items()]
+        return make_precision(self.precision, chosen, self.moe_activations, self.kv)
+
+
+SETTINGS = (
+    Setting(),
+    Setting("balanced"),
+    Setting("fast"),
+    # Every format of dense layers, experts and KV, and activations in both, by themselves.
+    Setting(dense="fp8", moe_activations="mxfp8", kv="fp8"),
+    Setting(dense="mxfp8", experts="mxfp4"),
+    Setting(dense="mxfp4", experts="mxfp8"),
+    Setting(experts="mxfp4", moe_activations="mxfp8"),
+    Setting(experts="mxfp8", moe_activations="mxfp8"),
+    # Where the oracle would take 8-bit activations for some sizes only.
+    Setting("fast", dense="mxfp8", wish=Wish(backend="triton_mxfp8_a8")),
+    Setting("fast", wish=Wish(backend="triton_mxfp4_a8")),
+)
+
+
+@cache
+def models() -> Mapping[str, ModelConfig]:
+    """The models whose kernels are proved, by the names that users type."""
+    return {**PRESETS, NAME: read_model_config(embedded_folder())}
+
+
+def recorded(
+    gpu: Gpu, names: Sequence[str] | None = None, settings: Sequence[Setting] = SETTINGS
+) -> dict[Kernel, list[str]]:
+    """Every kernel that may be started on this card, with the models that start it; by default those of all models."""
+    found: dict[Kernel, list[str]] = {}
+    for name in models() if names is None else names:
+        for source, kernels in _of_model(name, models()[name], gpu, settings):
+            for kernel in kernels:
+                users = found.setdefault(kernel, [])
+                if source not in users:
+                    users.append(source)
+    return found
+
+
+def _of_model(
+    name: str, config: ModelConfig, gpu: Gpu, settings: Sequence[Setting]
+) -> Iterator[tuple[str, dict[Kernel, None]]]:
+    for setting in settings:
+        kernels = record_setting(config, gpu, setting)
+        if kernels is not None:
+            yield name, kernels
+    for shard in shards(_experts(name, config)):
+        try:
+            yield f"{name} in vLLM", record_moe(shard, gpu, token_counts())
+        except Unsupported:
+            continue
+
+
+def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kernel, None] | None:
+    """The kernels of a model as somebody asked for it; ``None`` where the card refuses that."""
+    layers = {use.layer.partition(".")[0] for use in _uses("", config)}
+    try:
+        ops = Ops(gpu, Activations.BF16, setting.wish, setting.resolve(sorted(layers)))
+        return record(bind_shapes(config, ops))
+    except Unsupported:
+        return None
+
+
+def _uses(name: str, config: ModelConfig) -> tuple[Use, ...]:
+    return outline(name, config, Activations.BF16, PAGE_SIZE, config.max_context).uses
+
+
+def _experts(name: str, config: ModelConfig) -> MoeSpec:
+    return next(use.spec for use in _uses(name, config) if isinstance(use.spec, MoeSpec))

@@ -1,0 +1,130 @@
+"""What a launch costs the host: microseconds of one call of an op, and of each of its launches.
+
+On a GPU with everything that Triton does; elsewhere, or with ``--without-triton``, Triton's own part is left out and
+what is left is ours. It looks at nothing but the ops, so it runs on any commit of the package, and two trees can be
+compared by turns on one machine:
+
+    PYTHONPATH=<one tree>/src python tests/support/launch_cost.py
+    PYTHONPATH=<another>/src python tests/support/launch_cost.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from microscale.formats import BLOCK, MXFP4, BlockScaled
+from microscale.hardware import detect, known
+from microscale.kernels.attention.paged import PagedAttention
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.dense import small
+from microscale.kernels.dense.packed import row_major
+from microscale.kernels.dense.spec import DenseWeights
+from microscale.kernels.moe import small_batch
+from microscale.kernels.moe.packed import pack_experts
+from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+from microscale.kernels.op import Activations
+from microscale.kernels.sampling.blocked import TritonSampling
+from microscale.kernels.sampling.spec import SamplingBatch, SamplingSpec
+from microscale.kernels.small.fused import TritonSmall
+
+Work = Callable[[], object]
+CALLS = 300
+ROUNDS = 15
+
+
+def make_work(device: str) -> dict[str, Work]:
+    """Ops of a decoding step at sizes that keep a GPU ahead of the host."""
+    gpu = known("h200") if device == "cpu" else detect()
+    hidden, experts, top_k, head_dim = 256, 16, 4, 64
+
+    def bf16(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16, device=device)
+
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    def matrix(rows: int, k: int) -> BlockScaled:
+        codes = torch.zeros((experts, rows, k // 2), dtype=torch.uint8, device=device)
+        return BlockScaled(codes, torch.full_like(codes[..., : k // BLOCK], 120), MXFP4)
+
+    gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
+    biases = bf16(experts, 2 * hidden), bf16(experts, hidden)
+    packed = pack_experts(MoeWeights(matrix(2 * hidden, hidden), matrix(hidden, hidden), *biases), gate)
+    norms, dense = TritonSmall(gpu), row_major(DenseWeights(bf16(512, hidden), bf16(512)))
+    spec = AttentionSpec(8, 2, head_dim, None, True, 16, Activations.BF16, 1, 256)
+    kv = PagedKv(bf16(16, 2, 16, head_dim), bf16(16, 2, 16, head_dim))
+    starts = torch.arange(2, dtype=torch.int32, device=device)
+    batch = AttentionBatch(starts, ints(1) + 1, ints(1, 16), 1)
+    logits = torch.zeros((1, 4096), device=device)
+    numbers, wide = torch.zeros((6, 1), device=device), torch.zeros((2, 1), dtype=torch.int64, device=device)
+    greedy = SamplingBatch(numbers[0], ints(1), *numbers[1:], *wide, draws=False, filters=False)
+    q, sinks, weight = bf16(1, 8, head_dim), bf16(8), bf16(hidden)
+
+    def moe(tokens: int) -> Work:
+        x, ids = bf16(tokens, hidden), ints(tokens, top_k) + torch.arange(top_k, dtype=torch.int32, device=device)
+        routing = Routing(ids, ids.float())
+        return lambda: small_batch.run(packed, gate, x, routing, gpu)
+
+    x = bf16(1, hidden)
+    return {
+        "add_rms_norm": lambda: norms.add_rms_norm(x, x, weight, 1e-5),
+        "dense, one token": lambda: small.run(dense, gpu, x, None),
+        "experts, one token": moe(1),
+        "experts, 8 tokens": moe(8),
+        "attention, one token": lambda: PagedAttention().run(spec, gpu, q, kv, batch, sinks),
+        "greedy token": lambda: TritonSampling().run(SamplingSpec(4096, 1), gpu, logits, greedy),
+    }
+
+
+def launches_of(work: Work) -> int:
+    """How many kernels one call starts."""
+    count, run = [0], JITFunction.run
+
+    def counting(fn: Any, *args: Any, **kwargs: Any) -> None:
+        count[0] += 1
+
+    JITFunction.run = counting  # type: ignore[method-assign, assignment]
+    try:
+        work()
+    finally:
+        JITFunction.run = run  # type: ignore[method-assign]
+    return count[0]
+
+
+def microseconds(work: Work, device: str) -> float:
+    """Processor time of one call: the best of many rounds, since everything that disturbs makes it longer."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        if device != "cpu":
+            torch.cuda.synchronize()
+        start = time.thread_time()
+        for _ in range(CALLS):
+            work()
+        best = min(best, time.thread_time() - start)
+    return best / CALLS * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--without-triton", action="store_true", help="Leave out what Triton does at a launch.")
+    with_triton = torch.cuda.is_available() and not parser.parse_args().without_triton
+    device = "cuda" if with_triton else "cpu"
+    works = make_work(device)
+    if not with_triton:
+        JITFunction.run = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    for name, work in works.items():
+        count = launches_of(work)
+        for _ in range(20):
+            work()
+        us = microseconds(work, device)
+        print(f"{name:24} {us:8.2f} us a call, {count} launches, {us / count:6.2f} us each")
+
+
+if __name__ == "__main__":
+    main()

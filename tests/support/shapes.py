@@ -1,0 +1,39 @@
+"""Weights and tokens that are shapes alone, and what an implementation starts with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
+from microscale.hardware import Gpu
+from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
+from microscale.kernels.launch import Kernel, recording
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def dense_shapes(fmt: str, rows: int, columns: int) -> DenseWeights:
+    """A dense layer with a bias."""
+    if fmt == "bf16":
+        return DenseWeights(meta(rows, columns), meta(rows))
+    if fmt == "fp8":
+        scales = meta(rows, dtype=torch.float32)
+        return DenseWeights(ChannelScaled(meta(rows, columns, dtype=torch.uint8), scales), meta(rows))
+    codes = meta(rows, columns * FORMATS[fmt].bits // 8, dtype=torch.uint8)
+    scales = meta(rows, columns // BLOCK, dtype=torch.uint8)
+    return DenseWeights(BlockScaled(codes, scales, FORMATS[fmt]), meta(rows))
+
+
+def record_dense(implementation: DenseOp, spec: DenseSpec, gpu: Gpu, tokens: Iterable[int]) -> list[Kernel]:
+    """Every kernel that the layer, also as an lm_head, starts for these numbers of tokens."""
+    packed = implementation.pack(dense_shapes(spec.weight_format, spec.rows, spec.columns), spec)  # type: ignore[attr-defined]
+    with recording() as found:
+        for count in tokens:
+            x = meta(count, spec.columns)
+            implementation.run(packed, spec, gpu, x)  # type: ignore[attr-defined]
+            implementation.run_logits(packed, spec, gpu, x)  # type: ignore[attr-defined]
+    return list(found)
