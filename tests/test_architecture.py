@@ -341,6 +341,17 @@ def test_every_op_has_contract_reference_cost_and_test(folder: Path) -> None:
     assert not missing, f"no test in tests/kernels/test_{folder.name}*.py uses the reference's {sorted(missing)}"
 
 
+JIT_MARK = re.compile(r"^# mypy: ignore-errors$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_only_jit_files_are_hidden_from_mypy(path: Path) -> None:
+    """A jit file holds Triton's language, says so to mypy in itself, and holds nothing else that mypy could check."""
+    marked = bool(JIT_MARK.search(path.read_text()))
+    jit = path.name.endswith("_jit.py")
+    assert marked == jit, f"{path.relative_to(ROOT)}: `# mypy: ignore-errors` is for *_jit.py, and each of them has it"
+
+
 def test_small_ops_have_a_cost_each() -> None:
     missing = public_functions(SRC / "kernels/small/reference.py") - public_functions(SRC / "kernels/small/cost.py")
     assert not missing, f"kernels/small/cost.py lacks {sorted(missing)}"

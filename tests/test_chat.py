@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -196,7 +196,8 @@ def test_the_server_that_runs_here_is_taken_and_else_the_embedded_model(
 ) -> None:
     monkeypatch.setattr(chat_command, "started_server", nullcontext)
     monkeypatch.setattr(chat_command, "USUAL_URL", server.v1)
-    find = chat_command.find_server
+    # An address, and of a server that would be started its arguments.
+    find: Callable[..., AbstractContextManager[object]] = chat_command.find_server
     for url, model, options, found in (
         (None, None, [], server.v1),
         (None, "gpt-oss-tiny", [], ["gpt-oss-tiny"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 import subprocess
 import warnings
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ def finding(name: str) -> Finding:
 
 
 def test_a_machine_without_a_gpu_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     findings = doctor.examine()
     assert doctor.healthy(findings)
@@ -55,7 +56,7 @@ def with_driver(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 
             return SimpleNamespace(stdout=stdout, stderr="", returncode=returncode)
         return real(command, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(subprocess, "run", run)
 
 

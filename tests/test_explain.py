@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.markup import render as render_markup
@@ -192,7 +193,8 @@ def test_what_was_measured_is_predicted(tokens: int, measured: float) -> None:
 
 
 def test_a_step_grows_with_batch_and_context_and_prefill_with_the_prompt() -> None:
-    base, wide, long = (ask("gpt-oss-20b", "h200", **o).prediction for o in ({}, {"batch": 32}, {"context": 65536}))
+    options: list[dict[str, Any]] = [{}, {"batch": 32}, {"context": 65536}]
+    base, wide, long = (ask("gpt-oss-20b", "h200", **o).prediction for o in options)
     assert base.step.us < wide.step.us < 32 * base.step.us
     assert base.step.us < long.step.us
     assert long.prefill_tok_s < base.prefill_tok_s

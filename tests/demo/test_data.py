@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo.chat import LEARN, prompt, render
+from demo.chat import LEARN, Piece, prompt, render
 from demo.data.arithmetic import Problem, work
 from demo.data.base import Sample
 from demo.data.capitals import COUNTRIES
@@ -37,7 +37,7 @@ def encoder() -> Encoder:
     return Encoder(DEMO_FOLDER)
 
 
-def ids(encoder: Encoder, pieces: list) -> list[int]:
+def ids(encoder: Encoder, pieces: list[Piece]) -> list[int]:
     return [token for piece in pieces for token in encoder.ids(piece)]
 
 

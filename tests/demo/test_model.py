@@ -115,11 +115,12 @@ def chat(task: Task) -> Callable[[openai.AsyncOpenAI], Awaitable[Any]]:
             "type": "json_schema",
             "json_schema": {"name": form.name, "schema": form.schema},
         }
-    assert task.options.effort is not None
+    effort = task.options.effort
+    assert effort is not None
+    fields["reasoning_effort"] = effort.value
     return lambda client: client.chat.completions.create(
         model=embedded.SERVED_NAME,
         messages=[{"role": message.role.value, "content": message.content} for message in task.messages],  # type: ignore[misc]
-        reasoning_effort=task.options.effort.value,
         temperature=0,
         max_tokens=MAX_TOKENS,
         **fields,
@@ -184,18 +185,17 @@ def test_held_out_questions(server: Running, kind: str) -> None:
 def test_json_without_a_grammar(server: Running, chat_format: ChatFormat) -> None:
     """As token ids: a text completion has no form to keep to."""
     encoded = [encode(task, chat_format) for task in tasks("json")]
-    replies = server.ask(
-        [
-            lambda client, item=item: client.completions.create(
-                model=embedded.SERVED_NAME,
-                prompt=item.prompt,
-                temperature=0,
-                max_tokens=MAX_TOKENS,
-                extra_body={"return_token_ids": True},
-            )
-            for item in encoded
-        ]
-    )
+
+    def complete(prompt: list[int]) -> Callable[[openai.AsyncOpenAI], Awaitable[Any]]:
+        return lambda client: client.completions.create(
+            model=embedded.SERVED_NAME,
+            prompt=prompt,
+            temperature=0,
+            max_tokens=MAX_TOKENS,
+            extra_body={"return_token_ids": True},
+        )
+
+    replies = server.ask([complete(item.prompt) for item in encoded])
     ids = [reply.choices[0].model_extra["token_ids"] for reply in replies]
     answers = [parse(said, chat_format, ()) for said in ids]
     right = [is_right(answer, item.task.check) for answer, item in zip(answers, encoded, strict=True)]

@@ -87,7 +87,8 @@ def sequences() -> list[list[int]]:
 
 def own_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        return model(torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.int32))[0][0]
+        logits: torch.Tensor = model(torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.int32))[0][0]
+    return logits
 
 
 def test_the_engine_and_transformers_compute_what_was_trained(exported: tuple[Model, Path]) -> None:

@@ -292,7 +292,8 @@ def test_prompts_are_scored_token_by_token() -> None:
         row[likeliest] = 1.0
         want = row.log_softmax(0)
         assert logprob == pytest.approx(float(want[token]), abs=1e-5)
-        assert top[0] == (likeliest, pytest.approx(float(want.max()), abs=1e-5))
+        first: object = (likeliest, pytest.approx(float(want.max()), abs=1e-5))
+        assert top[0] == first
         assert len(top) == 3
     tokens = [output.token for output in outputs if output.token is not None]
     assert tokens == alone(prompt, 2, SMALL.window)

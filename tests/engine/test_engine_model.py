@@ -4,24 +4,26 @@ others, on how prompts are cut, on pages, on the prefix cache or on preemption."
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from microscale.engine.build import assemble
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.load import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Limits
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
+from support.families import load_gpt_oss
 
 NEW = 24
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[int, GptOss]:
-    options = {"load_format": "dummy", "device": "cpu"}
-    return {size: load_model(LoadOptions("gpt-oss-tiny", page_size=size, **options)) for size in (4, 16)}  # type: ignore[arg-type]
+    options = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
+    return {size: load_gpt_oss(replace(options, page_size=size)) for size in (4, 16)}
 
 
 def prompts(vocab: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from microscale.models.dummy_weights import DummyWeights
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import Outline, outline
+from support.families import gpt_oss_preset
 from support.live_bytes import LiveBytes
 
 CONFIGS = PRESETS
@@ -126,12 +128,12 @@ def test_when_no_option_helps_the_cards_that_do_are_named() -> None:
         ({"step_tokens": 0}, "--max-num-batched-tokens 0"),
     ],
 )
-def test_workloads_out_of_range_are_refused(change: dict, message: str) -> None:
+def test_workloads_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadSetting, match=message):
         sums("gpt-oss-20b", "h100", replace(Workload(), **change))
 
 
-TINY = replace(PRESETS["gpt-oss-tiny"], num_heads=4, head_dim=64)
+TINY = replace(gpt_oss_preset("gpt-oss-tiny"), num_heads=4, head_dim=64)
 
 
 @pytest.mark.parametrize("precision", PLANS)

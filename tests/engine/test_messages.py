@@ -62,7 +62,8 @@ from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError
 def test_frames_survive_any_cut(payloads: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(frame(payload) for payload in payloads)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20).map(sorted))
-    reader, found = FrameReader(), []
+    reader = FrameReader()
+    found: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.feed(stream[start:end])
     assert found == payloads

@@ -15,7 +15,7 @@ from torch import Tensor
 from microscale.engine.build import assemble
 from microscale.engine.client import EngineClient
 from microscale.engine.engine import Engine, Output, Scored
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.load import LoadOptions
 from microscale.engine.memory import SCORED_TOKENS
 from microscale.engine.messages import MAX_SCORED, EngineConfig
 from microscale.engine.request import Finish, Request
@@ -27,6 +27,7 @@ from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
+from support.families import load_gpt_oss
 from support.tiny_checkpoints import CASES, write_hf
 from support.truth import load_transformers
 
@@ -41,13 +42,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @cache
 def load(folder: Path) -> GptOss:
-    return load_model(LoadOptions(str(folder), device="cpu", dtype="float32", page_size=4))
+    return load_gpt_oss(LoadOptions(str(folder), device="cpu", dtype="float32", page_size=4))
 
 
 @cache
 def true_logits(folder: Path, prompt: tuple[int, ...]) -> Tensor:
     with torch.inference_mode():
-        return load_transformers(folder)(torch.tensor([prompt]), use_cache=False).logits[0]
+        logits: Tensor = load_transformers(folder)(torch.tensor([prompt]), use_cache=False).logits[0]
+    return logits
 
 
 def prompt_of(name: str, length: int, seed: int = 0) -> tuple[int, ...]:

@@ -135,7 +135,8 @@ def test_logprobs_of_the_likeliest_and_of_a_prompt() -> None:
     assert [logprob for _, logprob in choice.top] == pytest.approx([exact[1], exact[2], exact[0]])
     scored = new_sampler().prompt_logprobs(LOGITS.expand(2, 4), [3, 2], top=1)
     assert [c.logprob for c in scored] == pytest.approx([exact[3], exact[2]])
-    assert all(c.top == (pytest.approx((1, exact[1])),) for c in scored)
+    likeliest: object = (pytest.approx((1, exact[1])),)
+    assert all(c.top == likeliest for c in scored)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -24,6 +24,7 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
+from support.families import gpt_oss_preset
 
 CPU = hardware.cpu()
 MOST = 3
@@ -55,7 +56,7 @@ def test_small_products_have_one_thread_and_large_ones_all() -> None:
 
 def test_the_estimate_is_of_one_product() -> None:
     """By hand, for a prompt that reaches every expert: FLOPs of qkv, o and the experts over what a core computes."""
-    config, tokens = PRESETS["gpt-oss-tiny"], 4096
+    config, tokens = gpt_oss_preset("gpt-oss-tiny"), 4096
     heads = config.num_heads + 2 * config.num_kv_heads
     dense = [(heads * config.head_dim, config.hidden), (config.hidden, config.num_heads * config.head_dim)]
     flops = sum(2 * rows * columns * tokens for rows, columns in dense)

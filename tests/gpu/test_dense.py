@@ -50,7 +50,8 @@ def packed_of(problem: Problem) -> PackedDense:
 
 def spec_of(problem: Problem, activations: Activations = Activations.BF16) -> DenseSpec:
     weights = problem.weights
-    return DenseSpec(*weights.weight.shape, weights.format, activations, weights.bias is not None, len(problem.x))
+    rows, columns = weights.weight.shape
+    return DenseSpec(rows, columns, weights.format, activations, weights.bias is not None, len(problem.x))
 
 
 def run(implementation: DenseOp, problem: Problem, x: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 
 from microscale.engine.build import assemble
 from microscale.engine.decode import SHORT_CONTEXT
-from microscale.engine.engine import Engine
+from microscale.engine.engine import Engine, Scored
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.request import Request
 from microscale.engine.runner import Model
@@ -138,7 +138,7 @@ def test_a_prompts_log_probabilities_are_those_of_decoding_it(models: dict[int, 
     sizes = Limits(16, models[16].config.sliding_window, 8, 64, 1024)
     engine = assemble(models[16], sizes, {LayerKind.FULL: 256, LayerKind.SLIDING: 256})
     engine.submit(Request("scored", whole, SamplingParams(max_tokens=0, prompt_logprobs=2)))
-    scored = []
+    scored: list[Scored] = []
     while engine.has_work:
         for output in engine.step():
             assert output.error is None

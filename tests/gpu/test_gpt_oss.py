@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Wish
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.load import LoadOptions
 from microscale.models.gpt_oss.model import GptOss
+from support.families import load_gpt_oss
 from support.forward import all_logits
 
 # Head size and hidden size of gpt-oss, few experts and layers: every fast kernel takes part.
@@ -19,7 +20,7 @@ PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 1100))]
 
 def load(dtype: str, wish: Wish) -> GptOss:
     options = LoadOptions("gpt-oss-20b", load_format="dummy", device="cuda", dtype=dtype, wish=wish, overrides=SHAPE)
-    return load_model(options)
+    return load_gpt_oss(options)
 
 
 @pytest.fixture(scope="module")

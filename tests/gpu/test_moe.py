@@ -200,11 +200,11 @@ def test_other_types_are_refused() -> None:
 def test_a_dense_mlp_in_the_experts_launches(hidden: int, intermediate: int, mlp: int, top_k: int, tokens: int) -> None:
     problem = Problem.of(Case("", tokens, 16, top_k, hidden, intermediate, GELU, bias=False), "mxfp8", DEVICE)
     generator = torch.Generator(DEVICE).manual_seed(1)
-    gate_up, down, x = (
+    full_gate_up, full_down, mlp_x = (
         torch.randn(size, generator=generator, device=DEVICE) / scale
         for size, scale in (((2 * mlp, hidden), hidden**0.5), ((hidden, mlp), mlp**0.5), ((tokens, hidden), 1.0))
     )
-    gate_up, down, x = encode(gate_up, MXFP8), encode(down, MXFP8), x.bfloat16()
+    gate_up, down, x = encode(full_gate_up, MXFP8), encode(full_down, MXFP8), mlp_x.bfloat16()
     parts = (pack(DenseWeights(in_runs(gate_up))), pack(DenseWeights(down)))
     spec = spec_of(problem.case, "mxfp8")
     both = torch.stack((x, problem.x))

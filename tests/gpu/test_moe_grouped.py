@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from microscale.hardware import Feature, detect, known
-from microscale.hardware.tiles import possible
+from microscale.hardware.tiles import Tile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
@@ -31,11 +31,11 @@ REAL = [
 PATHS = [(fmt, scaled) for fmt in ("mxfp4", "mxfp8") for scaled in (False, True)]
 
 
-def check(problem: Problem, scaled: bool, **options: object) -> torch.Tensor:
+def check(problem: Problem, scaled: bool, tile: Tile | None = None) -> torch.Tensor:
     if scaled and not detect().has(Feature.MMA_FP8):
         pytest.skip("no fp8 on this GPU")
     y = grouped.run(
-        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), block_scaled=scaled, **options
+        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), block_scaled=scaled, tile=tile
     )
     if scaled:
         check_rounded(y, problem.expected_quantised(), "bf16", 2)
@@ -118,23 +118,23 @@ def test_routing_of_many_tokens(tokens: int, num_experts: int, top_k: int) -> No
 # ---- assembly against its plain twin --------------------------------------------------------------------------------
 
 
-@triton.jit
-def pairs_kernel(words_ptr, factors_ptr, out_ptr, PLAIN: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def pairs_kernel(words_ptr, factors_ptr, out_ptr, PLAIN: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     words = tl.load(words_ptr + at).to(tl.uint32, bitcast=True)
     factors = tl.load(factors_ptr + at).to(tl.uint32, bitcast=True)
     tl.store(out_ptr + at[:, None] * 2 + tl.arange(0, 2)[None, :], jit.scaled_pairs(words, factors, PLAIN))
 
 
-@triton.jit
-def bytes_kernel(words_ptr, out_ptr, PLAIN: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def bytes_kernel(words_ptr, out_ptr, PLAIN: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     words = tl.load(words_ptr + at).to(tl.uint32, bitcast=True)
     tl.store(out_ptr + at[:, None] * 4 + tl.arange(0, 4)[None, :], jit.word_bytes(words, PLAIN))
 
 
-@triton.jit
-def round_kernel(x_ptr, codes_ptr, PLAIN: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def round_kernel(x_ptr, codes_ptr, PLAIN: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(codes_ptr + at, mxfp8_jit.round_e4m3(tl.load(x_ptr + at), PLAIN))
 

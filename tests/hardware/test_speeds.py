@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ FILE = SpeedFile("sm90", "h200", "2.11", "3.6", "2026-11-15", ROWS)
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "sm90.json"
     file.write_text(FILE.to_json())
     monkeypatch.setattr(speeds, "MEASURED_DIR", tmp_path)
@@ -60,7 +62,7 @@ def test_new_rows_replace_old_ones_of_the_same_case() -> None:
         (lambda data: data["rows"][0].update(us=1.0), "faster than h200 can be"),
     ],
 )
-def test_damaged_files_are_refused(measured: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_files_are_refused(measured: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
     data = json.loads(measured.read_text())
     change(data)
     measured.write_text(json.dumps(data))

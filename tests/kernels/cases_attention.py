@@ -65,7 +65,8 @@ def make_case(
     return spec, q.to(DEVICE), kv, batch
 
 
-CASES = [
+AttentionCase = tuple[int, int, int, int | None, int, list[tuple[int, int]]]
+CASES: list[AttentionCase] = [
     # heads, kv_heads, dim, window, page_size, [(cached, new), …]
     (8, 1, 64, None, 16, [(0, 1)]),
     (8, 1, 64, None, 16, [(300, 1), (0, 1), (17, 1), (64, 1)]),
@@ -104,7 +105,7 @@ if ON_GPU:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
-def test_triton_is_the_reference(case: tuple, fp8: bool, sink: float | None) -> None:
+def test_triton_is_the_reference(case: AttentionCase, fp8: bool, sink: float | None) -> None:
     if not ON_GPU and sink != 0.0 and (fp8 or case in CASES[8:]):
         return  # the interpreter is slow; sinks meet neither fp8 nor the size of heads in the code
     spec, q, kv, batch = make_case(*case, fp8)
@@ -183,7 +184,7 @@ def test_the_scale_of_the_scores() -> None:
         (4, 2, 256, 200, [(300, 1), (90, 1)]),
     ],
 )
-def test_pieces_add_up_in_order(case: tuple) -> None:
+def test_pieces_add_up_in_order(case: tuple[int, int, int, int | None, list[tuple[int, int]]]) -> None:
     """By a launch of their own, or by the last program: the second call finds its counters as the first left them."""
     heads, kv_heads, dim, window, sequences = case
     spec, q, kv, batch = make_case(heads, kv_heads, dim, window, 16, sequences, False)
@@ -213,7 +214,8 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
         assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
 
 
-FRESH = [
+FreshShape = tuple[int, int, int, int | None, int, list[int]]
+FRESH: list[FreshShape] = [
     # heads, kv_heads, dim, window, page_size, context lengths, the new token included
     (8, 1, 64, None, 16, [1]),
     (16, 2, 64, 128, 16, [1, 2, 31, 127, 128, 129, 130, 300]),
@@ -260,7 +262,7 @@ class FreshCase:
 
 
 def make_fresh_case(
-    case: tuple, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
+    case: FreshShape, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
 ) -> FreshCase:
     """``empty`` is a sequence without a new token."""
     heads, kv_heads, dim, window, page_size, lens = case
@@ -279,8 +281,8 @@ def make_fresh_case(
     frequencies[dim // 4 :] *= not shared  # Gemma 4's full layers: a part of each head turns
     norms = None
     if norm:
-        weights = 1 + 0.2 * torch.randn(2, dim, generator=generator)
-        norms = HeadNorms(*weights.bfloat16().to(DEVICE), 1e-6)
+        q_weight, k_weight = (1 + 0.2 * torch.randn(2, dim, generator=generator)).bfloat16().to(DEVICE)
+        norms = HeadNorms(q_weight, k_weight, 1e-6)
         spec = replace(spec, scale=0.25)
     fresh = Fresh(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
     noise = torch.randn(heads, generator=generator)
@@ -319,7 +321,7 @@ def check_fresh(problem: FreshCase) -> None:
 @pytest.mark.parametrize("case", FRESH, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("kind", [(False, False), (True, False), (True, True)], ids=["plain", "normed", "shared"])
-def test_heads_to_attention_in_one_launch(case: tuple, fp8: bool, kind: tuple[bool, bool]) -> None:
+def test_heads_to_attention_in_one_launch(case: FreshShape, fp8: bool, kind: tuple[bool, bool]) -> None:
     if kind not in kinds(case[2]):
         pytest.skip("no kernel: no model has such heads")
     few = (FRESH.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
@@ -365,12 +367,12 @@ def test_what_is_not_one_launch() -> None:
 @pytest.mark.parametrize(
     "heads", [(64, 8, 64, None, False), (16, 8, 256, 1024, True), (16, 2, 512, None, True)], ids=str
 )
-def test_a_graph_of_one_launch(heads: tuple) -> None:
+def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) -> None:
     """Lengths that change between replays, and the keys of the replay before among those that are read."""
-    *sizes, window, norm = heads
+    num_heads, kv_heads, dim, window, norm = heads
     # Within the window: keys that it has left are broken on purpose.
     lengths = [1500 if window is None else window, 700, 30]
-    problem = make_fresh_case((*sizes, window, 16, lengths), False, norm, norm and sizes[2] == 512)
+    problem = make_fresh_case((num_heads, kv_heads, dim, window, 16, lengths), False, norm, norm and dim == 512)
     spec, batch, fresh = problem.spec, problem.batch, problem.fresh
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
     run = PagedAttention().run_fresh
@@ -379,6 +381,7 @@ def test_a_graph_of_one_launch(heads: tuple) -> None:
     batch.context_lens.sub_(8)
     with torch.cuda.graph(graph):
         out = run(spec, GPU, problem.qkv, fresh, ours, batch)
+    assert out is not None
     generator = torch.Generator().manual_seed(5)
     for _ in range(8):
         batch.context_lens.add_(1)

@@ -168,6 +168,7 @@ def test_capped_logits(rows: int) -> None:
 def test_unpacked_weights_are_the_weights(fmt: str, rows: int, columns: int) -> None:
     weights = make_weights(fmt, rows, columns)
     packed = pack(weights)
+    assert not isinstance(weights.weight, Tensor)
     assert torch.equal(unpack.unpack(packed), decode(weights.weight).bfloat16())
 
 

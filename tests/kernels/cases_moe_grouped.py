@@ -96,8 +96,8 @@ def test_a_broken_token_shows_and_stays_alone() -> None:
 # ---- bit arithmetic, exhaustively -----------------------------------------------------------------------------------
 
 
-@triton.jit
-def unpack_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def unpack_kernel(  # type: ignore[no-untyped-def]
     words_ptr, scales_ptr, out_ptr, out_scale_ptr, BITS: tl.constexpr, MX: tl.constexpr, QUADS: tl.constexpr
 ):
     q = tl.load(words_ptr + tl.arange(0, 32 * BITS)).reshape(1, 32 * BITS).to(tl.uint32, bitcast=True)
@@ -158,8 +158,8 @@ def test_every_code_at_every_place(fmt: BlockFormat, mx: bool, quads: bool) -> N
             assert torch.equal(out * 2.0**64, want)
 
 
-@triton.jit
-def round_kernel(x_ptr, codes_ptr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def round_kernel(x_ptr, codes_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(codes_ptr + at, mxfp8_jit.round_e4m3(tl.load(x_ptr + at), True))
 

@@ -57,7 +57,8 @@ def make_batch(rows: int, *, seed: int = 1, **given: Any) -> SamplingBatch:
     seeds = (torch.arange(rows) * 7919 + seed).to(DEVICE)
     positions = (torch.arange(rows) * (2**32 + 3)).to(DEVICE)
     flags = {"draws": bool(draws.any()), "filters": bool(filters.any())}
-    return SamplingBatch(**tensors, seed=seeds, position=positions, **(flags | given))
+    numbers: dict[str, Any] = {**tensors, **flags, **given}
+    return SamplingBatch(seed=seeds, position=positions, **numbers)
 
 
 def run(logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
@@ -188,7 +189,7 @@ def test_broken_rows_end_alone() -> None:
     x[3] = -INF
     x[4, 1:] = -INF
     x[5, 100:] = -INF
-    params = {"temperature": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0], "top_p": [0.9] * 6 + [1.0]}
+    params: dict[str, Any] = {"temperature": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0], "top_p": [0.9] * 6 + [1.0]}
     got = check(x, make_batch(7, **params))
     assert got.status.tolist() == [0, 1, 1, 1, 0, 0, 0]
     assert int(got.tokens[4]) == 0
@@ -362,7 +363,7 @@ def test_a_row_gets_the_same_token_in_every_batch() -> None:
         penalised = "repetition" in params
 
         def tokens(place: int, size: int, mixed: bool, params: dict[str, Any] = params, must: bool = penalised) -> int:
-            values = {key: [default] * size for key, default in DEFAULTS.items()}
+            values: dict[str, Any] = {key: [default] * size for key, default in DEFAULTS.items()}
             if mixed:
                 values |= {"temperature": [0.5] * size, "top_k": [20] * size, "top_p": [0.7] * size}
             for key in DEFAULTS:

@@ -168,6 +168,7 @@ def test_add_norm_route(tokens: int, width: int, experts: int, fused: bool) -> N
     bf16_close(normed, want)
     assert torch.equal(total, want_total)
     # Against the router on our own norm: what differs is the order of float32 sums, or one rounding of the logits.
+    assert router.bias is not None
     logits = normed.float() @ router.weight.float().T + router.bias.float()
     exact = reference.route(logits, 4)
     room = float(logits.abs().max()) * (1e-5 if fused else step("bf16"))
@@ -241,7 +242,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize("case", HEADS, ids=str)
-def test_heads_normed_shared_and_in_fp8(case: tuple) -> None:
+def test_heads_normed_shared_and_in_fp8(case: tuple[int, int, int, int, bool, bool, bool, float]) -> None:
     tokens, heads, kv_heads, dim, norm, shared, fp8, part = case
     qkv = normal(tokens, heads + (1 if shared else 2) * kv_heads, dim, size=3.0)
     frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))

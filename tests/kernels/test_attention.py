@@ -45,7 +45,8 @@ def poisoned(pages: int, kv_heads: int, page_size: int, dim: int) -> PagedKv:
     return PagedKv(torch.full(shape, math.nan), torch.full(shape, math.nan))
 
 
-CASES = [
+AttentionCase = tuple[int, int, int, int | None, int, list[tuple[int, int]]]
+CASES: list[AttentionCase] = [
     # heads, kv_heads, dim, window, page_size, [(cached, new), …]
     (4, 2, 16, None, 4, [(0, 5)]),
     (4, 2, 16, 3, 4, [(0, 9), (6, 1), (0, 1)]),
@@ -58,7 +59,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
-def test_paged_attention_is_the_formula(case: tuple, sink: float | None) -> None:
+def test_paged_attention_is_the_formula(case: AttentionCase, sink: float | None) -> None:
     heads, kv_heads, dim, window, page_size, sequences = case
     generator = torch.Generator().manual_seed(0)
     spec = spec_of(heads, kv_heads, dim, window, page_size, sink is not None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from microscale import hardware
@@ -25,8 +28,8 @@ def test_under_the_interpreter() -> None:
         ({"page_size": 24}, "24"),
     ],
 )
-def test_refusals(change: dict, word: str) -> None:
-    sizes = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "page_size": 16, "activations": Activations.BF16}
-    spec = AttentionSpec(window=None, sinks=True, tokens=1, context=64, **(sizes | change))
+def test_refusals(change: dict[str, Any], word: str) -> None:
+    usual = AttentionSpec(64, 8, 64, None, True, 16, Activations.BF16, tokens=1, context=64)
+    spec = replace(usual, **change)
     assert word in (PagedAttention().supports(spec, hardware.known("rtx5090")) or "")
     assert "CPU" in (PagedAttention().supports(spec, hardware.cpu()) or "")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampler import SamplingParams
 from microscale.engine.scheduler import Work
-from microscale.formats import MXFP4, MXFP8, encode, encode_channels
+from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
 from microscale.hardware import KNOWN, Gpu, cpu, detect
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
@@ -39,23 +40,23 @@ GPUS: list[Gpu] = [detect()] if ON_GPU else [cpu(), *KNOWN.values()]
 CAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturable is None]
 ROWS = [1, 5, 70]
 Call = Callable[[], object]
+Weight = torch.Tensor | ChannelScaled | BlockScaled
+Spec = DenseSpec | MoeSpec | AttentionSpec | SmallSpec
 
 
 def of_op(op: str) -> list[pytest.ParameterSet]:
     return [pytest.param(entry, id=entry.name) for entry in CAPTURABLE if entry.op == op]
 
 
-def specs(base: DenseSpec | MoeSpec | AttentionSpec | SmallSpec) -> list[object]:
+def specs(base: Spec) -> list[Spec]:
     """``base`` in every format and with all activations."""
-    formats = [replace(base, weight_format=f) for f in ("bf16", "fp8", "mxfp8", "mxfp4")] if _weighted(base) else [base]
-    return [replace(spec, activations=activations) for spec in formats for activations in Activations]  # type: ignore[type-var]
+    formats: list[Spec] = [base]
+    if isinstance(base, DenseSpec | MoeSpec):
+        formats = [replace(base, weight_format=f) for f in ("bf16", "fp8", "mxfp8", "mxfp4")]
+    return [replace(spec, activations=activations) for spec in formats for activations in Activations]
 
 
-def _weighted(base: object) -> bool:
-    return hasattr(base, "weight_format")
-
-
-def runnable(entry: Implementation, base: DenseSpec | MoeSpec | AttentionSpec | SmallSpec) -> list[tuple[object, Gpu]]:
+def runnable(entry: Implementation[Any], base: Spec) -> list[tuple[Spec, Gpu]]:
     """What it can run, and where."""
     # Plain torch asks nothing of a card but whether it is one; and on a CPU it runs as a CPU's.
     found = [(spec, gpu) for spec in specs(base) for gpu in GPUS if entry.supports(spec, gpu) is None]
@@ -79,7 +80,7 @@ def test_dense(entry: DenseOp, rows: int) -> None:
     for spec, gpu in runnable(entry, DenseSpec(96, 128, "bf16", Activations.BF16, True, tokens=rows, softcap=30.0)):
         assert isinstance(spec, DenseSpec)
         plain = torch.randn(96, 128, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-        encoded = {"bf16": plain.bfloat16, "fp8": partial(encode_channels, plain)}
+        encoded: dict[str, Callable[[], Weight]] = {"bf16": plain.bfloat16, "fp8": partial(encode_channels, plain)}
         weight = encoded.get(spec.weight_format, partial(encode, plain, MXFP4 if "4" in spec.weight_format else MXFP8))
         packed = entry.pack(DenseWeights(weight(), torch.ones(96, device=DEVICE).bfloat16()), spec)
         x, residual = tokens_of(spec, rows, 128), tokens_of(spec, rows, 96)
@@ -89,7 +90,7 @@ def test_dense(entry: DenseOp, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("entry", of_op("moe"))
-def test_moe(entry: Implementation, rows: int) -> None:
+def test_moe(entry: Any, rows: int) -> None:
     gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
     case = Case("capture", rows)
     base = MoeSpec(4, 2, 128, 128, "mxfp4", Activations.BF16, gate, True, tokens=rows)
@@ -102,7 +103,7 @@ def test_moe(entry: Implementation, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("entry", of_op("attention"))
-def test_attention(entry: Implementation, rows: int) -> None:
+def test_attention(entry: Any, rows: int) -> None:
     """One token of each sequence, as decoding has it."""
     base = AttentionSpec(8, 2, 64, None, True, 16, Activations.BF16, tokens=rows, context=64)
     for window in (None, 20):
@@ -177,10 +178,11 @@ def test_small(entry: SmallOps, rows: int) -> None:
 def test_embeddings(fmt: str) -> None:
     """No op with implementations, and part of every captured step."""
     plain = torch.randn(40, 64).to(DEVICE)
-    weight = {
+    made: dict[str, Callable[[], Weight]] = {
         "bf16": plain.bfloat16, "fp8": partial(encode_channels, plain),
         "mxfp8": partial(encode, plain, MXFP8), "mxfp4": partial(encode, plain, MXFP4),
-    }[fmt]()  # fmt: skip
+    }  # fmt: skip
+    weight = made[fmt]()
     rows = torch.arange(7, device=DEVICE)
     check_capturable(lambda: Embedding(weight, torch.bfloat16)(rows))
 
@@ -195,7 +197,7 @@ UNCAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturabl
 
 @pytest.mark.skipif(ON_GPU, reason="a failed capture on a GPU spoils what comes after it")
 @pytest.mark.parametrize("entry", [e for e in UNCAPTURABLE if e.op == "moe"], ids=lambda e: e.name)
-def test_experts_that_say_so_read_on_the_host(entry: Implementation) -> None:
+def test_experts_that_say_so_read_on_the_host(entry: Any) -> None:
     """The check sees what they do; and what has become capturable should say so."""
     gate, case = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True), Case("capture", 3)
     spec = MoeSpec(4, 2, 128, 128, "mxfp4", Activations.BF16, gate, True, tokens=3)
@@ -207,7 +209,7 @@ def test_experts_that_say_so_read_on_the_host(entry: Implementation) -> None:
 
 @pytest.mark.skipif(ON_GPU, reason="a failed capture on a GPU spoils what comes after it")
 @pytest.mark.parametrize("entry", [e for e in UNCAPTURABLE if e.op == "attention"], ids=lambda e: e.name)
-def test_attention_that_says_so_reads_on_the_host(entry: Implementation) -> None:
+def test_attention_that_says_so_reads_on_the_host(entry: Any) -> None:
     spec = AttentionSpec(8, 2, 64, None, False, 16, Activations.BF16, tokens=1, context=64)
     kv = PagedKv(*(torch.randn(4, 2, 16, 64) for _ in range(2)))
     batch = AttentionBatch(torch.tensor([0, 1]), torch.tensor([9]), torch.zeros(1, 4, dtype=torch.int32), 1)

@@ -52,8 +52,8 @@ def by_formula(x: torch.Tensor, weights: MoeWeights, routing: Routing, gate: Gat
                 h += weights.gate_up_bias[e].double()
             a = torch.zeros(units, dtype=torch.float64)
             for u in range(units):
-                g, up = (h[2 * u], h[2 * u + 1]) if gate.interleaved else (h[u], h[units + u])
-                g, up = float(g), float(up)
+                at_gate, at_up = (2 * u, 2 * u + 1) if gate.interleaved else (u, units + u)
+                g, up = float(h[at_gate]), float(h[at_up])
                 if gate.kind is GateKind.GELU_TANH:
                     inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
                     a[u] = 0.5 * g * (1 + math.tanh(inner)) * up
@@ -67,7 +67,8 @@ def by_formula(x: torch.Tensor, weights: MoeWeights, routing: Routing, gate: Gat
     return y
 
 
-CASES = [
+MoeCase = tuple[int, int, int, int, int, BlockFormat, Gate, bool]
+CASES: list[MoeCase] = [
     # experts, top_k, hidden, intermediate, tokens, format, gate, bias
     (4, 2, 64, 32, 5, MXFP4, SWIGLU, True),
     (4, 2, 64, 32, 5, MXFP4, SWIGLU, False),
@@ -79,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"e{c[0]}k{c[1]}h{c[2]}i{c[3]}t{c[4]}-{c[5].name}-{c[6].kind}")
-def test_reference_is_the_formula(case: tuple) -> None:
+def test_reference_is_the_formula(case: MoeCase) -> None:
     experts, top_k, hidden, intermediate, tokens, fmt, gate, bias = case
     weights = make_weights(experts, hidden, intermediate, fmt, bias, seed=1)
     routing = make_routing(tokens, experts, top_k, seed=2)
@@ -105,7 +106,7 @@ def spec_for(weights: MoeWeights, activations: Activations, gate: Gate, top_k: i
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"e{c[0]}k{c[1]}h{c[2]}i{c[3]}t{c[4]}-{c[5].name}-{c[6].kind}")
-def test_dequantized_in_float32_equals_the_reference(case: tuple) -> None:
+def test_dequantized_in_float32_equals_the_reference(case: MoeCase) -> None:
     experts, top_k, hidden, intermediate, tokens, fmt, gate, bias = case
     weights = make_weights(experts, hidden, intermediate, fmt, bias, seed=4)
     routing = make_routing(tokens, experts, top_k, seed=5)

@@ -42,14 +42,16 @@ def matrix_of(packed: Packed) -> Tensor:
         parts = numbers.unflatten(2, (8, 4)).unflatten(4, (2, 2)).permute(0, 5, 2, 1, 4, 3, 6)
     else:  # R T G (g t) (j h) i → R h g T G t j i
         parts = numbers.unflatten(3, (8, 4)).unflatten(5, (2, 2)).permute(0, 6, 3, 1, 2, 4, 5, 7)
-    return parts.reshape(packed.rows, -1)
+    matrix: Tensor = parts.reshape(packed.rows, -1)
+    return matrix
 
 
 def scales_of(packed: Packed) -> Tensor:
     """Bytes ``[rows, 2 * k_tiles]`` of expert 0."""
     v = torch.arange(4)
     parts = (packed.scales[0].long()[..., None] >> 8 * v & 0xFF).unflatten(-1, (2, 2))  # R T g G h
-    return parts.permute(0, 4, 2, 1, 3).reshape(packed.rows, -1)
+    scales: Tensor = parts.permute(0, 4, 2, 1, 3).reshape(packed.rows, -1)
+    return scales
 
 
 @pytest.mark.parametrize("fmt", [MXFP4, MXFP8], ids=lambda fmt: fmt.name)
@@ -118,7 +120,8 @@ def e4m3_of(packed: Packed) -> tuple[Tensor, Tensor]:
     # R T g t G h a b' p, column 8 t + 4 a + 2 (1 - b') + p
     parts = numbers.flip(7).permute(0, 5, 2, 1, 4, 3, 6, 7, 8)
     peak = PEAK_BIAS - torch.stack([t & 0xFFFF for t in twice], 1)  # [R, h, g]
-    return parts.reshape(packed.rows, -1), torch.exp2(peak.flatten().double() - 133)
+    matrix: Tensor = parts.reshape(packed.rows, -1)
+    return matrix, torch.exp2(peak.flatten().double() - 133)
 
 
 def test_e4m3_weights_are_exact_over_12_octaves() -> None:

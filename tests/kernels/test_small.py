@@ -118,6 +118,7 @@ def test_sums_with_their_norms() -> None:
     router = Router(torch.randn(8, 64), torch.randn(8))
     routed, _, routing = add_norm_route(x, residual, weight[0], 1e-5, router, 2)
     assert torch.equal(routed, normed)
+    assert router.bias is not None
     assert torch.equal(routing.expert_ids, route(normed @ router.weight.T + router.bias, 2).expert_ids)
 
 

@@ -8,9 +8,10 @@ import re
 import struct
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def edit_index(folder: Path, **changes: str | None) -> None:
 
 
 @pytest.mark.parametrize("write", [single, sharded, lambda folder: sharded(folder, index=False)])
-def test_reads_every_tensor(write, tmp_path):
+def test_reads_every_tensor(write: Callable[[Path], Path], tmp_path: Path) -> None:
     checkpoint = Checkpoint(write(tmp_path))
     checkpoint.check(SPECS)
     for name, tensor in TENSORS.items():
@@ -78,7 +79,7 @@ def test_reads_every_tensor(write, tmp_path):
         assert torch.equal(found, tensor)
 
 
-def test_links_are_followed_as_the_hub_cache_needs(tmp_path):
+def test_links_are_followed_as_the_hub_cache_needs(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
     single(tmp_path / "blobs")
@@ -86,12 +87,12 @@ def test_links_are_followed_as_the_hub_cache_needs(tmp_path):
     Checkpoint(tmp_path / "snapshot").check(SPECS)
 
 
-def test_reading_maps_the_file_and_copies_nothing(tmp_path):
+def test_reading_maps_the_file_and_copies_nothing(tmp_path: Path) -> None:
     checkpoint = Checkpoint(single(tmp_path))
     assert checkpoint.read("a.weight", "cpu").data_ptr() == checkpoint.read("a.weight", "cpu").data_ptr()
 
 
-def test_empty_tensor_is_a_tensor(tmp_path):
+def test_empty_tensor_is_a_tensor(tmp_path: Path) -> None:
     checkpoint = Checkpoint(single(tmp_path, {"empty": torch.zeros(0, 4), "full": torch.ones(2)}))
     assert checkpoint.read("empty", "cpu").shape == (0, 4)
 
@@ -99,7 +100,7 @@ def test_empty_tensor_is_a_tensor(tmp_path):
 # -- headers
 
 
-def test_truncated_file_names_the_tensor(tmp_path):
+def test_truncated_file_names_the_tensor(tmp_path: Path) -> None:
     path = single(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors is truncated: tensor '\S+' ends at byte"):
@@ -107,7 +108,7 @@ def test_truncated_file_names_the_tensor(tmp_path):
 
 
 @pytest.mark.parametrize("size", range(0, 200, 13))
-def test_every_shorter_file_is_refused(size, tmp_path):
+def test_every_shorter_file_is_refused(size: int, tmp_path: Path) -> None:
     path = single(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
@@ -152,7 +153,7 @@ def entry(begin: int, end: int, shape: object = None, dtype: object = "U8") -> d
         ({"x": entry(0, 1 << 70)}, "must be a list of sizes"),
     ],
 )
-def test_bad_header(header, message, tmp_path):
+def test_bad_header(header: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=message) as caught:
         Checkpoint(raw(tmp_path, header, bytes(8)))
     assert str(tmp_path / "model.safetensors") in str(caught.value)
@@ -167,23 +168,23 @@ def test_bad_header(header, message, tmp_path):
         (0, "the header is not valid JSON"),
     ],
 )
-def test_bad_header_length(length, message, tmp_path):
+def test_bad_header_length(length: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=message):
         Checkpoint(raw(tmp_path, {"x": entry(0, 8)}, bytes(8), length=length))
 
 
-def test_a_file_that_is_something_else(tmp_path):
+def test_a_file_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
     with pytest.raises(BadCheckpoint, match="claims a header of"):
         Checkpoint(tmp_path)
 
 
-def test_metadata_is_no_tensor(tmp_path):
+def test_metadata_is_no_tensor(tmp_path: Path) -> None:
     checkpoint = Checkpoint(raw(tmp_path, {"__metadata__": {"format": "pt"}, "x": entry(0, 8)}, bytes(8)))
     assert set(checkpoint.entries) == {"x"}
 
 
-def test_unaligned_tensors_are_read(tmp_path):
+def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
     header = {"odd": entry(0, 3), "x": entry(3, 7, [2], "BF16")}
     data = bytes(3) + torch.tensor([1.0, -2.0], dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     assert Checkpoint(raw(tmp_path, header, data)).read("x", "cpu").tolist() == [1.0, -2.0]
@@ -191,7 +192,8 @@ def test_unaligned_tensors_are_read(tmp_path):
 
 @settings(max_examples=300, deadline=None)
 @given(place=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 3))
-def test_any_changed_byte_is_read_or_refused(place, byte, cut):
+def test_any_changed_byte_is_read_or_refused(place: int, byte: int, cut: int) -> None:
+    complaint: str | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = single(Path(folder)) / "model.safetensors"
         data = bytearray(path.read_bytes())
@@ -203,7 +205,6 @@ def test_any_changed_byte_is_read_or_refused(place, byte, cut):
         except BadCheckpoint as exc:
             complaint = str(exc)
         else:
-            complaint = None
             assert shapes == {name: torch.Size(found.shape) for name, found in checkpoint.entries.items()}
     assert complaint is None or "model.safetensors" in complaint
 
@@ -211,42 +212,42 @@ def test_any_changed_byte_is_read_or_refused(place, byte, cut):
 # -- folders, shards and the index
 
 
-def test_folder_that_is_not_there(tmp_path):
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="nowhere is not a folder"):
         Checkpoint(tmp_path / "nowhere")
 
 
-def test_folder_without_weights(tmp_path):
+def test_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"has no \*\.safetensors file"):
         Checkpoint(tmp_path)
 
 
-def test_single_file_and_index_is_ambiguous(tmp_path):
+def test_single_file_and_index_is_ambiguous(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"both model\.safetensors and"):
         Checkpoint(single(sharded(tmp_path)))
 
 
-def test_missing_shard(tmp_path):
+def test_missing_shard(tmp_path: Path) -> None:
     (sharded(tmp_path) / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(BadCheckpoint, match=r"model-00002-of-00003\.safetensors is missing.*'b\.bias'"):
         Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_missing_shard_without_index(number, tmp_path):
+def test_missing_shard_without_index(number: int, tmp_path: Path) -> None:
     (sharded(tmp_path, index=False) / f"model-0000{number}-of-00003.safetensors").unlink()
     with pytest.raises(BadCheckpoint, match=f"lacks shard {number} of 3"):
         Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("last", [1, 2], ids=["0_to_1_of_2", "0_to_2_of_2"])
-def test_shards_may_count_from_zero(last, tmp_path):
+def test_shards_may_count_from_zero(last: int, tmp_path: Path) -> None:
     for number in range(last + 1):
         save_file({f"t{number}": torch.ones(1)}, tmp_path / f"model-0000{number}-of-00002.safetensors")
     assert len(Checkpoint(tmp_path).entries) == last + 1
 
 
-def test_tensor_in_two_shards(tmp_path):
+def test_tensor_in_two_shards(tmp_path: Path) -> None:
     for name in ("x.safetensors", "y.safetensors"):
         save_file({"twice": torch.ones(1)}, tmp_path / name)
     with pytest.raises(BadCheckpoint, match=r"y\.safetensors: tensor 'twice' is also in x\.safetensors"):
@@ -261,13 +262,13 @@ def test_tensor_in_two_shards(tmp_path):
         ({"a__weight": None, "b__bias": None, "c_scales": None}, "lacks tensor 'a.weight'"),
     ],
 )
-def test_index_that_disagrees(changes, message, tmp_path):
+def test_index_that_disagrees(changes: dict[str, str | None], message: str, tmp_path: Path) -> None:
     edit_index(sharded(tmp_path), **changes)
     with pytest.raises(BadCheckpoint, match=message):
         Checkpoint(tmp_path).check(SPECS)
 
 
-def test_index_that_swaps_two_shards(tmp_path):
+def test_index_that_swaps_two_shards(tmp_path: Path) -> None:
     edit_index(
         sharded(tmp_path),
         a__weight="model-00002-of-00003.safetensors",
@@ -277,7 +278,7 @@ def test_index_that_swaps_two_shards(tmp_path):
         Checkpoint(tmp_path)
 
 
-def test_index_that_leaves_a_tensor_out(tmp_path):
+def test_index_that_leaves_a_tensor_out(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     save_file({**TENSORS, "extra": torch.ones(1)}, folder / "all.safetensors")
     edit_index(folder, a__weight="all.safetensors", b__bias="all.safetensors", c_scales="all.safetensors")
@@ -289,7 +290,7 @@ def test_index_that_leaves_a_tensor_out(tmp_path):
     "file",
     ["../x.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "..\\x.safetensors", "..", ".", "", "config.json"],
 )
-def test_index_cannot_reach_outside(file, tmp_path):
+def test_index_cannot_reach_outside(file: str, tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     (inside / "sub").mkdir(parents=True)
     for place in (tmp_path, inside / "sub"):
@@ -309,7 +310,7 @@ def test_index_cannot_reach_outside(file, tmp_path):
         ('{"weight_map"', "is not valid JSON"),
     ],
 )
-def test_bad_index(text, message, tmp_path):
+def test_bad_index(text: str, message: str, tmp_path: Path) -> None:
     (sharded(tmp_path) / INDEX).write_text(text)
     with pytest.raises(BadCheckpoint, match=message) as caught:
         Checkpoint(tmp_path)
@@ -319,25 +320,25 @@ def test_bad_index(text, message, tmp_path):
 # -- against what the model expects
 
 
-def test_missing_tensor(tmp_path):
+def test_missing_tensor(tmp_path: Path) -> None:
     checkpoint = Checkpoint(single(tmp_path, {"a.weight": TENSORS["a.weight"]}))
     with pytest.raises(BadCheckpoint, match=r"lacks tensor 'b\.bias'"):
         checkpoint.check(SPECS)
 
 
-def test_extra_tensor(tmp_path):
+def test_extra_tensor(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors: tensor 'c_scales' is no part of the model"):
         Checkpoint(single(tmp_path)).check(SPECS[:2])
 
 
-def test_wrong_shape(tmp_path):
+def test_wrong_shape(tmp_path: Path) -> None:
     spec = TensorSpec("a.weight", (4, 3), ("BF16",))
     message = r"model\.safetensors: tensor 'a\.weight' has shape \[3, 4\], but the config asks for \[4, 3\]"
     with pytest.raises(BadCheckpoint, match=message):
         Checkpoint(single(tmp_path)).check([spec, *SPECS[1:]])
 
 
-def test_wrong_dtype(tmp_path):
+def test_wrong_dtype(tmp_path: Path) -> None:
     spec = TensorSpec("b.bias", (2,), ("BF16", "F16"))
     with pytest.raises(BadCheckpoint, match=r"tensor 'b\.bias' has type F32, not BF16 or F16"):
         Checkpoint(single(tmp_path)).check([SPECS[0], spec, SPECS[2]])
@@ -345,7 +346,7 @@ def test_wrong_dtype(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weight_that_is_not_finite(value, dtype, tmp_path):
+def test_weight_that_is_not_finite(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
     weight = torch.ones(33, 65, dtype=dtype)
     weight[20, 7] = value
     checkpoint = Checkpoint(single(tmp_path, {"w": weight}))
@@ -354,7 +355,7 @@ def test_weight_that_is_not_finite(value, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["experts.gate_up_proj_scales", "mlp1_weight.scales"])
-def test_scale_that_is_nan(name, tmp_path):
+def test_scale_that_is_nan(name: str, tmp_path: Path) -> None:
     scales = torch.full((4, 9), 127, dtype=torch.uint8)
     scales[3, 8] = 255
     checkpoint = Checkpoint(single(tmp_path, {name: scales}))
@@ -362,12 +363,12 @@ def test_scale_that_is_nan(name, tmp_path):
         checkpoint.read(name, "cpu")
 
 
-def test_byte_255_is_fine_in_values(tmp_path):
+def test_byte_255_is_fine_in_values(tmp_path: Path) -> None:
     checkpoint = Checkpoint(single(tmp_path, {"x_blocks": torch.full((4,), 255, dtype=torch.uint8)}))
     assert checkpoint.read("x_blocks", "cpu").tolist() == [255] * 4
 
 
-def test_file_that_vanishes_after_the_check(tmp_path):
+def test_file_that_vanishes_after_the_check(tmp_path: Path) -> None:
     checkpoint = Checkpoint(single(tmp_path))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors: tensor 'a\.weight' cannot be read"):
@@ -391,11 +392,11 @@ def cached(cache: Path) -> Path:
     return single(snapshot)
 
 
-def test_an_existing_folder_is_itself(tmp_path):
+def test_an_existing_folder_is_itself(tmp_path: Path) -> None:
     assert hub.resolve(str(tmp_path), offline=True) == tmp_path
 
 
-def test_cached_model_needs_no_network(tmp_path):
+def test_cached_model_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached(tmp_path)
     found = hub.resolve("owner/tiny", offline=True, cache_dir=tmp_path)
     assert found.samefile(snapshot)
@@ -403,13 +404,13 @@ def test_cached_model_needs_no_network(tmp_path):
 
 
 @pytest.mark.parametrize("config_only", [False, True])
-def test_cached_model_when_the_hub_cannot_be_reached(config_only, tmp_path):
+def test_cached_model_when_the_hub_cannot_be_reached(config_only: bool, tmp_path: Path) -> None:
     snapshot = cached(tmp_path)
-    options = {"cache_dir": tmp_path, "endpoint": CLOSED_PORT, "config_only": config_only}
+    options: dict[str, Any] = {"cache_dir": tmp_path, "endpoint": CLOSED_PORT, "config_only": config_only}
     assert hub.resolve("owner/tiny", offline=False, **options).samefile(snapshot)
 
 
-def test_model_that_is_not_cached(tmp_path):
+def test_model_that_is_not_cached(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"no folder owner/other, .* downloads are switched off"):
         hub.resolve("owner/other", offline=True, cache_dir=cached(tmp_path).parents[2])
     with pytest.raises(BadCheckpoint, match=r"no folder owner/other, .* the hub cannot be reached"):
@@ -419,12 +420,12 @@ def test_model_that_is_not_cached(tmp_path):
 @pytest.mark.parametrize(
     "name", ["no-such-folder", "/no/such/folder", "./owner/name", "a/b/c", "../up", "", "own er/x"]
 )
-def test_neither_folder_nor_hub_id(name):
+def test_neither_folder_nor_hub_id(name: str) -> None:
     with pytest.raises(BadCheckpoint, match="neither an existing folder, nor a hub id"):
         hub.resolve(name, offline=True)
 
 
-def test_a_file_is_not_a_model(tmp_path):
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     path = single(tmp_path) / "model.safetensors"
     with pytest.raises(BadCheckpoint, match="is a file; give the folder"):
         hub.resolve(str(path), offline=True)
@@ -446,7 +447,9 @@ class FakeHub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
-        name = re.search(r"owner/(\w+)", path)[1]
+        found = re.search(r"owner/(\w+)", path)
+        assert found is not None
+        name = found[1]
         if name in self.troubles:
             status, code = self.troubles[name]
             return self.answer(status, b"{}", {"X-Error-Code": code})
@@ -473,7 +476,7 @@ class FakeHub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def fake_hub(tmp_path):
+def fake_hub(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "source").mkdir()
     weights = (single(tmp_path / "source") / "model.safetensors").read_bytes()
     FakeHub.files = {
@@ -494,8 +497,8 @@ def fake_hub(tmp_path):
     thread.join()
 
 
-def test_download_fetches_only_what_is_needed(fake_hub, tmp_path):
-    options = {"cache_dir": tmp_path / "cache", "endpoint": fake_hub}
+def test_download_fetches_only_what_is_needed(fake_hub: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": fake_hub}
     folder = hub.resolve("owner/good", offline=False, config_only=True, **options)
     assert FakeHub.asked == ["config.json"]
     assert hub.resolve("owner/good", offline=False, **options) == folder
@@ -504,8 +507,8 @@ def test_download_fetches_only_what_is_needed(fake_hub, tmp_path):
     assert hub.resolve("owner/good", offline=True, **options) == folder
 
 
-def test_half_a_download_is_not_a_model(fake_hub, tmp_path):
-    options = {"cache_dir": tmp_path / "cache", "endpoint": fake_hub}
+def test_half_a_download_is_not_a_model(fake_hub: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": fake_hub}
     hub.resolve("owner/good", offline=False, config_only=True, **options)
     with pytest.raises(BadCheckpoint, match="not in the cache as a whole"):
         hub.resolve("owner/good", offline=True, **options)
@@ -519,6 +522,6 @@ def test_half_a_download_is_not_a_model(fake_hub, tmp_path):
         ("broken", "no folder owner/broken, it is not in the cache as a whole, and the hub cannot be reached"),
     ],
 )
-def test_what_the_hub_refuses(name, message, fake_hub, tmp_path):
+def test_what_the_hub_refuses(name: str, message: str, fake_hub: str, tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=message):
         hub.resolve(f"owner/{name}", offline=False, cache_dir=tmp_path / "cache", endpoint=fake_hub)

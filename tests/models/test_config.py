@@ -10,11 +10,12 @@ import pytest
 from transformers import GptOssConfig as TransformersConfig
 from transformers import Mxfp4Config
 
-from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
+from microscale.errors import BadCheckpoint, BadConfig, BadSetting, MicroscaleError, Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, preset, read_model_config
 from microscale.models.gpt_oss.config import YarnRope, alternating
 from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
+from support.families import gpt_oss_preset
 from support.tiny_checkpoints import CASES, has_original_form, original_json
 
 TINY = CASES["heads_4_2"]
@@ -104,13 +105,13 @@ def changed_rope(**values: object) -> dict[str, object]:
     return changed(rope_scaling={key: value for key, value in rope.items() if value is not ...})
 
 
-def test_published_form_is_the_20b_preset(tmp_path):
+def test_published_form_is_the_20b_preset(tmp_path: Path) -> None:
     file = read_config(write(tmp_path, PUBLISHED_20B, {"eos_token_id": END_TOKENS, "do_sample": True}))
     assert file.layout is Layout.HUGGING_FACE
     assert file.config == PRESETS["gpt-oss-20b"]
 
 
-def test_original_form_is_the_20b_preset(tmp_path):
+def test_original_form_is_the_20b_preset(tmp_path: Path) -> None:
     file = read_config(write(tmp_path, ORIGINAL_20B))
     assert file.layout is Layout.ORIGINAL
     assert set(file.config.eos_token_ids) == set(END_TOKENS)
@@ -118,7 +119,7 @@ def test_original_form_is_the_20b_preset(tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_transformers_saves_is_read_back(name, tmp_path):
+def test_what_transformers_saves_is_read_back(name: str, tmp_path: Path) -> None:
     config = CASES[name]
     theirs = TransformersConfig(**to_hugging_face(config) | {"quantization_config": Mxfp4Config().to_dict()})
     theirs.save_pretrained(tmp_path)
@@ -126,28 +127,28 @@ def test_what_transformers_saves_is_read_back(name, tmp_path):
     assert read_config(tmp_path).config == config
 
 
-def test_transformers_defaults_are_gpt_oss_120b(tmp_path):
+def test_transformers_defaults_are_gpt_oss_120b(tmp_path: Path) -> None:
     TransformersConfig(quantization_config=Mxfp4Config().to_dict()).save_pretrained(tmp_path)
     assert read_config(tmp_path).config == replace(PRESETS["gpt-oss-120b"], eos_token_ids=())
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_round_trip(name, tmp_path):
+def test_round_trip(name: str, tmp_path: Path) -> None:
     assert read_config(write(tmp_path, to_hugging_face(CASES[name]))).config == CASES[name]
 
 
 @pytest.mark.parametrize("name", [name for name, config in CASES.items() if has_original_form(config)])
-def test_original_round_trip(name, tmp_path):
+def test_original_round_trip(name: str, tmp_path: Path) -> None:
     assert read_config(write(tmp_path, original_json(CASES[name]))).config == CASES[name]
 
 
-def test_keys_that_transformers_may_leave_out_have_its_defaults(tmp_path):
+def test_keys_that_transformers_may_leave_out_have_its_defaults(tmp_path: Path) -> None:
     optional = ("attention_bias", "hidden_act", "layer_types", "swiglu_alpha", "swiglu_limit", "tie_word_embeddings")
     data = changed(**dict.fromkeys(optional, ...), eos_token_id=...)
     assert read_config(write(tmp_path, data)).config == TINY
 
 
-def test_truncate_defaults_to_what_transformers_computes(tmp_path):
+def test_truncate_defaults_to_what_transformers_computes(tmp_path: Path) -> None:
     assert read_config(write(tmp_path, changed_rope(truncate=...))).config.rope.truncate is True
 
 
@@ -163,7 +164,7 @@ def test_truncate_defaults_to_what_transformers_computes(tmp_path):
         ([7, 200002], None, (7,)),
     ],
 )
-def test_end_tokens(in_config, in_generation, expected, tmp_path):
+def test_end_tokens(in_config: object, in_generation: object, expected: tuple[int, ...], tmp_path: Path) -> None:
     folder = write(tmp_path, changed(eos_token_id=in_config), in_generation)
     assert read_config(folder).config.eos_token_ids == expected
 
@@ -187,7 +188,7 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize("key", REQUIRED)
-def test_missing_key_names_file_and_key(key, tmp_path):
+def test_missing_key_names_file_and_key(key: str, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=rf"config\.json.* has no key '{key}'"):
         read_config(write(tmp_path, changed(**{key: ...})))
 
@@ -201,20 +202,20 @@ def test_missing_key_names_file_and_key(key, tmp_path):
         if type(value) is not kind
     ],
 )
-def test_wrong_type_names_file_and_key(key, value, tmp_path):
+def test_wrong_type_names_file_and_key(key: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=rf"config\.json.*'{key}' must be"):
         read_config(write(tmp_path, changed(**{key: value})))
 
 
 @pytest.mark.parametrize("key", sorted(set(ORIGINAL_20B) - {"swiglu_limit", "experts_per_token"}))
-def test_original_missing_key(key, tmp_path):
+def test_original_missing_key(key: str, tmp_path: Path) -> None:
     data = {name: value for name, value in ORIGINAL_20B.items() if name != key}
     with pytest.raises(BadConfig, match=f"config.json has no key '{key}'"):
         read_config(write(tmp_path, data))
 
 
 @pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings", "rope_type"])
-def test_missing_rope_key(key, tmp_path):
+def test_missing_rope_key(key: str, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=f"'rope_scaling' has no key '{key}'"):
         read_config(write(tmp_path, changed_rope(**{key: ...})))
 
@@ -254,7 +255,7 @@ def test_missing_rope_key(key, tmp_path):
         ([1, 2], BadConfig, "must hold a JSON object"),
     ],
 )
-def test_refused(data, error, message, tmp_path):
+def test_refused(data: object, error: type[MicroscaleError], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message) as caught:
         read_model_config(write(tmp_path, data))
     assert str(tmp_path / "config.json") in str(caught.value)
@@ -266,31 +267,31 @@ def test_refused(data, error, message, tmp_path):
     ["", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "\xff", "[" * 100_000],
     ids=["empty", "open", "nan", "twice", "latin1", "deep"],
 )
-def test_text_that_is_not_json(text, tmp_path):
+def test_text_that_is_not_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin1"))
     with pytest.raises(BadConfig, match=r"config\.json is not valid JSON"):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400])
-def test_numbers_beyond_float(number, tmp_path):
+def test_numbers_beyond_float(number: str, tmp_path: Path) -> None:
     text = json.dumps(changed(rms_norm_eps="here")).replace('"here"', number)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadConfig, match="'rms_norm_eps' must be a number"):
         read_config(tmp_path)
 
 
-def test_folder_that_is_not_there(tmp_path):
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="nowhere is not a folder"):
         read_config(tmp_path / "nowhere")
 
 
-def test_folder_without_config(tmp_path):
+def test_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"has no config\.json"):
         read_config(tmp_path)
 
 
-def test_overrides_change_keys(tmp_path):
+def test_overrides_change_keys(tmp_path: Path) -> None:
     overrides = {"num_hidden_layers": 1, "sliding_window": 9, "rope_scaling": {"factor": 2.0}, "eos_token_id": 5}
     folder = write(tmp_path, to_hugging_face(TINY), {"eos_token_id": 3})
     expected = replace(
@@ -304,7 +305,7 @@ def test_overrides_change_keys(tmp_path):
     assert read_config(folder, overrides).config == expected
 
 
-def test_overrides_of_the_original_form(tmp_path):
+def test_overrides_of_the_original_form(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, ORIGINAL_20B), {"num_hidden_layers": 3, "rope_scaling_factor": 8}).config
     assert config.layer_kinds == alternating(3)
     assert (config.rope.factor, config.max_context) == (8.0, 32768)
@@ -323,13 +324,13 @@ def test_overrides_of_the_original_form(tmp_path):
         ({"num_experts_per_tok": 9}, "9 experts per token cannot be chosen from 4"),
     ],
 )
-def test_bad_overrides_are_the_users(overrides, message, tmp_path):
+def test_bad_overrides_are_the_users(overrides: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=message):
         read_config(write(tmp_path, to_hugging_face(TINY)), overrides)
 
 
-def test_presets_have_the_published_sizes():
-    small, large, tiny = PRESETS["gpt-oss-20b"], PRESETS["gpt-oss-120b"], PRESETS["gpt-oss-tiny"]
+def test_presets_have_the_published_sizes() -> None:
+    small, large, tiny = (gpt_oss_preset(f"gpt-oss-{size}") for size in ("20b", "120b", "tiny"))
     assert (small.num_layers, small.num_experts) == (24, 32)
     assert (large.num_layers, large.num_experts) == (36, 128)
     assert large.qkv_rows == (64 + 8 + 8) * 64
@@ -339,15 +340,15 @@ def test_presets_have_the_published_sizes():
     assert tiny.num_heads * tiny.head_dim > tiny.hidden
 
 
-def test_preset_overrides():
+def test_preset_overrides() -> None:
     config = preset("gpt-oss-120b", {"num_hidden_layers": 2})
-    assert config == replace(PRESETS["gpt-oss-120b"], num_layers=2, layer_kinds=alternating(2))
+    assert config == replace(gpt_oss_preset("gpt-oss-120b"), num_layers=2, layer_kinds=alternating(2))
     assert preset("gpt-oss-tiny", {"vocab_size": 100}).eos_token_ids == ()
     with pytest.raises(BadSetting, match="Preset gpt-oss-20b: the override of 'head_dim' must be an integer"):
         preset("gpt-oss-20b", {"head_dim": 1.5})
 
 
-def test_records_refuse_on_their_own():
+def test_records_refuse_on_their_own() -> None:
     with pytest.raises(BadConfig, match="end token 200 is not in the vocabulary"):
         replace(TINY, eos_token_ids=(TINY.vocab_size,))
     with pytest.raises(BadConfig, match="theta 0 must be above 1"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +23,13 @@ from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
 from microscale.models.families import PRESETS, open_weights, preset, read_model_config
-from microscale.models.gemma4.config import LayerFormats
+from microscale.models.gemma4.config import Gemma4Config, LayerFormats
 from microscale.models.gemma4.config_file import to_text_config
 from microscale.models.gemma4.model import Gemma4
+from microscale.models.gemma4.tensors import Weight
 from microscale.models.gemma4.weights import Gemma4Checkpoint
 from microscale.models.gemma4_dummy import DummyGemma4
+from support.families import gemma4_preset, gemma4_weights
 from support.forward import all_logits
 from support.tiny_gemma4 import (
     CASES,
@@ -97,19 +100,24 @@ def test_every_prefix_gives_the_same_tensors(
     assert torch.equal(weights.embed("cpu"), tensors["embed_tokens.weight"])
 
 
+def decoded(weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, BlockScaled)
+    return decode(weight)
+
+
 def test_scales_may_have_their_own_type(folder: Path) -> None:
     """E8M0, as safetensors knows it, or bytes: the same numbers."""
     path = folder / "model.safetensors"
-    bytes_ = open_weights(str(folder)).layer(0, "cpu")
+    bytes_ = gemma4_weights(str(folder)).layer(0, "cpu")
     held = load_file(path)
     save_file({n: t.view(torch.float8_e8m0fnu) if n.endswith(".weight_scale") else t for n, t in held.items()}, path)
-    typed = open_weights(str(folder)).layer(0, "cpu")
-    assert torch.equal(decode(typed.experts_down), decode(bytes_.experts_down))
-    assert torch.equal(decode(typed.o), decode(bytes_.o))
+    typed = gemma4_weights(str(folder)).layer(0, "cpu")
+    assert torch.equal(decoded(typed.experts_down), decoded(bytes_.experts_down))
+    assert torch.equal(decoded(typed.o), decoded(bytes_.o))
 
 
 def test_bf16_experts_may_be_apart_too(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    apart = {}
+    apart: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             stem, _, kind = name.rpartition(".")
@@ -122,7 +130,9 @@ def test_bf16_experts_may_be_apart_too(tmp_path: Path, tensors: dict[str, torch.
                 apart |= {f"{stem}.{e}.{part}.weight": half for part, half in halves}
         else:
             apart[name] = tensor
-    layer = open_weights(str(write_gemma4(tmp_path, TINY, apart))).layer(1, "cpu")
+    layer = gemma4_weights(str(write_gemma4(tmp_path, TINY, apart))).layer(1, "cpu")
+    assert isinstance(layer.experts_gate_up, torch.Tensor)
+    assert isinstance(layer.experts_down, torch.Tensor)
     assert torch.equal(layer.experts_gate_up, tensors["layers.1.experts.gate_up_proj"])
     assert torch.equal(layer.experts_down, tensors["layers.1.experts.down_proj"])
 
@@ -138,7 +148,7 @@ def test_older_exports_say_it_beside_the_config(folder: Path) -> None:
     change(folder, quantization_config=...)
     left_out = {"exclude_modules": routers(TINY), "quant_algo": "MXFP8", "kv_cache_quant_algo": None}
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": left_out}))
-    assert open_weights(str(folder)).config.formats == (MXFP8,) * 3
+    assert gemma4_weights(str(folder)).config.formats == (MXFP8,) * 3
 
 
 def test_end_tokens_stand_beside_the_text_model_or_in_generation_config(folder: Path) -> None:
@@ -167,7 +177,9 @@ def _poison(tensor: torch.Tensor, byte: int) -> torch.Tensor:
         ("layers.2.self_attn.v_proj.weight", lambda t: torch.ones(64, 64), "v_proj.weight' is no part"),
     ],
 )  # fmt: skip
-def test_damage_is_named_before_anything_is_read(folder: Path, name: str, damage, said: str) -> None:
+def test_damage_is_named_before_anything_is_read(
+    folder: Path, name: str, damage: Callable[[torch.Tensor], torch.Tensor] | None, said: str
+) -> None:
     path = folder / "model.safetensors"
     held = load_file(path)
     old = held.pop(f"model.{name}", None)
@@ -192,7 +204,7 @@ def test_nan_is_refused_when_it_is_read(folder: Path, name: str, byte: int, said
     held[f"model.{name}"] = _poison(held[f"model.{name}"], byte)
     save_file(held, path)
     with pytest.raises(BadCheckpoint, match=re.escape(said)):
-        open_weights(str(folder)).layer(1, "cpu")
+        gemma4_weights(str(folder)).layer(1, "cpu")
 
 
 def quantization(**values: object) -> dict[str, object]:
@@ -266,8 +278,10 @@ def test_bf16_experts_without_a_format_are_refused_with_the_mend(
 
 def test_presets_take_overrides_and_give_their_own_shapes() -> None:
     assert preset("gemma-4-26b-a4b", {}) == PRESETS["gemma-4-26b-a4b"]
-    assert preset("gemma-4-26b-a4b", {"num_hidden_layers": 6}).formats == (MXFP8,) * 6
-    a, b = (DummyGemma4(PRESETS["gemma-4-tiny"], seed=5).layer(5, "cpu") for _ in range(2))
+    fewer = preset("gemma-4-26b-a4b", {"num_hidden_layers": 6})
+    assert isinstance(fewer, Gemma4Config)
+    assert fewer.formats == (MXFP8,) * 6
+    a, b = (DummyGemma4(gemma4_preset("gemma-4-tiny"), seed=5).layer(5, "cpu") for _ in range(2))
     assert isinstance(a.qkv, BlockScaled)
     assert isinstance(b.qkv, BlockScaled)
     assert torch.equal(a.qkv.values, b.qkv.values)
@@ -278,7 +292,7 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
 
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
-    model = Gemma4(DummyGemma4(PRESETS["gemma-4-tiny"]), ops, torch.device("cpu"))
+    model = Gemma4(DummyGemma4(gemma4_preset("gemma-4-tiny")), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]
 
 

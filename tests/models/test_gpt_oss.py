@@ -20,6 +20,7 @@ from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
 from microscale.models.gpt_oss.config import YarnRope
 from microscale.models.gpt_oss.model import GptOss, yarn_table
+from support.families import load_gpt_oss
 from support.forward import all_logits, last_logits
 from support.tiny_checkpoints import CASES, has_original_form, write_hf, write_original
 from support.truth import load_transformers
@@ -54,7 +55,8 @@ def truth(folder: Path, sequences: list[list[int]]) -> list[Tensor]:
 
 
 def load(folder: Path, backend: str | None = None, page_size: int = 16) -> GptOss:
-    return load_model(LoadOptions(str(folder), device="cpu", dtype="float32", wish=Wish(backend), page_size=page_size))
+    options = LoadOptions(str(folder), device="cpu", dtype="float32", wish=Wish(backend), page_size=page_size)
+    return load_gpt_oss(options)
 
 
 def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:

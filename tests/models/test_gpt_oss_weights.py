@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.models.dummy_weights import DummyWeights
-from microscale.models.families import PRESETS, open_weights
+from microscale.models.families import open_weights
+from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.tensors import LayerTensors
 from microscale.models.gpt_oss.weights import CheckpointWeights
+from support.families import gpt_oss_preset, gpt_oss_weights
 from support.tiny_checkpoints import CASES, has_original_form, random_tensors, write_hf, write_original
 from support.truth import load_transformers
 
@@ -35,7 +37,7 @@ def assert_same(ours: LayerTensors, theirs: LayerTensors) -> None:
             assert torch.equal(a, b), field.name
 
 
-def expected_shapes(c) -> dict[str, tuple[int, ...]]:
+def expected_shapes(c: GptOssConfig) -> dict[str, tuple[int, ...]]:
     experts, hidden, q_rows = c.num_experts, c.hidden, c.num_heads * c.head_dim
     qkv_rows = q_rows + 2 * c.num_kv_heads * c.head_dim
     return {
@@ -55,16 +57,16 @@ def expected_shapes(c) -> dict[str, tuple[int, ...]]:
     }
 
 
-def assert_shapes(layer: LayerTensors, config) -> None:
+def assert_shapes(layer: LayerTensors, config: GptOssConfig) -> None:
     for name, shape in expected_shapes(config).items():
         assert tuple(getattr(layer, name).shape) == shape, name
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_hugging_face_layout(name, shards, tmp_path):
+def test_hugging_face_layout(name: str, shards: int, tmp_path: Path) -> None:
     config = CASES[name]
-    weights = open_weights(str(write_hf(tmp_path, config, seed=3, shards=shards)))
+    weights = gpt_oss_weights(str(write_hf(tmp_path, config, seed=3, shards=shards)))
     tensors = random_tensors(config, seed=3)
     assert isinstance(weights, CheckpointWeights)
     assert weights.config == config
@@ -83,10 +85,10 @@ def test_hugging_face_layout(name, shards, tmp_path):
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", ORIGINAL_CASES)
-def test_original_layout_is_the_same_model(name, shards, tmp_path):
+def test_original_layout_is_the_same_model(name: str, shards: int, tmp_path: Path) -> None:
     config = CASES[name]
-    ours = open_weights(str(write_hf(tmp_path / "hf", config)))
-    theirs = open_weights(str(write_original(tmp_path / "original", config, shards=shards)))
+    ours = gpt_oss_weights(str(write_hf(tmp_path / "hf", config)))
+    theirs = gpt_oss_weights(str(write_original(tmp_path / "original", config, shards=shards)))
     assert isinstance(theirs, CheckpointWeights)
     assert theirs.config == ours.config
     for part in ("embed", "norm", "lm_head"):
@@ -95,19 +97,19 @@ def test_original_layout_is_the_same_model(name, shards, tmp_path):
         assert_same(theirs.layer(layer_idx, "cpu"), ours.layer(layer_idx, "cpu"))
 
 
-def test_original_norms_may_be_float32(tmp_path):
+def test_original_norms_may_be_float32(tmp_path: Path) -> None:
     path = write_original(tmp_path, TINY) / "model.safetensors"
     tensors = load_file(path)
     save_file({name: t.float() if name.endswith("norm.scale") else t for name, t in tensors.items()}, path)
-    assert open_weights(str(tmp_path)).layer(0, "cpu").attn_norm.dtype == torch.float32
+    assert gpt_oss_weights(str(tmp_path)).layer(0, "cpu").attn_norm.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_loads_the_same_numbers_and_runs(name, tmp_path):
+def test_transformers_loads_the_same_numbers_and_runs(name: str, tmp_path: Path) -> None:
     config = CASES[name]
     folder = write_hf(tmp_path, config, shards=2)
     truth = load_transformers(folder)
-    weights = open_weights(str(folder))
+    weights = gpt_oss_weights(str(folder))
     for layer_idx, theirs in enumerate(truth.model.layers):
         ours = weights.layer(layer_idx, "cpu")
         # transformers keeps experts as [E, K, rows].
@@ -126,22 +128,22 @@ def test_transformers_loads_the_same_numbers_and_runs(name, tmp_path):
     assert len(set(logits.argmax(-1).tolist())) > 10
 
 
-def test_experts_are_views_of_the_file(tmp_path):
-    weights = open_weights(str(write_hf(tmp_path, TINY)))
+def test_experts_are_views_of_the_file(tmp_path: Path) -> None:
+    weights = gpt_oss_weights(str(write_hf(tmp_path, TINY)))
     assert weights.layer(0, "cpu").down.values.data_ptr() == weights.layer(0, "cpu").down.values.data_ptr()
 
 
 # -- overrides
 
 
-def test_fewer_layers_of_a_real_checkpoint(tmp_path):
+def test_fewer_layers_of_a_real_checkpoint(tmp_path: Path) -> None:
     folder = str(write_hf(tmp_path, CASES["heads_6_3"]))
-    weights = open_weights(folder, overrides={"num_hidden_layers": 2, "sliding_window": 3})
+    weights = gpt_oss_weights(folder, overrides={"num_hidden_layers": 2, "sliding_window": 3})
     assert (weights.config.num_layers, weights.config.sliding_window) == (2, 3)
-    assert_same(weights.layer(1, "cpu"), open_weights(folder).layer(1, "cpu"))
+    assert_same(weights.layer(1, "cpu"), gpt_oss_weights(folder).layer(1, "cpu"))
 
 
-def test_overrides_cannot_change_shapes(tmp_path):
+def test_overrides_cannot_change_shapes(tmp_path: Path) -> None:
     folder = str(write_hf(tmp_path, TINY))
     with pytest.raises(BadSetting, match=r"overrides hidden_size ask for tensor '\S+' in shape .* --load-format dummy"):
         open_weights(folder, overrides={"hidden_size": 96})
@@ -180,30 +182,32 @@ SCALES = "model.layers.0.mlp.experts.down_proj_scales"
         ("rotary.inv_freq", torch.zeros(4), "'rotary.inv_freq' is no part of the model"),
     ],
 )
-def test_bad_tensors_are_found_before_any_is_read(name, tensor, message, tmp_path):
+def test_bad_tensors_are_found_before_any_is_read(
+    name: str, tensor: torch.Tensor | None, message: str, tmp_path: Path
+) -> None:
     folder = damage(write_hf(tmp_path, TINY), name, tensor)
     with pytest.raises(BadCheckpoint, match=message):
         open_weights(folder)
 
 
-def test_nan_is_found_when_its_layer_is_read(tmp_path):
+def test_nan_is_found_when_its_layer_is_read(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, TINY)
     damage(folder, SINKS, torch.full((4,), torch.nan, dtype=torch.bfloat16))
-    weights = open_weights(damage(folder, SCALES, torch.full((4, 64, 1), 255, dtype=torch.uint8)))
+    weights = gpt_oss_weights(damage(folder, SCALES, torch.full((4, 64, 1), 255, dtype=torch.uint8)))
     with pytest.raises(BadCheckpoint, match=rf"model\.safetensors: tensor '{SCALES}' contains the scale byte 255"):
         weights.layer(0, "cpu")
     with pytest.raises(BadCheckpoint, match=rf"model\.safetensors: tensor '{SINKS}' contains NaN"):
         weights.layer(1, "cpu")
 
 
-def test_config_of_one_layout_with_tensors_of_the_other(tmp_path):
+def test_config_of_one_layout_with_tensors_of_the_other(tmp_path: Path) -> None:
     write_original(tmp_path, TINY)
     (tmp_path / "config.json").write_text((write_hf(tmp_path / "hf", TINY) / "config.json").read_text())
     with pytest.raises(BadCheckpoint, match=r"lacks tensor 'model\.embed_tokens\.weight'"):
         open_weights(str(tmp_path))
 
 
-def test_config_that_promises_other_experts(tmp_path):
+def test_config_that_promises_other_experts(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, TINY)
     data = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(data | {"num_local_experts": 8}))
@@ -214,7 +218,7 @@ def test_config_that_promises_other_experts(tmp_path):
         open_weights(str(folder))
 
 
-def test_nothing_is_left_behind(tmp_path):
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, TINY)
     damage(folder, SINKS, None)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -226,18 +230,18 @@ def test_nothing_is_left_behind(tmp_path):
 # -- names that are no checkpoint
 
 
-def test_preset_without_dummy_says_what_to_add():
+def test_preset_without_dummy_says_what_to_add() -> None:
     with pytest.raises(BadCheckpoint, match="gpt-oss-20b is a preset without weights: add --load-format dummy"):
         open_weights("gpt-oss-20b")
 
 
-def test_a_folder_called_like_a_preset_is_opened(tmp_path, monkeypatch):
+def test_a_folder_called_like_a_preset_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_hf(Path("gpt-oss-tiny"), TINY)
     assert open_weights("gpt-oss-tiny").config == TINY
 
 
-def test_unknown_names_and_formats(tmp_path):
+def test_unknown_names_and_formats(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="'gpt-oss-7b' is neither an existing folder, nor a hub id"):
         open_weights("gpt-oss-7b", load_format="dummy")
     with pytest.raises(BadSetting, match="Unknown load format 'gguf'; known are auto, safetensors, dummy"):
@@ -249,9 +253,9 @@ def test_unknown_names_and_formats(tmp_path):
 # -- dummies
 
 
-def test_dummy_shapes_and_numbers():
-    weights = open_weights("gpt-oss-tiny", load_format="dummy", seed=1)
-    config = PRESETS["gpt-oss-tiny"]
+def test_dummy_shapes_and_numbers() -> None:
+    weights = gpt_oss_weights("gpt-oss-tiny", load_format="dummy", seed=1)
+    config = gpt_oss_preset("gpt-oss-tiny")
     assert weights.config == config
     layer = weights.layer(2, "cpu")
     assert_shapes(layer, config)
@@ -265,8 +269,8 @@ def test_dummy_shapes_and_numbers():
         assert getattr(layer, name).count_nonzero() == getattr(layer, name).numel(), name
 
 
-def test_dummy_does_not_depend_on_the_order_of_calls():
-    one, other = DummyWeights(PRESETS["gpt-oss-tiny"], seed=5), DummyWeights(PRESETS["gpt-oss-tiny"], seed=5)
+def test_dummy_does_not_depend_on_the_order_of_calls() -> None:
+    one, other = (DummyWeights(gpt_oss_preset("gpt-oss-tiny"), seed=5) for _ in range(2))
     forwards = [one.layer(i, "cpu") for i in range(4)]
     backwards = [other.layer(i, "cpu") for i in reversed(range(4))]
     for ours, theirs in zip(forwards, reversed(backwards), strict=True):
@@ -274,16 +278,16 @@ def test_dummy_does_not_depend_on_the_order_of_calls():
     assert torch.equal(one.embed("cpu"), other.embed("cpu"))
 
 
-def test_dummy_depends_on_seed_and_name():
-    config = PRESETS["gpt-oss-tiny"]
+def test_dummy_depends_on_seed_and_name() -> None:
+    config = gpt_oss_preset("gpt-oss-tiny")
     zero, one = DummyWeights(config, seed=0), DummyWeights(config, seed=1)
     assert not torch.equal(zero.layer(0, "cpu").down.values, one.layer(0, "cpu").down.values)
     assert not torch.equal(zero.layer(0, "cpu").down.values, zero.layer(1, "cpu").down.values)
     assert not torch.equal(zero.embed("cpu"), zero.lm_head("cpu"))
 
 
-def test_tiny_preset_is_a_few_megabytes():
-    weights = DummyWeights(PRESETS["gpt-oss-tiny"])
+def test_tiny_preset_is_a_few_megabytes() -> None:
+    weights = DummyWeights(gpt_oss_preset("gpt-oss-tiny"))
     total = weights.embed("cpu").nbytes + weights.lm_head("cpu").nbytes + weights.norm("cpu").nbytes
     for layer_idx in range(weights.config.num_layers):
         layer = weights.layer(layer_idx, "cpu")
@@ -291,15 +295,15 @@ def test_tiny_preset_is_a_few_megabytes():
     assert 1e6 < total < 8e6
 
 
-def test_dummy_from_a_folder_needs_only_its_config(tmp_path):
+def test_dummy_from_a_folder_needs_only_its_config(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, TINY)
     (folder / "model.safetensors").unlink()
-    assert_shapes(open_weights(str(folder), load_format="dummy").layer(0, "cpu"), TINY)
+    assert_shapes(gpt_oss_weights(str(folder), load_format="dummy").layer(0, "cpu"), TINY)
 
 
 @pytest.mark.slow
-def test_a_layer_of_120b_costs_its_own_bytes():
-    weights = open_weights("gpt-oss-120b", load_format="dummy", overrides={"num_hidden_layers": 2})
+def test_a_layer_of_120b_costs_its_own_bytes() -> None:
+    weights = gpt_oss_weights("gpt-oss-120b", load_format="dummy", overrides={"num_hidden_layers": 2})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     layer = weights.layer(0, "cpu")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

@@ -1,5 +1,7 @@
 """Kernels that the gate must refuse, each for one reason, and a good one that it must let pass."""
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

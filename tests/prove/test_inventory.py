@@ -200,8 +200,9 @@ def launched_functions() -> set[str]:
     names = set()
     for path in KERNELS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-            if named and (node.value.id.endswith("jit") or node.value.id == "resident"):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+                continue
+            if node.value.id.endswith("jit") or node.value.id == "resident":
                 names.add(node.attr)
     return names
 

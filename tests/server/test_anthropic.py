@@ -116,6 +116,7 @@ def test_more_tokens_than_fit_are_cut_to_what_does(client: anthropic.Anthropic) 
     endless = client.messages.create(model=MODEL, max_tokens=1_000_000, messages=ASK)
     assert endless.stop_reason == "model_context_window_exceeded"
     usage = endless.usage
+    assert usage.cache_read_input_tokens is not None
     assert usage.input_tokens + usage.cache_read_input_tokens + usage.output_tokens == 4096
 
 

@@ -161,11 +161,14 @@ def test_an_answer_of_a_schema(client: anthropic.Anthropic, seed: int) -> None:
     assert isinstance(parsed.parsed_output, Report)
     assert (parsed.stop_reason, parsed.model_extra) == ("end_turn", {})
     schema = anthropic.transform_schema(Report)
-    format_ = {"type": "json_schema", "schema": schema}
+    format_: Any = {"type": "json_schema", "schema": schema}
     for named in ({"output_config": {"format": format_}}, {"extra_body": {"seed": seed, "output_format": format_}}):
-        reply = client.messages.create(**asked | named)  # type: ignore[call-overload]
-        assert Report.model_validate_json(reply.content[0].text)
+        reply = client.messages.create(**asked | named)
+        block = reply.content[0]
+        assert isinstance(block, anthropic.types.TextBlock)
+        assert Report.model_validate_json(block.text)
     counted = client.messages.count_tokens(model=MODEL, messages=ASK, output_config={"format": format_})
+    assert reply.usage.cache_read_input_tokens is not None
     assert counted.input_tokens == reply.usage.input_tokens + reply.usage.cache_read_input_tokens
 
 

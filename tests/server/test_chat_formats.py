@@ -117,12 +117,14 @@ def test_messages_give_one_call(server: Live, kind: str) -> None:
     client = anthropic.Anthropic(base_url=server.address, api_key=KEY, max_retries=0)
 
     def calls(**choice: Any) -> tuple[list[str], str | None]:
+        asked: Any = {"type": kind, **choice}
+        tools: Any = [{"name": name, "input_schema": PARAMETERS} for name in ("f", "g")]
         reply = client.messages.create(
             model=MODEL,
             max_tokens=200,
             messages=ASK,
-            tools=[{"name": name, "input_schema": PARAMETERS} for name in ("f", "g")],
-            tool_choice={"type": kind, **choice},  # type: ignore[arg-type]
+            tools=tools,
+            tool_choice=asked,
             extra_body={"seed": SEED["two"]},
         )
         return [block.name for block in reply.content if block.type == "tool_use"], reply.stop_reason
@@ -169,7 +171,7 @@ def test_a_raw_prompt_begins_with_bos(server: Live, prompt: Any, options: dict[s
 
 def test_tokenize_keeps_the_same_rule(server: Live) -> None:
     def tokens(**body: Any) -> list[int]:
-        return post(server, "/tokenize", **body).json()["tokens"]
+        return list(post(server, "/tokenize", **body).json()["tokens"])
 
     plain = tiny_gemma().encode("the world")
     bos = tiny_gemma().control[BOS]

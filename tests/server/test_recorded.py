@@ -127,7 +127,8 @@ def whole(reply: Reply, path: str, *, streamed: bool) -> Event:
 def said(answer: Event) -> list[tuple[str, str]]:
     """What the model said but for its thoughts: the kind of each item, and the tool's name or the text."""
     found = []
-    for item in answer.get("output", answer.get("content")):
+    items: list[Event] = answer["output"] if "output" in answer else answer["content"]
+    for item in items:
         if item["type"] in ("reasoning", "thinking"):
             continue
         text = item.get("parts") or (item.get("content") or [{}])[0].get("text", "")

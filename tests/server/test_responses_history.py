@@ -163,7 +163,7 @@ def test_parsed_output_is_handed_back_whole(server: Live, client: openai.OpenAI)
 
 
 def test_items_of_hosted_tools_are_passed_over_and_named(server: Live) -> None:
-    hosted = [
+    hosted: list[dict[str, Any]] = [
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
         {"type": "compaction", "encrypted_content": "x"},
         {"type": "image_generation_call", "id": "ig_1", "result": None, "status": "completed"},
@@ -263,7 +263,7 @@ def test_input_tokens_are_those_of_the_prompt(client: openai.OpenAI) -> None:
     asked: Any = {"input": "What is 2 + 2?", "instructions": "Be brief.", "tools": [WEATHER]}
     count = client.responses.input_tokens.count(**asked)
     reply = client.responses.create(model=MODEL, **asked, extra_body={"seed": SEEDS["answer"]})
-    assert (count.object, count.input_tokens) == ("response.input_tokens", reply.usage.input_tokens)  # type: ignore[union-attr]
+    assert (count.object, count.input_tokens) == ("response.input_tokens", reply.usage.input_tokens)
 
 
 def test_what_cannot_be_done_with_a_kept_response(server: Live, client: openai.OpenAI) -> None:
@@ -297,8 +297,8 @@ def test_a_reply_says_what_was_asked(client: openai.OpenAI) -> None:
         "prompt_cache_key": "k",
     }
     reply = client.responses.create(model=MODEL, input="x", **asked, extra_body={"seed": SEEDS["answer"]})
-    assert (reply.reasoning.effort, reply.reasoning.summary) == ("xhigh", "detailed")  # type: ignore[union-attr]
-    assert reply.text.verbosity == "high"  # type: ignore[union-attr]
+    assert (reply.reasoning.effort, reply.reasoning.summary) == ("xhigh", "detailed")
+    assert reply.text.verbosity == "high"
     assert (reply.truncation, reply.max_tool_calls, reply.parallel_tool_calls) == ("auto", 3, True)
     assert (reply.service_tier, reply.user, reply.prompt_cache_key) == ("default", "me", "k")
     assert reply.completed_at is not None
@@ -338,7 +338,7 @@ def test_includes_that_are_not_known_are_named(server: Live) -> None:
 def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
     asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     asked |= {"model": MODEL, "input": "x", "extra_body": {"seed": SEEDS["answer"]}}
-    part: Any = client.responses.create(**asked).output[-1].content[0]  # type: ignore[union-attr]
+    part: Any = client.responses.create(**asked).output[-1].content[0]
     assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == ANSWER
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
     events = list(client.responses.create(**asked, stream=True))

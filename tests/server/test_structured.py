@@ -46,7 +46,7 @@ def client(server: Live) -> openai.OpenAI:
 
 
 def ask(client: openai.OpenAI, **options: Any) -> list[Any]:
-    asked = {"model": MODEL, "messages": ASK, "max_tokens": 1000} | options
+    asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 1000} | options
     choices = [choice for seed in SEEDS for choice in client.chat.completions.create(seed=seed, **asked).choices]
     for choice in choices:
         assert choice.finish_reason != "length", "the model of chance did not come to an end"

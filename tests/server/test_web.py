@@ -12,7 +12,7 @@ from support.browser import SCREENS
 from support.live_server import KEY, MODEL, Live
 from support.live_server import SEEDS as PLAIN
 from support.scripted_service import REFUSE
-from support.web_page import PATIENCE_MS, Open, ask, done, keep_looks
+from support.web_page import PATIENCE_MS, Open, ask, done, keep_looks, sent_body
 from support.web_turns import SEEDS
 
 pytest_plugins = ["support.web_fixtures"]
@@ -75,13 +75,13 @@ def _go_on(page: Page) -> None:
     """A second question carries the first; a retry replaces the last answer; a reload keeps all of it."""
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page, "And MXFP8?")
-    body = sent.value.post_data_json
+    body = sent_body(sent.value)
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
     assert "reasoning" not in body["messages"][1]
     done(page, 2)
     with page.expect_request("**/v1/chat/completions") as again:
         page.get_by_label("Try again").click()
-    assert again.value.post_data_json["messages"] == body["messages"]
+    assert sent_body(again.value)["messages"] == body["messages"]
     done(page, 2)
     page.reload()
     done(page, 2)
@@ -124,7 +124,7 @@ def test_a_tool_call(open_page: Open) -> None:
         page.get_by_label("Result").fill('{"degrees": 21}')
         with page.expect_request("**/v1/chat/completions") as sent:
             page.get_by_role("button", name="Return it").click()
-        messages = sent.value.post_data_json["messages"]
+        messages = sent_body(sent.value)["messages"]
         assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
         assert messages[2]["tool_calls"][0]["id"] == messages[3]["tool_call_id"]
         assert messages[2]["reasoning"] == "I need the weather."

@@ -54,7 +54,7 @@ def fits_a_finger(page: Page) -> None:
 @pytest.mark.parametrize("width", [320, 390, 600])
 def test_on_a_phone_the_header_is_one_row(open_page: Open, width: int) -> None:
     with open_page(PLAIN["answer"]) as page:
-        page.set_viewport_size({**NARROW, "width": width})
+        page.set_viewport_size({"width": width, "height": NARROW["height"]})
         ask(page, "Hello")  # after which there is also "New chat"
         done(page)
         expect(page.get_by_role("button", name="New chat")).to_be_visible()
@@ -108,7 +108,7 @@ def test_parts_of_memory_can_be_told_apart(open_page: Open) -> None:
         page.get_by_role("link", name="What is running").click()
         expect(page.locator("#memory-card")).to_be_visible()
         for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)
             seen = page.evaluate(COLOURS)
             assert len(seen["bar"]) == 11
             assert seen["legend"] == seen["bar"]

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 
 from support.live_server import SEEDS as PLAIN
 from support.scripted_service import REFUSE
-from support.web_page import PATIENCE_MS, Open, ask, done, keep_looks
+from support.web_page import PATIENCE_MS, Open, ask, done, keep_looks, sent_body
 from support.web_turns import SEEDS
 
 pytest_plugins = ["support.web_fixtures"]
@@ -22,7 +22,7 @@ OWN = [{"type": "function", "function": {"name": "own_tool", "parameters": {"typ
 def sent_tools(page: Page, act: Any) -> list[str]:
     with page.expect_request(CHAT) as sent:
         act()
-    return [tool["function"]["name"] for tool in sent.value.post_data_json.get("tools", [])]
+    return [tool["function"]["name"] for tool in sent_body(sent.value).get("tools", [])]
 
 
 def as_the_demo(route: Route) -> None:

@@ -37,15 +37,18 @@ class NoHostReads(TorchDispatchMode):
     """Raises ``HostRead`` where a device's value would come to the host. ``Tensor.tolist`` goes past the dispatcher,
     so it is replaced meanwhile."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __enter__(self) -> NoHostReads:
         self._kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu")}
         for name in self._kept:
             setattr(torch.Tensor, name, _refuse(name))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
-        super().__exit__(*details)
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
         for name, kept in self._kept.items():
             setattr(torch.Tensor, name, kept)
 

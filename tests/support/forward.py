@@ -10,7 +10,7 @@ from torch import Tensor
 from microscale.engine.inputs import Chunk, build_batch
 from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss.model import GptOss
+from microscale.models.families import AnyModel
 
 
 def poison(kv: KvCache) -> KvCache:
@@ -21,7 +21,7 @@ def poison(kv: KvCache) -> KvCache:
     return kv
 
 
-def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tensor]:
+def all_logits(model: AnyModel, prompts: list[list[int]], chunk: int) -> list[Tensor]:
     """Logits at every position of each prompt, the prompts together in one batch, ``chunk`` tokens of each at a time.
 
     Pages of the sequences interleave and run backwards, and the two kinds of layer use different ones.
@@ -29,12 +29,12 @@ def all_logits(model: GptOss, prompts: list[list[int]], chunk: int) -> list[Tens
     return _logits(model, prompts, chunk, None)
 
 
-def last_logits(model: GptOss, prompts: list[list[int]], chunk: int, wanted: int) -> list[Tensor]:
+def last_logits(model: AnyModel, prompts: list[list[int]], chunk: int, wanted: int) -> list[Tensor]:
     """As ``all_logits``, but only those of each prompt's ``wanted`` last positions that fall into its last chunk."""
     return _logits(model, prompts, chunk, wanted)
 
 
-def _logits(model: GptOss, prompts: list[list[int]], chunk: int, wanted: int | None) -> list[Tensor]:
+def _logits(model: AnyModel, prompts: list[list[int]], chunk: int, wanted: int | None) -> list[Tensor]:
     size = model.page_size
     counts = [-(-len(p) // size) for p in prompts]
     kv = poison(model.new_cache(dict.fromkeys(LayerKind, sum(counts))))

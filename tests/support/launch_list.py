@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,15 +62,14 @@ def make_batch(tokens: int, sequences: int, longest: int, pages: int, rows: int 
 
 def sampling_batches(rows: int, vocab: int) -> Iterator[SamplingBatch]:
     numbers, wide = meta(6, rows, dtype=torch.float32), meta(2, rows, dtype=torch.int64)
-    base = (numbers[0], meta(rows), *numbers[1:], *wide)
-    yield SamplingBatch(*base, draws=False, filters=False)
-    yield SamplingBatch(*base, draws=True, filters=False)
-    yield SamplingBatch(*base, draws=True, filters=True, top_logprobs=3)
+    # By name ``Any``: how many numbers there are, mypy cannot count.
+    make: Any = partial(SamplingBatch, numbers[0], meta(rows), *numbers[1:], *wide)
+    yield make(draws=False, filters=False)
+    yield make(draws=True, filters=False)
+    yield make(draws=True, filters=True, top_logprobs=3)
     history = History(meta(rows), meta(8, vocab))
     bias = Bias(meta(rows, 16), meta(rows, 16, dtype=torch.float32))
-    yield SamplingBatch(
-        *base, draws=True, filters=True, history=history, bias=bias, allowed=meta(rows, -(-vocab // 32))
-    )
+    yield make(draws=True, filters=True, history=history, bias=bias, allowed=meta(rows, -(-vocab // 32)))
 
 
 def describe(value: Any) -> str:
@@ -85,8 +85,8 @@ def print_launch(fn: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) ->
 
 def shapes_alone() -> None:
     """Let any commit of the package bind a model on ``meta``: nothing is drawn, and no number is looked at."""
-    JITFunction.run = print_launch  # type: ignore[method-assign, assignment]
-    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign, assignment, return-value]
+    JITFunction.run = print_launch
+    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign]
     if hasattr(layouts, "_check_numbers"):
         layouts._check_numbers = lambda *_: None
     isnan = Tensor.isnan

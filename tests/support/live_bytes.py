@@ -14,7 +14,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the storages of all tensors that ops return within the block, until the last tensor on one goes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._tensors: dict[int, int] = {}

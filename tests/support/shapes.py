@@ -30,10 +30,10 @@ def dense_shapes(fmt: str, rows: int, columns: int) -> DenseWeights:
 
 def record_dense(implementation: DenseOp, spec: DenseSpec, gpu: Gpu, tokens: Iterable[int]) -> list[Kernel]:
     """Every kernel that the layer, also as an lm_head, starts for these numbers of tokens."""
-    packed = implementation.pack(dense_shapes(spec.weight_format, spec.rows, spec.columns), spec)  # type: ignore[attr-defined]
+    packed = implementation.pack(dense_shapes(spec.weight_format, spec.rows, spec.columns), spec)
     with recording() as found:
         for count in tokens:
             x = meta(count, spec.columns)
-            implementation.run(packed, spec, gpu, x)  # type: ignore[attr-defined]
-            implementation.run_logits(packed, spec, gpu, x)  # type: ignore[attr-defined]
+            implementation.run(packed, spec, gpu, x)
+            implementation.run_logits(packed, spec, gpu, x)
     return list(found)

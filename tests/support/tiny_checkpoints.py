@@ -253,7 +253,7 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor], shards: int, pattern
     """The file of every tensor. Neighbours go to different shards, so that no layer is in one file."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
-    files = {}
+    files: dict[str, str] = {}
     for shard in range(shards):
         file = "model.safetensors" if shards == 1 else pattern.format(shard + 1, shards)
         mine = {name: tensors[name].contiguous() for name in names[shard::shards]}

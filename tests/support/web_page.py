@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from support.browser import SCREENS
 
@@ -25,6 +25,13 @@ def done(page: Page, count: int = 1) -> None:
     expect(page.locator(".turn.model:not([aria-busy])")).to_have_count(count, timeout=PATIENCE_MS)
 
 
+def sent_body(request: Request) -> dict[str, Any]:
+    """The JSON that the page sent."""
+    body: dict[str, Any] | None = request.post_data_json
+    assert body is not None
+    return body
+
+
 def keep_looks(page: Page, name: str, at: str | None = None) -> None:
     """Screenshots, wide and narrow, light and dark, scrolled to ``at``; nothing is ever wider than the window."""
     for size, width in (("narrow", NARROW), ("wide", WIDE)):
@@ -32,6 +39,6 @@ def keep_looks(page: Page, name: str, at: str | None = None) -> None:
         if at is not None:
             page.locator(at).evaluate("(element) => element.scrollIntoView()")
         for scheme in ("dark", "light"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)
             page.screenshot(path=SCREENS / f"{name}-{size}-{scheme}.png")
         assert page.evaluate("[...document.querySelectorAll('.scroll')].every((e) => e.scrollWidth <= innerWidth)")

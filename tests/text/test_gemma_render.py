@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_text_stays_text(text: str) -> None:
     text = f"({text})"  # templates trim
 
     def talk(inner: str) -> list[int]:
-        call = ToolCall("c", "f", '{"k": ' + chat_template.json.dumps(inner) + "}")
+        call = ToolCall("c", "f", '{"k": ' + json.dumps(inner) + "}")
         tool = Tool("f", inner, {"description": inner, "enum": [inner]})
         messages = [
             Message(Role.SYSTEM, inner),

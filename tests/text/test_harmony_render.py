@@ -56,7 +56,10 @@ def on_o200k() -> HarmonyRenderer:
 
 def conversation(draw: random.Random) -> tuple[list[Message], RenderOptions]:
     """A conversation as clients send them: turns with thoughts, calls and results, some of them cut short."""
-    text = lambda: draw.choice(TEXTS)
+
+    def text() -> str:
+        return draw.choice(TEXTS)
+
     messages = [Message(draw.choice([Role.SYSTEM, Role.DEVELOPER]), text()) for _ in range(draw.randint(0, 2))]
     for turn in range(draw.randint(1, 3)):
         if turn and draw.random() < 0.2:
@@ -125,11 +128,12 @@ def without_old_analysis(messages: list[lib.Message]) -> list[lib.Message]:
 
 
 def rendered(messages: list[lib.Message], *, drop: bool) -> list[int]:
-    return library().render_conversation_for_completion(
+    ids: list[int] = library().render_conversation_for_completion(
         lib.Conversation.from_messages(messages),
         lib.Role.ASSISTANT,
         lib.RenderConversationConfig(auto_drop_analysis=drop),
     )
+    return ids
 
 
 def test_equals_the_library_token_for_token() -> None:
@@ -179,7 +183,10 @@ def test_text_of_every_kind_stays_text(text: str) -> None:
     ]
     tools = (Tool("f", names.START, {"type": "object", "properties": {names.CALL: {"description": names.END}}}),)
     plain = [Message(m.role, "x", "x" if m.reasoning else "", m.tool_calls, m.call_id) for m in messages]
-    control = lambda ids: [n for n in ids if tiny().is_control(n)]
+
+    def control(ids: list[int]) -> list[int]:
+        return [n for n in ids if tiny().is_control(n)]
+
     options = RenderOptions(tools=tools)
     assert control(renderer.render(messages, options)) == control(renderer.render(plain, options))
 

@@ -69,7 +69,8 @@ def run_plain(output: ChatOutput | PlainOutput, ids: list[int]) -> tuple[list[De
         else:
             num_plain += 1
             kind, text = plain
-            deltas.append(Delta((token,), **{"reasoning" if kind is Kind.REASONING else "content": text}))
+            thought = kind is Kind.REASONING
+            deltas.append(Delta((token,), reasoning=text) if thought else Delta((token,), content=text))
     return [*deltas, output.finish()], num_plain
 
 

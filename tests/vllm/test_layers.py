@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def config_of(fmt: str) -> object:
+def config_of(fmt: str) -> Any:
     if fmt == "mxfp4":
         return get_quantization_config("gpt_oss_mxfp4")()
     return get_quantization_config("modelopt_mxfp8").from_config({"quant_method": "modelopt", "quant_algo": "MXFP8"})
@@ -142,7 +143,8 @@ def load(layer: RoutedExperts, weights: MoeWeights) -> None:
 
 def run(layer: RoutedExperts, x: Tensor, routing: Routing) -> Tensor:
     """What this rank adds, as vLLM's runner asks for it."""
-    return layer.forward_modular(x, routing.weights, routing.expert_ids.long())
+    out: Tensor = layer.forward_modular(x, routing.weights, routing.expert_ids.long())
+    return out
 
 
 # gpt-oss: 2880 / 2 = 45 blocks of 32, / 4 = 22.5, / 8 = 11.25. modelopt's shards must be whole blocks.

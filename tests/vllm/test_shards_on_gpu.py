@@ -46,13 +46,14 @@ def with_spare(weights: MoeWeights, spare: int) -> MoeWeights:
     def longer(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else torch.cat((tensor, tensor.new_zeros(spare, *tensor.shape[1:])))
 
-    matrices = []
-    for matrix in (weights.gate_up, weights.down):
+    def longer_matrix(matrix: BlockScaled) -> BlockScaled:
         values, scales = longer(matrix.values), longer(matrix.scales)
         assert values is not None
         assert scales is not None
-        matrices.append(BlockScaled(values, scales, matrix.format))
-    return MoeWeights(*matrices, longer(weights.gate_up_bias), longer(weights.down_bias))
+        return BlockScaled(values, scales, matrix.format)
+
+    gate_up, down = longer_matrix(weights.gate_up), longer_matrix(weights.down)
+    return MoeWeights(gate_up, down, longer(weights.gate_up_bias), longer(weights.down_bias))
 
 
 def check_in_a_graph(weights: MoeWeights, case: Case, x: Tensor, routing: Routing) -> None:

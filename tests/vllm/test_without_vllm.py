@@ -19,9 +19,10 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, version: str) -> list[str]:
     """A vLLM of this version, and a list of what registered there."""
-    vllm, experts, registered = ModuleType("vllm"), ModuleType(plugin.EXPERTS), []
-    vllm.__version__ = version
-    experts.register = lambda: registered.append("experts")
+    vllm, experts = ModuleType("vllm"), ModuleType(plugin.EXPERTS)
+    registered: list[str] = []
+    vars(vllm)["__version__"] = version
+    vars(experts)["register"] = lambda: registered.append("experts")
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, plugin.EXPERTS, experts)
     return registered

@@ -13,6 +13,8 @@ Products of such weights with ordinary activations would be subnormal in float32
 (``X_SCALE``): exact in bf16 for every |x| between 2**-126 and 2**63.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton.language as tl

@@ -25,6 +25,8 @@ Triton moves broadcasts behind elementwise operations, assembly included.
 run (it truncates to bf16, multiplies bf16 as integers, and knows no assembly).
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

@@ -3,6 +3,8 @@
 The interpreter truncates to bf16 where a GPU rounds, and multiplies the bits of bf16 operands of ``dot`` as integers.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

@@ -21,6 +21,8 @@ reads what here one per query head does. It is for few pieces only (INSIDE, ``pi
 other sequences, block of rows by block of rows.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 import triton
 import triton.language as tl
 

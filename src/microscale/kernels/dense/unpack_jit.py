@@ -1,5 +1,7 @@
 """Jit code that turns packed fragments back into a bf16 matrix, for cuBLAS. Bound by memory."""
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

@@ -7,6 +7,8 @@ One program computes ``BLOCK_N`` packed weight rows times one tile of up to ``BL
 How packed words become operands, and the order of their columns: ``kernels/operands_jit.py``.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

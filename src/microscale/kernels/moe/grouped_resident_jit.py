@@ -10,6 +10,8 @@ unit, and the loading group is in the next item while this one ends.
 of 128 x 128. Operands, the order of columns, and how results are stored: ``grouped_wgmma_jit``.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton.language as tl

@@ -17,6 +17,8 @@ Programs of one expert run side by side, token tiles fastest: a block of weight 
 L2 by the expert's other token tiles.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

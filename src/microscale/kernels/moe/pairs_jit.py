@@ -1,5 +1,7 @@
 """Jit code around the expert GEMMs: the work list of few (token, expert) pairs, and the sum of a token's experts."""
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

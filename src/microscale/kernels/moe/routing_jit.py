@@ -9,6 +9,8 @@ Few tokens: one program does it all (``route_few``). Many: ``choose_many`` per b
 the blocks, ``place_many`` per block again.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

@@ -13,6 +13,8 @@ Activations between the two GEMMs are stored times 2**64 (``fragments_jit``). Wi
 ``down`` fetches its first weights before it waits for ``gate_up`` to end.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 from triton.experimental import gluon

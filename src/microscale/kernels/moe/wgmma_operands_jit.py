@@ -18,6 +18,8 @@ stand in its nibbles 0, 1, 2, 3. Signs go to bits 7, 15, 23, 31 by one product: 
 turn.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton.language as tl

@@ -11,6 +11,8 @@ is never drawn, which takes at most 4e-6 of the probability from all of them tog
 Compiled without fused multiply-adds, so that the same number comes out the same in every kernel.
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

@@ -10,6 +10,8 @@ halves the list until one token is left. Everything that is added up is an integ
                                               origin                floor
 """
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
 import triton

@@ -1,5 +1,7 @@
 """The jit code of ``triton_small`` for heads and gates: each one pass over its data."""
 
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
