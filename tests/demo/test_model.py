@@ -223,7 +223,7 @@ def test_the_page_suggests_what_it_can_do(server: Running) -> None:
         page.screenshot(path=SCREENS / "demo-empty.png")
         expect(page.locator("#facts")).to_contain_text("A toy of 30 million parameters")
         page.get_by_text("What is the weather in").click()
-        expect(page.locator("#badges")).to_have_text("1 tool")
+        expect(page.locator("#badges")).to_have_text("get_weather, in this chat")
         call = page.locator(".turn.model .call")
         expect(call).to_contain_text("get_weather", timeout=30_000)
         expect(call).to_contain_text("Paris")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +44,11 @@ class Shape:
     name: str
     rows: int
     columns: int
+    is_head: bool = False
+    """An lm_head gives float32 logits with their blocks, and has no bias."""
 
 
-SHAPES = (Shape("qkv", 5120, 2880), Shape("o", 2880, 4096), Shape("lm_head", 201088, 2880))
+SHAPES = (Shape("qkv", 5120, 2880), Shape("o", 2880, 4096), Shape("lm_head", 201088, 2880, is_head=True))
 
 
 def run(
@@ -76,7 +79,7 @@ def random_weights(shape: Shape, weight_format: str, generator: torch.Generator)
     """Weights of about unit gain with a bias: every code is as likely as any other."""
     rows, columns = shape.rows, shape.columns
     device = generator.device
-    bias = torch.randn(rows, device=device, generator=generator).mul(0.1).bfloat16()
+    bias = None if shape.is_head else torch.randn(rows, device=device, generator=generator).mul(0.1).bfloat16()
 
     def random_bytes(low: int, high: int, width: int) -> Tensor:
         return torch.randint(low, high, (rows, width), dtype=torch.uint8, device=device, generator=generator)
@@ -109,7 +112,13 @@ def _measure(
     generator = torch.Generator("cuda").manual_seed(shape.rows)
 
     def spec_of(count: int) -> DenseSpec:
-        return DenseSpec(shape.rows, shape.columns, weight_format, Activations.BF16, True, count)
+        return DenseSpec(shape.rows, shape.columns, weight_format, Activations.BF16, not shape.is_head, count)
+
+    def run_one(weights: Any, spec: DenseSpec, x: Tensor) -> Tensor:
+        """As a model starts it."""
+        if shape.is_head:
+            return implementation.run_logits(weights, spec, gpu, x).values
+        return implementation.run(weights, spec, gpu, x)
 
     layers = max(1, -(-ROTATED_BYTES // weight_bytes(spec_of(1))))
     first = random_weights(shape, weight_format, generator)
@@ -125,14 +134,14 @@ def _measure(
         inputs = [
             torch.randn(count, shape.columns, device="cuda", generator=generator, dtype=torch.bfloat16) for _ in packed
         ]
-        y = implementation.run(packed[0], spec, gpu, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
+        y = run_one(packed[0], spec, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
         expected = dense(inputs[0][:CHECKED_TOKENS], head)
         error = float((y - expected).norm() / expected.norm())
         check(implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count)))
 
         def ours(inputs: list[Tensor] = inputs, spec: DenseSpec = spec) -> None:
             for weights, x in zip(packed, inputs, strict=True):
-                implementation.run(weights, spec, gpu, x)
+                run_one(weights, spec, x)
 
         us = graph_us(ours, repeats) / layers
         other = _cublas_us(packed, inputs, repeats) if implementation.name == "triton_bf16" else None

@@ -19,11 +19,11 @@ from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.spec import PagedKv
-from microscale.kernels.moe.spec import Gate, GateKind
 from microscale.kernels.op import Activations
 from microscale.kernels.small import cost, reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallOps, SmallSpec
+from microscale.models.gemma4.model import MLP_GATE
 
 DEVICE = "cuda"
 TOKENS = (1, 8, 64, 1024)
@@ -111,10 +111,10 @@ def gemma_heads(tokens: int) -> Work:
 
 def gated(tokens: int) -> Work:
     x = _normal(tokens, 2 * GEMMA_UNITS)
-    gate = Gate(GateKind.GELU_TANH, interleaved=False)
+    gate = MLP_GATE  # as the model starts it: gates and ups in runs
 
     def by_torch() -> Tensor:
-        g, up = x.chunk(2, dim=-1)
+        g, up = (part.flatten(1) for part in x.view(tokens, -1, 2, gate.run).unbind(2))
         return F.gelu(g, approximate="tanh") * up
 
     num_bytes = cost.gated(_sized(GEMMA_FULL, tokens), GEMMA_UNITS)
