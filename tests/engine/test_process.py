@@ -317,7 +317,9 @@ def test_a_killed_process_fails_its_requests(run: Run) -> None:
 def test_a_failing_step_fails_its_requests(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     async def whole() -> None:
         client = await counting("fails in a step")
-        streams = [await client.submit(request("counts to five", [1], 100)), await client.submit(request("r", [50], 9))]
+        # Together: the engine has counted to five before a second submission would reach it.
+        asked = [request("counts to five", [1], 100), request("r", [50], 9)]
+        streams = await asyncio.gather(*map(client.submit, asked))
         with pytest.raises(EngineDied, match="failed: ZeroDivisionError: five is too much"):
             await tokens_of(streams[0])
         with pytest.raises(EngineDied, match="failed: ZeroDivisionError"):

@@ -73,7 +73,7 @@ def test_what_the_types_allow_is_answered_or_refused(server: Live, path: str, ki
             assert reply.json()["error"]["message"]
 
     send()
-    assert 400 in statuses
+    assert 400 in statuses or answerable
     assert 200 in statuses or not answerable
     good = httpx.post(server.address + path, json=GOOD[path], headers=HEADERS, timeout=30)
     assert good.status_code == 200

@@ -13,7 +13,9 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+TESTS = Path(__file__).parents[1]
 PATIENCE_S = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f]")
 _TOKENS = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07]*\x07|([\r\n])|([^\x1b\r\n]+)")
@@ -123,7 +125,8 @@ def terminal(command: Sequence[str], width: int = 100) -> Iterator[Terminal]:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     # The width is this terminal's, whatever the one is where the tests were started.
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    env = inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    paths = [str(TESTS), *filter(None, [inherited.get("PYTHONPATH")])]
+    env = inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     process = subprocess.Popen(
         [sys.executable, "-c", _SHIM, *command],
         stdin=theirs,
