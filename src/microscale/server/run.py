@@ -109,9 +109,6 @@ async def serve(options: ServeOptions) -> int:
             ready = engine.ready
             eos = ready.eos_token_ids if options.strict_eos else ()
             self_test(chat_format, ready.vocab_size, eos)
-            # What is loaded stays: the collector need not walk through it again and again.
-            gc.collect()
-            gc.freeze()
             grammars = GrammarChecker(vocabulary, options.limits.compile_timeout_s)
             host = Host(
                 engine,
@@ -146,6 +143,9 @@ async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
     server = Server(config)
+    # What is loaded stays, the routes included: the collector need not walk through it again and again.
+    gc.collect()
+    gc.freeze()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in SIGNALS:
