@@ -52,13 +52,15 @@ class Live:
 
 
 @contextmanager
-def command(arguments: Sequence[str], log: Path) -> Iterator[Live]:
-    """A server that prints its address on standard output or in its log. It is killed at the end, if it still runs."""
+def command(arguments: Sequence[str], log: Path, under: Sequence[str] = ()) -> Iterator[Live]:
+    """A server that prints its address on standard output or in its log. It is killed at the end, if it still runs.
+
+    ``under``: a program that runs it, such as a profiler."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=env
+            [*under, sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, env=env
         )
     try:
         assert process.stdout is not None
@@ -70,11 +72,13 @@ def command(arguments: Sequence[str], log: Path) -> Iterator[Live]:
         process.wait()
 
 
-def live(log: Path, *, step_s: float = 0.001, max_model_len: int = 4096, **options: Any) -> Any:
+def live(
+    log: Path, *, step_s: float = 0.001, max_model_len: int = 4096, under: Sequence[str] = (), **options: Any
+) -> Any:
     """``options``: those of ``ServeOptions`` that JSON can say, ``limits`` as a dictionary, ``tokenizer`` as a folder,
     and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
     told = json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options})
-    return command(["support.live_server", told], log)
+    return command(["support.live_server", told], log, under)
 
 
 def main() -> int:

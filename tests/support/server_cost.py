@@ -2,14 +2,18 @@
 
 The engine is scripted, so all that is counted is the way of a token from the engine's socket to the client's. Cost is
 the time that the server's main thread had a core, which other programs on the machine change little; throughput is by
-the clock.
+the clock. Times of two versions on a shared machine differ by a quarter for no reason; where valgrind is installed its
+count of instructions tells them apart.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import selectors
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +28,8 @@ MODEL_LEN = 100_000
 TEXT = "<|channel|>final<|message|>" + "and so on " * 4000
 """A plain answer, so that nearly every token is an event."""
 CHUNK = 2**20
+COUNTED = (300, 1300)
+"""Tokens of the two streams whose instructions are counted."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,29 @@ def many_streams(log: Path, num_tokens: int = 1000) -> Cost:
         return measure(server, 64, num_tokens)
 
 
+def instructions_per_token(folder: Path) -> int:
+    """Of the server's main thread, by callgrind: a stream's less those of a shorter one, so that what a request costs
+    whatever its length is left out."""
+    under = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts")
+    counts = []
+    # The steps are longer, for a server that runs some fifty times slower still gives every token a chunk of its own.
+    with live(
+        folder / "log", step_s=0.03, max_model_len=MODEL_LEN, under=(*under, "--separate-threads=yes"), turns=[TEXT]
+    ) as server:
+        control = ("callgrind_control", str(server.process.pid))
+        measure(server, 1, 200)
+        subprocess.run([*control, "-i", "on"], check=True, capture_output=True)
+        for at, num_tokens in enumerate(COUNTED, 1):
+            subprocess.run([*control, "-z"], check=True, capture_output=True)
+            measure(server, 1, num_tokens)
+            subprocess.run([*control, "-d"], check=True, capture_output=True)
+            total = re.search(r"^totals: (\d+)$", (folder / f"counts.{at}-01").read_text(), re.MULTILINE)
+            assert total is not None
+            counts.append(int(total[1]))
+    short, long = COUNTED
+    return (counts[1] - counts[0]) // (long - short)
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         ones = [cost.us_per_token for cost in one_stream(Path(folder) / "one")]
@@ -109,6 +138,10 @@ def main() -> int:
             f"64 streams:   {many.tokens_per_s:.0f} tok/s in all, {many.us_per_token:.1f} us of the server a token "
             f"({many.num_tokens} tokens)"
         )
+        if shutil.which("callgrind_control") is None:
+            print("instructions: not counted, for valgrind is not installed")
+        else:
+            print(f"instructions: {instructions_per_token(Path(folder))} of the server a token, one stream")
     return 0
 
 

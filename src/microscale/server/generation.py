@@ -199,8 +199,12 @@ class _Clock:
 
     def tick(self, at: int, num_tokens: int) -> None:
         now = time.perf_counter()
-        if self._last[at]:
-            self._gaps += [(now - self._last[at]) / num_tokens] * num_tokens
+        last = self._last[at]
+        if last:
+            if num_tokens == 1:
+                self._gaps.append(now - last)
+            else:
+                self._gaps += [(now - last) / num_tokens] * num_tokens
             if len(self._gaps) >= TOLD_TOGETHER or now - self._told_s >= TOLD_AFTER_S:
                 self.tell()
                 self._told_s = now
