@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microscale.engine.engine import Output
+from microscale.engine.output import Output
 from microscale.engine.request import Finish
 from microscale.server.choice import Choice
 from microscale.text.harmony.parser import HarmonyParser

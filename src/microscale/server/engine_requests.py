@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from microscale.engine.request import Request
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.sampling_params import SamplingParams
 from microscale.server.host import Host
 from microscale.server.http.exchange import Record
 from microscale.server.http.faults import BadField

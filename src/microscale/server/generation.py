@@ -12,10 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from microscale.engine.client import EngineClient
-from microscale.engine.engine import Output
+from microscale.engine.output import Output
+from microscale.engine.process.client import EngineClient
+from microscale.engine.process.stream import Stream
 from microscale.engine.request import Request
-from microscale.engine.stream import Stream
 from microscale.server.choice import Choice, Step
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire

@@ -23,7 +23,7 @@ class PlanReply(Struct, frozen=True):
 
 
 class _Document(Struct, frozen=True):
-    """What ``engine/running.py`` writes."""
+    """What ``engine/loading/description.py`` writes."""
 
     table: str
     gpu: str
