@@ -83,7 +83,7 @@ class Chat:
         wish = await read_wish(host, request)
         prompt = await host.off_loop(num_bytes, lambda: render(host, request, None if wish is None else wish.told))
         self._prompt = prompt.tokens
-        grammar = await turn_grammar(host, request, wish, request)
+        grammar = await turn_grammar(host, request, wish, request, prompt.begun)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = sampling_params(request, len(prompt.tokens), host, _most(request), logprobs)
         if not params.ignore_eos:
