@@ -92,4 +92,7 @@ def write_chatml_text(folder: Path, template: str = TEMPLATE) -> Path:
 
 @functools.cache
 def tiny_chatml() -> Tokenizer:
-    return Tokenizer(inner_chatml(), "tiny chatml tokenizer.json")
+    """Its marks are control tokens, as the format makes them."""
+    tokenizer = Tokenizer(inner_chatml(), "tiny chatml tokenizer.json")
+    tokenizer.protect(names.NAMES)
+    return tokenizer
