@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors", "settings"},
     "kernels": {"formats", "hardware", "errors"},
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
-    "models": {"backends.ops", "formats", "errors"},
+    "models": {"backends.ops", "backends.recording_ops", "formats", "errors"},
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},

@@ -21,6 +21,7 @@ from microscale.backends.oracle import Spec, Wish
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name, take_rows
+from microscale.backends.specs import dense_spec, moe_spec
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.fresh import Fresh
@@ -219,9 +220,7 @@ class Ops:
         top_k: int,
         gate: Gate,
     ) -> Moe:
-        experts, rows, hidden = gate_up.shape
-        own, has_bias = format_name(gate_up), biases[0] is not None
-        spec = MoeSpec(experts, top_k, hidden, rows // 2, own, self.activations, gate, has_bias, tokens=1)
+        spec = moe_spec(gate_up, self.activations, top_k, gate, bias=biases[0] is not None)
         choice = self._choose("moe", layer, spec)
         gate_up, down = (convert(w, choice.specs[0].weight_format) for w in (gate_up, down))
         assert isinstance(gate_up, BlockScaled)  # no implementation of moe reads anything else
@@ -229,10 +228,7 @@ class Ops:
         return Moe(choice, self.gpu, MoeWeights(gate_up, down, *biases))
 
     def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Dense:
-        rows, columns = weights.weight.shape
-        has_bias = weights.bias is not None
-        spec = DenseSpec(rows, columns, weights.format, self.activations, has_bias, tokens=1, softcap=softcap)
-        choice = self._choose("dense", layer, spec)
+        choice = self._choose("dense", layer, dense_spec(weights, self.activations, softcap))
         held = DenseWeights(convert(weights.weight, choice.specs[0].weight_format), weights.bias)
         return Dense(choice, self.gpu, held)
 
