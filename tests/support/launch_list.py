@@ -27,7 +27,7 @@ from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.families import build_model, open_weights
 
-LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6}
+LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6, "demo": 8}
 PRECISIONS = {
     "exact": {},
     "balanced": {"name": "balanced"},

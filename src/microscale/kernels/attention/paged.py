@@ -1,4 +1,4 @@
-"""``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``tiles`` has the tiles.
+"""``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``hardware`` has the tiles.
 
 Short sequences (one new token, or two) cut their keys into splits for the whole machine and merge them; long ones take
 blocks of query rows. A batch that mixes both takes both ways, so that a decoding sequence with much context does not
@@ -18,21 +18,11 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.attention import HEAD_DIMS, Case, Kv, Tile, Work, choose, split_kv, wanted_splits
 from microscale.kernels.attention import fused_decode, fused_decode_jit, paged_jit, split_kv_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.attention.tiles import (
-    FUSED_SEQUENCES,
-    HEAD_DIMS,
-    INSIDE_SPLITS,
-    SPLITS_PER_SM,
-    Tile,
-    choose_tile,
-    compile_options,
-    spills_because,
-    wanted_splits,
-)
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.op import Activations, Cost, Implementation, Reason
@@ -51,6 +41,23 @@ def uses_pdl(gpu: Gpu) -> bool:
     """A kernel for short sequences waits for the one before it by itself, where the GPU can. Without that there is
     nothing to fetch early either."""
     return gpu.has(Feature.PDL) and not PLAIN
+
+
+def compile_options(tile: Tile) -> dict[str, Any]:
+    """Options of a launch."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options if tile.registers is None else options | {"maxnreg": tile.registers}
+
+
+def spills_because(tile: Tile, head_dim: int) -> str | None:
+    """Why a tile for long queries may spill."""
+    if head_dim == 512 and tile.block_m == 64:
+        return "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
+    if head_dim == 256 and tile.block_m * tile.block_n == 128 * 64:
+        return "128 x 64 of 256 fill the registers; 128 x 32 need none of it and reach 248 TFLOP/s and not 318 on H200"
+    if head_dim == 64 and tile.registers == 168:
+        return "one word, before and after the loops (Triton 3.7); with a program less on an SM 316 TFLOP/s and not 375"
+    return None
 
 
 # (device, heads) → sinks of minus infinity. Kept: filling them at every call would be a launch of its own.
@@ -96,10 +103,11 @@ class _Call:
         return self.batch.context_lens.shape[0]
 
     def tile(self, decode: bool) -> Tile:
-        window = self.spec.window is not None
-        return choose_tile(
-            decode, self.spec.head_dim, self.fp8, self.gpu, window=window, heads_too=self.transform is not None
-        )
+        if decode:
+            work = Work.DECODE if self.transform is None else Work.FUSED_DECODE
+        else:
+            work = Work.PREFILL if self.spec.window is None else Work.PREFILL_WINDOW
+        return choose(Case(work, self.spec.head_dim, Kv.FP8 if self.fp8 else Kv.BF16), self.gpu)
 
     @property
     def short_len(self) -> int:
@@ -131,14 +139,15 @@ class _Call:
         max_keys = self.batch.page_table.shape[1] * self.kv.page_size
         if self.spec.window is not None:
             max_keys = min(max_keys, self.spec.window + (self.short_len if self.transform is None else 1) - 1)
-        per_sm = SPLITS_PER_SM[self.spec.head_dim]
+        by_heads = split_kv(self.spec.head_dim, self.gpu)
+        per_sm = by_heads.splits_per_sm
         if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
         wanted = wanted_splits(kv_heads, per_sm, self.gpu)
-        least = tile.least_blocks(self.spec.head_dim)
+        least = by_heads.least_blocks(tile)
         most = -(-max_keys // tile.block_n) // least  # splits of a sequence
         split = most > 1
-        inside = split and most <= INSIDE_SPLITS[self.spec.head_dim]
+        inside = split and most <= by_heads.merged_inside
         # Each sequence may have one more than its share.
         programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
         rows = programs * kv_heads * tile.block_m if split else 0
@@ -161,7 +170,7 @@ class _Call:
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
             "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": PLAIN,
         }  # fmt: skip
-        options = compile_options(tile, self.gpu) | PDL_OPTION[pdl]
+        options = compile_options(tile) | PDL_OPTION[pdl]
         launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
         if split and not inside:
             self._merge(partial, summary, spans, tile)
@@ -185,7 +194,7 @@ class _Call:
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
             "PLAIN": PLAIN,
         }  # fmt: skip
-        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile, self.gpu)
+        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile)
         reason = spills_because(tile, self.spec.head_dim)
         launch(paged_jit.attend_long, grid, arguments, constants, options, MMA, reason)
 
@@ -240,7 +249,7 @@ class PagedAttention(Implementation[AttentionSpec]):
         it is not one launch. Position and slot of each token follow from its sequence's length and pages."""
         group = spec.num_heads // spec.num_kv_heads
         possible = heads.kind in fused_decode.kinds(spec.head_dim) and group <= fused_decode.MAX_HEADS
-        few = batch.context_lens.shape[0] <= FUSED_SEQUENCES[spec.head_dim]
+        few = batch.context_lens.shape[0] <= split_kv(spec.head_dim, gpu).fused_sequences
         if not few or not possible or batch.max_query_len != 1 or not gpu.has(Feature.PDL):
             return None
         out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)

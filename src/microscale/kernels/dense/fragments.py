@@ -50,7 +50,7 @@ class Fragments(DenseOp):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         total, flops = weight_bytes(spec) + activation_bytes(spec), dense_flops(spec)
-        if spec.tokens >= unpack.MIN_TOKENS:
+        if unpack.pays(spec.tokens, gpu):
             copied = 2 * 2 * spec.rows * spec.columns  # written and read
             return Cost(total + copied, flops, efficiency=CUBLAS_REACHED, launches=2)
         if not small_batch.takes(spec.tokens, spec.rows, gpu):
@@ -70,7 +70,7 @@ class Fragments(DenseOp):
         check_rows(self.name, x, residual)
         if small_batch.takes(x.shape[0], packed.rows, gpu):
             return small_batch.run(packed, gpu, x, residual)
-        if x.shape[0] >= unpack.MIN_TOKENS:
+        if unpack.pays(x.shape[0], gpu):
             return unpack.run(packed, x, residual)
         return gemm.run(packed, gpu, x, residual)
 

@@ -14,18 +14,14 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
+from microscale.hardware.tiles.thresholds import crowded
 from microscale.kernels import layouts
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
 from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Cost, Implementation, Reason
-
-# Pairs an expert, and tokens, from which wgmma is faster than the small-batch kernels, which serve 8 pairs a program
-# and read weights twice (H200, gpt-oss-20b at 64 tokens: 142 us and 152; at 48 tokens 140 and 135).
-CROWDED_PAIRS = 8
-CROWDED_TOKENS = 33
 
 
 class TritonW4A16(Implementation[MoeSpec]):
@@ -70,8 +66,8 @@ class TritonW4A16(Implementation[MoeSpec]):
         if x.dtype != torch.bfloat16 or x.stride(1) != 1:
             raise Unsupported(f"{self.name} reads rows of bfloat16, not {x.dtype} with strides {x.stride()}.")
         wgmma = self.format is MXFP4 and gpu.has(Feature.WGMMA) and grouped_wgmma.serves(packed)
-        crowded = wgmma and routing.expert_ids.numel() >= CROWDED_PAIRS * packed.num_experts
-        if x.shape[0] <= small_batch.MAX_TOKENS and not (crowded and x.shape[0] >= CROWDED_TOKENS):
+        tokens, pairs = x.shape[0], routing.expert_ids.numel()
+        if tokens <= small_batch.MAX_TOKENS and not (wgmma and crowded(tokens, pairs, packed.num_experts, gpu)):
             return small_batch.run(packed, spec.gate, x, routing, gpu)
         if wgmma:
             return grouped_wgmma.run(packed, spec.gate, x, routing, gpu)

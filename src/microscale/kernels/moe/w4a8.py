@@ -20,7 +20,8 @@ from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
+from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels import layouts
 from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
@@ -29,10 +30,6 @@ from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_by
 from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.op import Cost, Implementation, Reason, Unit
-
-# Pairs an expert must get on average for wgmma's FP8 to pay: at 8 it loses to bf16 (550 against 497 µs), at 32 it wins
-# (675 against 740; H200, gpt-oss-120b, 256 and 1024 tokens).
-FP8_SHARE = 20
 
 
 class BlockScaledMoe(Implementation[MoeSpec]):
@@ -77,7 +74,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
         """Whether the tokens are so many that arithmetic counts."""
         if tokens <= small_batch.MAX_TOKENS:
             return False
-        return _block_scaled(gpu) or tokens * top_k > FP8_SHARE * num_experts
+        return _block_scaled(gpu) or tokens * top_k > threshold(Name.FP8_PAIRS, gpu) * num_experts
 
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from microscale.formats import MXFP8
 from microscale.hardware import Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.moe import with_mlp
