@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from microscale import hardware
+from microscale.hardware.tiles import attention as attention_tiles
+from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work, wanted_splits
 from microscale.kernels.attention import paged
 from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.attention.tiles import HEAD_DIMS, choose_tile, wanted_splits
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
@@ -404,7 +405,8 @@ def test_splits_fill_the_machine() -> None:
 def test_every_tile_fits_every_card() -> None:
     for gpu in hardware.KNOWN.values():
         for head_dim in HEAD_DIMS:
-            for fp8 in (False, True):
-                for decode, heads_too in ((False, False), (True, False), (True, True)):
-                    tile = choose_tile(decode, head_dim, fp8, gpu, heads_too=heads_too)
-                    assert tile.shared_bytes(head_dim, 1 if fp8 else 2, decode) <= gpu.shared_per_block
+            for work in Work:
+                for kv in Kv:
+                    case = attention_tiles.Case(work, head_dim, kv)
+                    tile = attention_tiles.choose(case, gpu)
+                    assert tile.shared_bytes(case) <= gpu.shared_per_block

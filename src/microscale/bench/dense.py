@@ -137,7 +137,9 @@ def _measure(
         y = run_one(packed[0], spec, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
         expected = dense(inputs[0][:CHECKED_TOKENS], head)
         error = float((y - expected).norm() / expected.norm())
-        check(implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count, gpu)))
+        check(
+            implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count, gpu))
+        )
 
         def ours(inputs: list[Tensor] = inputs, spec: DenseSpec = spec) -> None:
             for weights, x in zip(packed, inputs, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -161,22 +160,21 @@ def one_wave(tile: Tile, gpu: Gpu) -> float:
     return WAVE_SHARE * (gpu.registers_per_sm // (32 * tile.registers)) * tile.row_tiles / tile.warps
 
 
-def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu) -> Iterator[Tile]:
-    """What ``tune`` measures."""
-    if gemm is ExpertGemm.LIST:
-        blocks = [(4, 4, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
-        limits: tuple[int | None, ...] = (None, 128, 168)
-    else:
-        blocks = [(1, 1, 1), (1, 1, 2)]
-        limits = (None, 80, 128, 168, 255)
+def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[Tile]:
+    """What ``tune`` measures: the tile in use and all that have the registers for what they keep in flight."""
+    direct = gemm is not ExpertGemm.LIST
+    blocks = [(1, 1, 1), (1, 1, 2)] if direct else [(4, 4, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
+    limits = (None, 80, 128, 168, 255) if direct else (None, 128, 168)
+    found = {in_use: None}
     for row_tiles, warps_n, slices in blocks:
         for registers in limits:
             for ahead in (1, 2, 3, 4, 5, 6, 8, 9):
-                # A warp holds one to two batches: MXFP4 4 words of a thread a tile, MXFP8 8, and a scale each.
+                # One to two batches of a warp: of a row tile and a K tile a thread has 4 words of MXFP4, 8 of MXFP8,
+                # and a scale.
                 held = 2 * ahead * (shape.bits + 1) * row_tiles // warps_n
-                tile = Tile(row_tiles, warps_n, slices, ahead, registers)
                 if held + 40 <= (registers or MAX_REGISTERS) and ahead <= -(-shape.k_tiles // slices):
-                    yield tile
+                    found[Tile(row_tiles, warps_n, slices, ahead, registers)] = None
+    return list(found)
 
 
 def _within(tile: Tile, shape: Shape) -> Tile:
