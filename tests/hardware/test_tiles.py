@@ -15,7 +15,7 @@ from microscale.hardware.tiles import attention, dense, experts, gemm
 from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
 from microscale.hardware.tiles.experts import ExpertGemm, Shape
 from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates, choose, possible
-from microscale.hardware.tiles.thresholds import crowded
+from microscale.hardware.tiles.thresholds import Crowd, crowd
 from support.tile_choices import GOLDEN, table
 
 CARDS = [*KNOWN.values()]
@@ -71,8 +71,8 @@ def test_wgmma_alone_means_no_measured_tile() -> None:
     assert choose(GemmPath.W4A16_WGMMA, h200, 1024, 128, 2880).tuned
     assert experts.with_mlp_slices(h200)
     assert not experts.with_mlp_slices(other)
-    assert crowded(64, 256, 32, h200)
-    assert not crowded(64, 256, 32, other)
+    assert crowd(h200) == Crowd(tokens=33, pairs=8)
+    assert crowd(other) is None
 
 
 # ---- grouped GEMMs ---------------------------------------------------------------------------------------------------

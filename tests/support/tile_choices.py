@@ -13,7 +13,7 @@ from microscale.hardware import KNOWN, Gpu
 from microscale.hardware.tiles import attention, dense, experts, gemm
 from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
 from microscale.hardware.tiles.gemm import GemmPath
-from microscale.hardware.tiles.thresholds import Name, crowded, threshold
+from microscale.hardware.tiles.thresholds import Name, crowd, threshold
 from microscale.kernels.dense import small_batch
 from microscale.kernels.moe import with_mlp
 from microscale.kernels.numbers import cdiv, next_power_of_2
@@ -106,12 +106,12 @@ def _dense(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _thresholds(gpu: Gpu) -> str:
-    """Of one expert and many tokens the fewest pairs, and of many pairs the fewest tokens, that crowd a small batch;
-    then what only cards with FP8 and without block scales ask for, and when weights are unpacked."""
-    pairs = next((n for n in range(1, 512) if crowded(64, n, 1, gpu)), None)
-    tokens = next((n for n in range(1, 65) if crowded(n, 512, 1, gpu)), None)
-    fp8 = None if pairs is None else threshold(Name.FP8_PAIRS, gpu)
-    return show(pairs, tokens, fp8, threshold(Name.UNPACK_TOKENS, gpu))
+    """What crowds a small batch, pairs that FP8 needs on wgmma, and tokens from which weights are unpacked."""
+    least = crowd(gpu)
+    unpack = threshold(Name.UNPACK_TOKENS, gpu)
+    if least is None:
+        return show(None, None, None, unpack)
+    return show(least.pairs, least.tokens, threshold(Name.FP8_PAIRS, gpu), unpack)
 
 
 def table() -> dict[str, dict[str, str]]:

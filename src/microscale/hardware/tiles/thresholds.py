@@ -50,10 +50,17 @@ def threshold(name: Name, gpu: Gpu) -> int:
     return _RULE[name] if row is None else row.tile.value
 
 
-def crowded(tokens: int, pairs: int, num_experts: int, gpu: Gpu) -> bool:
-    """Whether a small batch has so many pairs an expert that ``wgmma`` is faster."""
+@dataclass(frozen=True)
+class Crowd:
+    """From where on a small batch is better off on ``wgmma``: both are needed."""
+
+    tokens: int
+    pairs: int
+    """For each expert."""
+
+
+def crowd(gpu: Gpu) -> Crowd | None:
+    """``None`` where ``wgmma`` was not measured against the small-batch kernels."""
     found = measured(SECTION, gpu.family)
-    least_pairs, least_tokens = (found.get(Key(name)) for name in (Name.WGMMA_PAIRS, Name.WGMMA_TOKENS))
-    if least_pairs is None or least_tokens is None:
-        return False
-    return pairs >= least_pairs.tile.value * num_experts and tokens >= least_tokens.tile.value
+    pairs, tokens = (found.get(Key(name)) for name in (Name.WGMMA_PAIRS, Name.WGMMA_TOKENS))
+    return None if pairs is None or tokens is None else Crowd(tokens.tile.value, pairs.tile.value)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
+from microscale.formats import MXFP8
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.experts import ExpertGemm, Tile, with_mlp_slices
 from microscale.hardware.tiles.experts import with_mlp as tile_for
-from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import with_mlp_jit as jit
@@ -27,26 +27,37 @@ from microscale.kernels.moe.small_batch import (
     gemm_options,
     pdl_constant,
 )
-from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
+from microscale.kernels.op import Reason
 
 MAX_TOKENS = DIRECT_TOKENS
 RUN = 8
 """Gate rows of the MLP that stand before as many up rows: half of a row tile."""
 
 
-def serves(packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], routing: Routing, gpu: Gpu) -> bool:
+def supports(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     """Where tiles were measured, with registers for one wave; elsewhere the MLP runs beside the experts."""
-    gate_up, down = mlp
-    tokens, top_k = routing.expert_ids.shape
-    fits = gate_up.k == packed.hidden == down.rows and gate_up.rows == 2 * down.k and down.k % RUN == 0
-    formats = {gate_up.format, down.format, packed.gate_up.format.name}
-    biases = (gate_up.bias, down.bias, packed.gate_up_bias, packed.down_bias)
-    slices = with_mlp_slices(gpu)
-    few = bool(slices) and 0 < tokens <= MAX_TOKENS
+    measured = with_mlp_slices(gpu)
+    if not measured:
+        return f"has tiles where they were measured, and none for {gpu.name}"
+    if not 0 < spec.tokens <= MAX_TOKENS:
+        return f"runs up to {MAX_TOKENS} tokens with an MLP, not {spec.tokens}"
+    if spec.weight_format != MXFP8.name or spec.bias:
+        return f"takes an MLP beside mxfp8 experts without biases, not beside {spec.weight_format}"
     # Slices of K of which only the last may be short: those of gate_up, and those of the MLP's down.
-    whole = all(_whole(gate_up.k, each) for each in slices) and _whole(down.k, _warps(top_k) // 2)
-    return few and whole and fits and formats == {"mxfp8"} and all(bias is None for bias in biases)
+    if not all(_whole(spec.hidden, slices) for slices in measured):
+        return f"cuts K into slices, for which {spec.hidden} columns are too few"
+    return None if spec.mlp is None else _mlp_reason(spec.mlp, spec.top_k)
+
+
+def _mlp_reason(mlp: MlpSpec, top_k: int) -> Reason | None:
+    if mlp.weight_format != MXFP8.name or mlp.bias or not mlp.packed:
+        held = "" if mlp.packed else ", held unpacked"
+        return f"takes an mxfp8 MLP without biases, not {mlp.weight_format}{' with' if mlp.bias else ''}{held}"
+    if mlp.units % RUN or not _whole(mlp.units, _warps(top_k) // 2):
+        return f"takes units in runs of {RUN} that fill its slices of K, not {mlp.units}"
+    return None
 
 
 def _steps(k: int, slices: int) -> int:
@@ -63,19 +74,17 @@ def _warps(top_k: int) -> int:
     return max(2, next_power_of_2(top_k))
 
 
-def run(
-    packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
-) -> Tensor:
+def run(packed: PackedExperts, mlp: Mlp, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """``x [2, tokens, hidden]`` bf16, for the MLP and for the experts → the answers of both, likewise."""
     tokens, top_k = routing.expert_ids.shape
-    gate_up, down = mlp
+    gate_up, down = mlp.gate_up, mlp.down
     x = x.contiguous()
     rows = tokens * top_k + _warps(top_k) - top_k  # with those that are read and not used
     h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
     mlp_h = torch.empty((tokens, down.k), dtype=torch.bfloat16, device=x.device)
     y = torch.empty_like(x)
     first, options = _first(
-        packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(gate), gpu
+        packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(spec.gate), gpu
     )
     arguments: tuple[Any, ...] = (
         x, packed.gate_up.words, packed.gate_up.scales, gate_up.weight, gate_up.groups, h, mlp_h, routing.expert_ids,
@@ -121,3 +130,6 @@ def _second(k: int, rows: int, mlp_k: int, tokens: int, top_k: int, gpu: Gpu) ->
     options = gemm_options(tile, experts, gpu)
     ahead = {"AHEAD": min(tile.ahead, _steps(k, 1)), "MLP_AHEAD": min(tile.ahead, _steps(mlp_k, experts // 2))}
     return sizes | ahead | pdl_constant(gpu), options
+
+
+PATH = MlpPath("with the experts", "one wave of programs does both", supports, run)
