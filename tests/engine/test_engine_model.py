@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from microscale.engine.build import assemble
-from microscale.engine.load import LoadOptions
+from microscale.engine.loading.build import assemble
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Limits
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
 from support.families import load_gpt_oss
@@ -23,7 +24,7 @@ NEW = 24
 @pytest.fixture(scope="module")
 def models() -> dict[int, GptOss]:
     options = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
-    return {size: load_gpt_oss(replace(options, page_size=size)) for size in (4, 16)}
+    return {size: load_gpt_oss(replace(options, workload=Workload(page_size=size))) for size in (4, 16)}
 
 
 def prompts(vocab: int) -> list[list[int]]:

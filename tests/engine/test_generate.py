@@ -11,18 +11,18 @@ import torch
 from microscale import hardware
 from microscale.backends.ops import Activations, Ops, Wish
 from microscale.engine.generate import Generation, check_prompt
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.families import PRESETS
+from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
 
 VOCAB = 16
 EOS = 9
-CONFIG = replace(PRESETS["gpt-oss-tiny"], vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
+CONFIG = replace(gpt_oss_preset("gpt-oss-tiny"), vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
 
 
 class Scripted:

@@ -7,17 +7,19 @@ import math
 import torch
 from torch import Tensor
 
-from microscale.engine.inputs import Chunk, build_batch
+from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+
+E4M3_NAN = 0x7F
 
 
 def poison(kv: KvCache) -> KvCache:
     """NaN in every slot: a position that is read before it was written would show."""
     for layer in kv.layers:
-        layer.k.fill_(math.nan)
-        layer.v.fill_(math.nan)
+        for pages in (layer.k, layer.v):
+            pages.fill_(E4M3_NAN if pages.dtype == torch.uint8 else math.nan)
     return kv
 
 

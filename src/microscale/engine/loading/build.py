@@ -1,0 +1,94 @@
+"""From what was prepared to an engine: the model, as many KV pages as fit beside it, scheduler and sampler.
+
+Needs nothing of the server's: benchmarks build their engine here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from microscale.engine.engine import Engine
+from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.engine.loading.description import describe
+from microscale.engine.loading.load import load
+from microscale.engine.loading.prepare import Prepared
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.runner import Model, ModelRunner
+from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.scheduler import Scheduler
+from microscale.models.config import LayerKind
+from microscale.models.families import ModelConfig
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """What the scheduler may do, beside what the workload says."""
+
+    max_queue: int = 1024
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine and what its owner must know of the model."""
+
+    engine: Engine
+    config: ModelConfig
+    max_model_len: int
+    plan: str
+    """What runs and why, and where memory goes: see ``description``."""
+
+
+def build_engine(
+    prepared: Prepared,
+    queueing: Queueing,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    enforce_eager: bool = False,
+    vocabulary: Vocabulary | None = None,
+) -> Built:
+    """Load a model and make an engine of it. ``on_progress`` hears how many layers of all are ready."""
+    config, workload, pages = prepared.config, prepared.memory.workload, prepared.memory.pages()
+    # Where the user named no context, it is the model's, as far as the pages reach.
+    max_model_len = workload.context or min(config.max_context, pages[LayerKind.FULL] * workload.page_size)
+    limits = Limits(
+        page_size=workload.page_size,
+        window=config.sliding_window,
+        max_num_seqs=workload.sequences,
+        max_num_batched_tokens=workload.step_tokens,
+        max_model_len=max_model_len,
+        max_queue=queueing.max_queue,
+        prefix_caching=queueing.prefix_caching,
+    )
+    done = 0
+
+    def layer_done() -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, config.num_layers)
+
+    on_progress(0, config.num_layers)
+    model = load(prepared, layer_done)
+    engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary)
+    return Built(
+        engine, config, max_model_len, describe(prepared.plan, prepared.setup.precision, prepared.memory, pages)
+    )
+
+
+def assemble(
+    model: Model,
+    limits: Limits,
+    pages: Mapping[LayerKind, int],
+    *,
+    enforce_eager: bool = False,
+    vocabulary: Vocabulary | None = None,
+) -> Engine:
+    """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer."""
+    pools = {kind: PagePool(count) for kind, count in pages.items()}
+    config = model.config
+    grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
+    sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
+    runner = ModelRunner(model, pools, limits, enforce_eager=enforce_eager)
+    return Engine(runner, Scheduler(pools, limits), sampler, config.vocab_size, config.eos_token_ids)

@@ -1,0 +1,142 @@
+"""Refuses a start that cannot fit, before anything is loaded, with the arithmetic and the cheapest ways to make it fit.
+
+Ways are tried from the one that costs the user least (a little more of the card) to the one that costs most (quality);
+the first three that fit are named, each with what it then needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from microscale.backends.decision import Plan
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import PLANS
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon, usable_memory
+from microscale.errors import Unsupported
+from microscale.hardware import GIB, KNOWN
+from microscale.models.outline import Outline
+
+NUM_WAYS = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """Options that make a model fit, and the bytes that it then needs."""
+
+    options: str
+    needed: int
+
+
+def plan_and_reckon(
+    outline: Outline, setup: Setup, workload: Workload, available: int | None = None
+) -> tuple[Plan, Memory]:
+    """What runs, and what that takes. ``available`` is what the machine reports as free."""
+    plan = make_plan(outline.name, outline.uses, setup)
+    return plan, reckon(outline, plan, setup, workload, available)
+
+
+def check_fits(outline: Outline, setup: Setup, memory: Memory) -> None:
+    """Raise why a model does not fit, if it does not."""
+    if not memory.fits:
+        raise Unsupported(refusal(outline, setup, memory))
+
+
+def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
+    """One sentence: what is needed, what there is, and what helps."""
+    weights = sum(memory.weights.values())
+    largest = max(memory.weights, key=lambda kind: memory.weights[kind])
+    kv = memory.needed - memory.fixed
+    count = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
+    parts = [
+        f"weights {gib(weights)} ({largest} {gib(memory.weights[largest])})",
+        f"KV cache {gib(kv)} for {count}{memory.context} tokens",
+        f"activations {gib(memory.activations)}",
+    ]
+    if memory.graphs + memory.runtime:
+        parts.append(f"graphs and runtime {gib(memory.graphs + memory.runtime)}")
+    need = f"{memory.model} needs {gib(memory.needed)} GiB on {memory.gpu.name}: {' + '.join(parts)}"
+    have = f"{gib(memory.usable)} GiB may be used ({memory.usable_because})"
+    return f"{need}, and {have}; {_advice(memory, *ways(outline, setup, memory))}."
+
+
+def _advice(memory: Memory, found: list[Way], least: Way | None) -> str:
+    if found:
+        return "it fits with " + ", or with ".join(f"{way.options} ({gib(way.needed)} GiB)" for way in found)
+    share = memory.workload.utilization
+    cards = [name for name, card in KNOWN.items() if usable_memory(card, share, None)[0] >= memory.needed]
+    nearest = "" if least is None else f" (the least, {least.options}, needs {gib(least.needed)})"
+    held = f"cards that hold it: {', '.join(cards)}" if cards else "no known card holds it"
+    return f"no option makes it fit{nearest}; {held}"
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f}" if num_bytes >= GIB // 10 else f"{num_bytes / GIB:.2f}"
+
+
+def ways(outline: Outline, setup: Setup, memory: Memory) -> tuple[list[Way], Way | None]:
+    """The cheapest ways to make the model fit, and of those that do not suffice the one that needs least."""
+    found: list[Way] = []
+    least: Way | None = None
+    for options, other_setup, workload in _candidates(outline, setup, memory):
+        try:
+            _, other = plan_and_reckon(outline, other_setup, workload, memory.available)
+        except Unsupported:
+            continue
+        way = Way(options, other.needed)
+        if other.fits:
+            found.append(way)
+        elif least is None or way.needed < least.needed:
+            least = way
+        if len(found) == NUM_WAYS:
+            break
+    return found, least
+
+
+def _candidates(outline: Outline, setup: Setup, memory: Memory) -> Iterator[tuple[str, Setup, Workload]]:
+    workload = memory.workload
+    if workload.utilization < 0.95 and not setup.gpu.is_cpu:
+        yield "--gpu-memory-utilization 0.95", setup, replace(workload, utilization=0.95)
+    setups = [("", setup), *_precisions(setup)]
+    for options, other in setups:
+        if options:
+            yield options, other, workload
+        yield from _smaller(options, outline, other, memory)
+    if setup.gpu.is_cpu and setup.wish.backend is None:
+        reference = replace(setup, wish=replace(setup.wish, backend="reference", moe_backend=None))
+        yield "--backend reference, which decodes the experts on every step", reference, workload
+
+
+def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Less exact ways to hold the model, the most exact first."""
+    precision = setup.precision
+    if precision.kv_format != "fp8":
+        yield "--kv-cache-dtype fp8", replace(setup, precision=replace(precision, kv_cache_dtype="fp8"))
+    names = list(PLANS)
+    for name in names[names.index(precision.name) + 1 :]:
+        asked = replace(
+            PLANS[name],
+            chosen=precision.chosen,
+            moe_activations=precision.moe_activations,
+            kv_cache_dtype=precision.kv_cache_dtype,
+        )
+        yield f"--precision {name}", replace(setup, precision=asked)
+    if "experts" not in dict(precision.chosen):
+        narrow = replace(precision, chosen=(*precision.chosen, ("experts", "mxfp4")))
+        yield "--layer-format experts=mxfp4", replace(setup, precision=narrow)
+
+
+def _smaller(options: str, outline: Outline, setup: Setup, asked: Memory) -> Iterator[tuple[str, Setup, Workload]]:
+    """The same precision with fewer sequences or a shorter context."""
+    workload = asked.workload
+    try:
+        _, memory = plan_and_reckon(outline, setup, workload, asked.available)
+    except Unsupported:
+        return
+    before = f"{options} " if options else ""
+    if 1 <= memory.max_sequences < workload.sequences:
+        fewer = memory.max_sequences
+        yield f"{before}--max-num-seqs {fewer}", setup, replace(workload, sequences=fewer)
+    if workload.context is not None and LEAST_CONTEXT <= memory.max_context < workload.context:
+        shorter = memory.max_context // workload.page_size * workload.page_size
+        yield f"{before}--max-model-len {shorter}", setup, replace(workload, context=shorter)
