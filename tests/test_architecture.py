@@ -271,6 +271,7 @@ def test_a_family_is_named_in_its_own_folder_only(path: Path) -> None:
     [
         "from microscale.text.harmony import tokens",
         "from microscale.text import gemma",
+        "from microscale.text.chatml.format import ChatmlFormat",
         "import openai_harmony as library",
         "if isinstance(config, Gemma4Config): pass",
         "is_gemma = False",
@@ -421,7 +422,7 @@ def test_a_launch_past_the_record_is_seen(code: str) -> None:
         "launch(jit.small, grid, arguments, constants, options)",
         "implementation.run(packed, spec, gpu, x)",
         "found = table[key]",
-        "from a import b_jit as jit\nx = jit.GELU.value",
+        "from a import b_jit as jit\nx = jit.SILU.value",
     ],
 )
 def test_other_calls_are_no_launches(code: str) -> None:

@@ -28,6 +28,9 @@ from microscale.kernels.small.spec import SmallSpec
 class Unbound:
     """Stands where a bound op would. Nobody may call it: a model is recorded as it is built, not as it runs."""
 
+    def bind_mlp(self, gate_up: Unbound, down: Unbound) -> None:
+        """Experts are told of the MLP beside them. Both are listed already."""
+
 
 class RecordingOps(Ops):
     """Lists the uses of a model that is built with it."""

@@ -78,6 +78,7 @@ class Gemma4DecoderLayer:
         self.gate_up = ops.dense(uses["gate_up"], DenseWeights(in_runs(tensors.gate_up)))
         self.down = ops.dense(uses["down"], DenseWeights(tensors.down))
         self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
+        self.experts.bind_mlp(self.gate_up, self.down)
         # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
         router_norm = tensors.router_scale.float() * config.hidden**-0.5
         readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
@@ -110,8 +111,9 @@ class Gemma4DecoderLayer:
         small = self.small
         qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
         queries = batch.attention[self.kind]
-        attended = None if only else self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
-        if attended is None:
+        if only is None and self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
+        else:
             q = small.rope_and_write_kv(
                 qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
             )
@@ -133,8 +135,8 @@ class Gemma4DecoderLayer:
 
         Each alone leaves the memory idle for half of its time when tokens are few.
         """
-        both = self.experts.with_mlp(self.gate_up, self.down, normed, routing)
-        if both is not None:
+        if self.experts.refuses_mlp(normed.shape[1]) is None:
+            both = self.experts.with_mlp(normed, routing)
             return both[0], both[1]
         for_mlp, for_experts = normed
         return self.beside(
