@@ -19,7 +19,9 @@ from microscale.backends.oracle import Wish
 from microscale.backends.precision import PLANS, Precision, make_precision
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
+from microscale.explain.text import path_reasons, path_spans, path_text
 from microscale.hardware import KNOWN, Feature, Gpu
+from microscale.kernels.moe.paths import BF16_PATHS
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, bind_shapes, run_step
@@ -68,6 +70,10 @@ def golden(model: str, card: str) -> Iterator[str]:
                 spec = span.decisions[0].spec
                 formats = [getattr(spec, name) for name in ("weight_format", "activations") if hasattr(spec, name)]
                 yield f"{layer} {span.tokens}: {span.chosen} {' x '.join(formats)}"
+            for form, found in path_spans(list(report.plan.spans(op, layer))).items():
+                yield f"  {form} {path_text(found)}".replace("   ", "  ")
+                for reason, names in path_reasons(form, found).items() if precision == "exact" else ():
+                    yield f"    not {names}: {reason}"
             losers = {r.name: r.reason for d in report.plan.of(op, layer) for r in d.rejected}
             for name, reason in sorted(losers.items()):
                 yield f"  {name}: {'slower' if ' µs' in reason else reason}"
@@ -123,6 +129,51 @@ def test_no_kernel_is_chosen_that_the_card_cannot_run(card: str) -> None:
             found = record_steps(model, gpu, precision)
             for promise in {kernel.promise for kernel in found if kernel.promise is not None}:
                 assert any(re.search(promise, instruction) for instruction in there), (model, precision, promise)
+
+
+def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
+    """Where each begins, in the text, in the record and in the JSON, each with why not the others."""
+    report = ask("gpt-oss-120b", "h200")
+    (span,) = report.plan.spans("moe", "experts")
+    starts = [(path.first, path.path) for path in span.paths()]
+    assert starts[:3] == [(1, "small batch, direct"), (3, "small batch, list"), (65, "wgmma")]
+    (first, resident), pairs = starts[3], 4 / 128
+    assert (resident, len(starts)) == ("wgmma, resident", 4)
+    assert first * pairs > 180  # pairs an expert, by the tuned tiles
+    text = " ".join(" ".join(render(report)).split())
+    assert (
+        f"1-2: small batch, direct; 3-64: small batch, list; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
+    )
+    assert "not small batch, list: small batch, direct goes first" in text
+    names = {path.name for path in BF16_PATHS}
+    for path in span.paths():
+        assert {path.path, *(entry.name for entry in path.rejected)} == names
+        assert all(entry.reason for entry in path.rejected)
+    decisions = [d for d in report.to_json()["decisions"] if d["layer"] == "experts"]
+    told = [(p["first"], p["last"], p["path"]) for d in decisions for p in d["paths"]]
+    assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, list")]
+    assert set(decisions[0]["paths"][0]) == {"form", "first", "last", "path", "rejected"}
+
+
+def test_what_explain_says_of_paths_is_what_runs() -> None:
+    """At sizes on both sides of every border that it prints, by the kernels that a bound model starts."""
+    gpu = KNOWN["h200"]
+    bound = bind_shapes(PRESETS["gpt-oss-20b"], Ops(gpu, Activations.BF16, Wish()))
+    kernels = {
+        "small batch, direct": {"down_direct"},
+        "small batch, list": {"list_small_batch", "down_small"},
+        "wgmma, list": {"list_small_batch", "grouped_gemm"},
+        "wgmma": {"prepare_tokens", "grouped_gemm"},
+        "wgmma, resident": {"prepare_tokens", "grouped_gemm_resident"},
+    }
+    (span,) = bound.ops.plan.spans("moe", "experts")
+    assert {path.path for path in span.paths()} == set(kernels)
+    for path in span.paths():
+        for tokens in {path.first, path.last}:
+            with recording() as found:
+                run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))
+            started = {kernel.short_name for kernel in found}
+            assert kernels[str(path.path)] <= started, (tokens, path.path, started)
 
 
 def test_every_loser_has_its_reason() -> None:
@@ -208,7 +259,7 @@ def test_json_has_the_promised_keys() -> None:
     data = json.loads(json.dumps(ask("gpt-oss-120b", "gb10", "balanced").to_json()))
     assert list(data) == ["model", "gpu", "precision", "decisions", "memory", "predicted"]
     assert (data["model"], data["gpu"], data["precision"]) == ("gpt-oss-120b", "NVIDIA GB10", "balanced")
-    keys = ["op", "layer", "tokens", "chosen", "rejected", "predicted_us", "tuned"]
+    keys = ["op", "layer", "tokens", "chosen", "rejected", "predicted_us", "tuned", "paths"]
     assert all(list(decision) == keys for decision in data["decisions"])
     assert all(set(entry) == {"name", "reason"} for decision in data["decisions"] for entry in decision["rejected"])
     assert set(data["memory"]) == {"bytes", "max_context", "max_sequences"}

@@ -43,10 +43,8 @@ def _reads_weights_once(spec: DenseSpec, gpu: Gpu) -> Reason | None:
 def _small_batch(spec: DenseSpec, gpu: Gpu) -> Reason | None:
     if small_batch.takes(spec.tokens, spec.rows, gpu):
         return None
-    return (
-        f"pays up to {small_batch.MAX_TOKENS} tokens, with few rows up to {small_batch.MAX_TOKENS_FEW_ROWS}; here are "
-        f"{spec.tokens} and {spec.rows} rows"
-    )
+    most, few_rows = small_batch.MAX_TOKENS, small_batch.MAX_TOKENS_FEW_ROWS
+    return f"pays up to {most} tokens, with few rows up to {few_rows}, not for {spec.tokens} and {spec.rows} rows"
 
 
 def _unpack(spec: DenseSpec, gpu: Gpu) -> Reason | None:

@@ -71,8 +71,8 @@ def _wgmma_bf16(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     crowded = spec.tokens >= CROWDED_TOKENS and share >= CROWDED_PAIRS
     if (reason := _wgmma(spec, gpu)) or spec.tokens > MAX_TOKENS or crowded:
         return reason
-    least = f"{CROWDED_TOKENS} tokens and {CROWDED_PAIRS} pairs an expert"
-    return f"pays from {MAX_TOKENS + 1} tokens on, or from {least}; here are {spec.tokens} and {share:.3g}"
+    least = f"{CROWDED_TOKENS} with {CROWDED_PAIRS} pairs an expert"
+    return f"pays from {MAX_TOKENS + 1} tokens on, or from {least}; {spec.tokens} make {share:.3g} pairs"
 
 
 def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
@@ -83,7 +83,7 @@ def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     if (reason := _wgmma(spec, gpu)) or pays_mxfp8(spec, gpu):
         return reason
     share = spec.tokens * spec.top_k / spec.num_experts
-    return f"pays beyond {MAX_TOKENS} tokens and {FP8_SHARE} pairs an expert; here are {spec.tokens} and {share:.3g}"
+    return f"pays beyond {MAX_TOKENS} tokens and {FP8_SHARE} pairs an expert; {spec.tokens} make {share:.3g}"
 
 
 def _block_scaled(spec: MoeSpec, gpu: Gpu) -> Reason | None:
@@ -99,7 +99,7 @@ def _resident(fp8: bool) -> Supports:
         share, least = cdiv(spec.tokens * spec.top_k, spec.num_experts), resident_share(spec, gpu, fp8)
         if least is None:
             return f"has no tile for {gpu.name}"
-        return None if share >= least else f"is meant for {least} pairs an expert and more; here are {share}"
+        return None if share >= least else f"is meant for {least} pairs an expert and more, not {share}"
 
     return supports
 
