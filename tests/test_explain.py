@@ -135,7 +135,7 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     """Where each begins, in the text, in the record and in the JSON, each with why not the others."""
     report = ask("gpt-oss-120b", "h200")
     (span,) = report.plan.spans("moe", "experts")
-    starts = [(path.first, path.path) for path in span.paths()]
+    starts = [(path.first, path.path) for path in span.path_spans()]
     assert starts[:3] == [(1, "small batch, direct"), (3, "small batch, list"), (65, "wgmma")]
     (first, resident), pairs = starts[3], 4 / 128
     assert (resident, len(starts)) == ("wgmma, resident", 4)
@@ -146,7 +146,7 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     )
     assert "not small batch, list: small batch, direct goes first" in text
     names = {path.name for path in BF16_PATHS}
-    for path in span.paths():
+    for path in span.path_spans():
         assert {path.path, *(entry.name for entry in path.rejected)} == names
         assert all(entry.reason for entry in path.rejected)
     decisions = [d for d in report.to_json()["decisions"] if d["layer"] == "experts"]
@@ -167,8 +167,8 @@ def test_what_explain_says_of_paths_is_what_runs() -> None:
         "wgmma, resident": {"prepare_tokens", "grouped_gemm_resident"},
     }
     (span,) = bound.ops.plan.spans("moe", "experts")
-    assert {path.path for path in span.paths()} == set(kernels)
-    for path in span.paths():
+    assert {path.path for path in span.path_spans()} == set(kernels)
+    for path in span.path_spans():
         for tokens in {path.first, path.last}:
             with recording() as found:
                 run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))

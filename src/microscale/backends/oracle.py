@@ -239,7 +239,7 @@ def _with_paths(decision: Decision, first: int, gpu: Gpu, freedom: Freedom) -> D
     entry = registry.find(decision.op, decision.chosen)
     spec, last = replace(decision.spec, tokens=1), decision.tokens
     found = paths.spans(entry, decision.layer, spec, gpu, min(first, last), last, freedom.kv_size == 1)
-    return replace(decision, paths=found)
+    return replace(decision, path_spans=found)
 
 
 def _lost(offer: _Offer, best: _Offer) -> Rejected:

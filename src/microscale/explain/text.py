@@ -90,7 +90,7 @@ def path_spans(spans: list[Span]) -> dict[str, list[PathSpan]]:
     """The paths of a layer by the form of the question, where there is more than one way."""
     by_form: dict[str, list[PathSpan]] = {}
     for span in spans:
-        for path in span.paths():
+        for path in span.path_spans():
             by_form.setdefault(path.form, []).append(path)
     several = any(path.rejected for found in by_form.values() for path in found)
     return by_form if several else {}
