@@ -518,7 +518,7 @@ def test_only_the_oracle_asks_for_paths(path: Path) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "def run(packed, x):\n    if x.shape[0] <= 64:\n        return few.run(packed, x)\n    return many.run(packed, x)",
+        "def run(packed, x):\n    if x.shape[0] <= 64:\n        return few(packed, x)\n    return many(packed, x)",
         "def run(packed, x, gpu):\n    return wgmma(x) if gpu.has(Feature.WGMMA) else grouped(x)",
         "def run_short(self):\n    if self.sequences > 8:\n        self._merge()",
         "def run(batch):\n    match batch.max_query_len:\n        case 1: decode()",
