@@ -18,8 +18,8 @@ from microscale.backends.ops import Wish
 from microscale.engine.generate import Generation
 from microscale.engine.load import LoadOptions, load_model
 from microscale.engine.sampler import SamplingParams
-from microscale.models.gpt_oss.config import YarnRope
-from microscale.models.gpt_oss.model import GptOss, yarn_table
+from microscale.models.gpt_oss.model import GptOss
+from microscale.models.rope import YarnRope, yarn_table
 from support.families import load_gpt_oss
 from support.forward import all_logits, last_logits
 from support.tiny_checkpoints import CASES, has_original_form, write_hf, write_original
