@@ -26,11 +26,16 @@ from microscale.models.gpt_oss.family import GPT_OSS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.gpt_oss.weights import CheckpointWeights
 from microscale.models.json_object import read_json_object
+from microscale.models.qwen3_moe.config import Qwen3MoeConfig
+from microscale.models.qwen3_moe.dummy import DummyQwen3Moe
+from microscale.models.qwen3_moe.family import QWEN3_MOE
+from microscale.models.qwen3_moe.model import Qwen3Moe
+from microscale.models.qwen3_moe.weights import Qwen3MoeCheckpoint
 
-FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4)
-ModelConfig = GptOssConfig | Gemma4Config
-ModelWeights = CheckpointWeights | DummyWeights | Gemma4Checkpoint | DummyGemma4
-AnyModel = GptOss | Gemma4
+FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
+ModelConfig = GptOssConfig | Gemma4Config | Qwen3MoeConfig
+ModelWeights = CheckpointWeights | DummyWeights | Gemma4Checkpoint | DummyGemma4 | Qwen3MoeCheckpoint | DummyQwen3Moe
+AnyModel = GptOss | Gemma4 | Qwen3Moe
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
 

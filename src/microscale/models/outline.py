@@ -22,6 +22,7 @@ from microscale.backends.ops import (
 from microscale.models.config import LayerKind
 from microscale.models.gemma4.config import Gemma4Config, short_name
 from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""
@@ -62,12 +63,18 @@ class Outline:
 
 
 def outline(
-    name: str, config: GptOssConfig | Gemma4Config, activations: Activations, page_size: int, context: int
+    name: str,
+    config: GptOssConfig | Gemma4Config | Qwen3MoeConfig,
+    activations: Activations,
+    page_size: int,
+    context: int,
 ) -> Outline:
     """The outline of a model whose attention sees up to ``context`` positions."""
     if isinstance(config, GptOssConfig):
         return _gpt_oss(name, config, activations, page_size, context)
-    return _gemma4(name, config, activations, page_size, context)
+    if isinstance(config, Gemma4Config):
+        return _gemma4(name, config, activations, page_size, context)
+    return _qwen3_moe(name, config, activations, page_size, context)
 
 
 def _gpt_oss(name: str, c: GptOssConfig, activations: Activations, page_size: int, context: int) -> Outline:
@@ -151,6 +158,32 @@ def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int
     return Outline(name, tuple(uses), cached, c.vocab_size, c.hidden, c.tied, other, c.max_context, closing)
 
 
+def _qwen3_moe(name: str, c: Qwen3MoeConfig, activations: Activations, page_size: int, context: int) -> Outline:
+    gate = Gate(GateKind.SILU, interleaved=False)
+
+    def dense(layer: str, rows: int, columns: int, count: int = c.num_layers) -> Use:
+        return Use("dense", layer, DenseSpec(rows, columns, "bf16", activations, False, tokens=1), count)
+
+    heads = (c.num_heads, c.num_kv_heads, c.head_dim)
+    attention = AttentionSpec(*heads, None, False, page_size, activations, tokens=1, context=context)
+    experts = MoeSpec(
+        c.num_experts, c.top_k, c.hidden, c.intermediate, c.expert_format, activations, gate, False, tokens=1
+    )
+    uses = (
+        dense("qkv", c.qkv_rows, c.hidden),
+        Use("attention", LayerKind.FULL.value, attention, c.num_layers),
+        dense("o", c.hidden, c.num_heads * c.head_dim),
+        Use("moe", "experts", experts, c.num_layers),
+        Use("small", "small", _small(c, *heads, activations), c.num_layers),
+        dense("lm_head", c.vocab_size, c.hidden, 1),
+        Use("sampling", "sampling", SamplingSpec(c.vocab_size, tokens=1)),
+    )
+    cached = (CachedLayers(LayerKind.FULL, c.num_layers, c.num_kv_heads, c.head_dim, None),)
+    other = 2 * (c.num_layers * ((2 + c.num_experts) * c.hidden + 2 * c.head_dim) + c.hidden)
+    closing = frozenset({*AT_THE_END, LayerKind.FULL.value, "o", "experts"})
+    return Outline(name, uses, cached, c.vocab_size, c.hidden, c.tied, other, c.max_context, closing)
+
+
 def _gemma4_cached(c: Gemma4Config) -> tuple[CachedLayers, ...]:
     return tuple(
         CachedLayers(
@@ -165,7 +198,11 @@ def _gemma4_cached(c: Gemma4Config) -> tuple[CachedLayers, ...]:
 
 
 def _small(
-    c: GptOssConfig | Gemma4Config, num_heads: int, num_kv_heads: int, head_dim: int, activations: Activations
+    c: GptOssConfig | Gemma4Config | Qwen3MoeConfig,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    activations: Activations,
 ) -> SmallSpec:
     return SmallSpec(
         hidden=c.hidden,
