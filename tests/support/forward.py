@@ -13,11 +13,14 @@ from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 
 
+E4M3_NAN = 0x7F
+
+
 def poison(kv: KvCache) -> KvCache:
     """NaN in every slot: a position that is read before it was written would show."""
     for layer in kv.layers:
-        layer.k.fill_(math.nan)
-        layer.v.fill_(math.nan)
+        for pages in (layer.k, layer.v):
+            pages.fill_(E4M3_NAN if pages.dtype == torch.uint8 else math.nan)
     return kv
 
 
