@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 EVERY_SIZE_TO = 64
 SHORT_CONTEXT = 2048
 """Tokens up to which the sequences of a step have a graph of their own. Kernels learn from a table's width how long a
-sequence may be: up to here attention adds up its pieces in the same launch, however long a sequence may become."""
+sequence may be: up to here attention adds up its splits in the same launch, however long a sequence may become."""
 EAGER_RUNS = 1
 """Steps of a key that run without a graph first: they compile the kernels, and many sizes come up only once."""
 

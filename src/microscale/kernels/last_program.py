@@ -14,13 +14,13 @@ LEAST = 8192
 _KEPT: dict[torch.device, Tensor] = {}
 
 
-def arrivals(device: torch.device, count: int) -> Tensor:
+def last_program_counters(device: torch.device, count: int) -> Tensor:
     """At least ``count`` int32 zeros, which the launch must leave as zeros."""
     kept = _KEPT.get(device)
     if kept is not None and kept.numel() >= count:
         return kept
-    fresh = torch.zeros(max(count, LEAST), dtype=torch.int32, device=device)
+    made = torch.zeros(max(count, LEAST), dtype=torch.int32, device=device)
     # Made while a graph is captured, they are that graph's alone, which clears them at every replay.
     if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        _KEPT[device] = fresh
-    return fresh
+        _KEPT[device] = made
+    return made

@@ -1,4 +1,4 @@
-"""What ``attend_fresh`` takes beyond ``attend_short``: the heads' norms and rotation. ``paged`` launches it."""
+"""What ``attend_fused`` takes beyond ``attend_short``: the heads' norms and rotation. ``paged`` launches it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kinds(head_dim: int) -> tuple[tuple[bool, bool], ...]:
 
 
 @dataclass(frozen=True)
-class Fresh:
+class HeadTransform:
     """How the heads of a new token become queries, key and value."""
 
     rope: RopeTable

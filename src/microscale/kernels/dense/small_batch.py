@@ -1,4 +1,4 @@
-"""Launches of dense layers for few tokens, and the rule that chooses their tiles. ``small_jit`` has the arithmetic."""
+"""Launches of dense layers for small batches, and the rule that chooses their tiles. ``small_batch_jit`` computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense import small_jit as jit
+from microscale.kernels.dense import small_batch_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
@@ -156,7 +156,7 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tiles
         tokens, packed.rows, packed.k, x.stride(0), packed.rows if residual is None else residual.stride(0),
         int(packed.bias is not None), int(residual is not None),
     )  # fmt: skip
-    _launch(jit.small, packed, gpu, tokens, arguments, tiles)
+    _launch(jit.small_batch, packed, gpu, tokens, arguments, tiles)
     return y
 
 
@@ -173,7 +173,7 @@ def run_logits(
             out.values, out.block_max, out.block_argmax, out.block_sum,
             tokens, packed.rows, packed.k, x.stride(0), int(packed.bias is not None), softcap or 0.0,
         )  # fmt: skip
-        _launch(jit.small_logits, packed, gpu, tokens, arguments, tiles)
+        _launch(jit.small_batch_logits, packed, gpu, tokens, arguments, tiles)
     return out
 
 

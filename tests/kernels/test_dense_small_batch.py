@@ -1,4 +1,4 @@
-"""Dense kernels for few tokens without a GPU: which tiles run where, and that a walk along K meets each column once.
+"""Dense kernels for small batches without a GPU: which tiles run where, and that a walk along K meets each column once.
 
 The kernels are Gluon and do not run in Triton's interpreter; they run in ``tests/gpu``. Their conversions of packed
 words are those of the experts' kernels, which ``test_moe_small_batch.py`` executes word for word.
@@ -11,7 +11,7 @@ import torch
 
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.tiles import GemmPath
-from microscale.kernels.dense import gemm, small
+from microscale.kernels.dense import gemm, small_batch
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import FORMATS
 from microscale.kernels.launch import recording
@@ -19,14 +19,14 @@ from support.shapes import dense_shapes
 
 
 def walk(k: int, slices: int, ahead: int) -> list[list[tuple[int, bool]]]:
-    """The tiles (first column, masked) that each slice computes, by the arithmetic of ``small_jit._walk``."""
+    """The tiles (first column, masked) that each slice computes, by the arithmetic of ``small_batch_jit._walk``."""
     k_tiles = -(-k // 64)
     first = [s * k_tiles // slices for s in range(slices + 1)]
     whole = k // 64 // slices
     turns = max(whole - ahead, 0) // (2 * ahead)
-    rest = -(-k_tiles // slices) - turns * 2 * ahead
-    batches = 1 + (rest > ahead) + (rest > 2 * ahead)
-    assert 1 <= rest <= 3 * ahead
+    tail = -(-k_tiles // slices) - turns * 2 * ahead
+    batches = 1 + (tail > ahead) + (tail > 2 * ahead)
+    assert 1 <= tail <= 3 * ahead
     tiles = []
     for s in range(slices):
         length = first[s + 1] - first[s]
@@ -75,20 +75,20 @@ def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> Non
 
 def test_few_rows_are_shared_along_k() -> None:
     gpu = known("h200")
-    assert small.choose("bf16", 5120, 1, gpu).slices == 4
-    assert small.choose("bf16", 201088, 1, gpu).slices == 1
-    assert small.choose("bf16", 5120, 8, gpu).columns == 8
-    assert small.choose("bf16", 5120, 9, gpu).columns == small.choose("bf16", 5120, 40, gpu).columns == 16
+    assert small_batch.choose("bf16", 5120, 1, gpu).slices == 4
+    assert small_batch.choose("bf16", 201088, 1, gpu).slices == 1
+    assert small_batch.choose("bf16", 5120, 8, gpu).columns == 8
+    assert small_batch.choose("bf16", 5120, 9, gpu).columns == small_batch.choose("bf16", 5120, 40, gpu).columns == 16
     # 5120 rows fill a card of 16 SMs.
-    assert small.choose("bf16", 5120, 1, known("gb10")).slices == 4
-    assert small.choose("bf16", 12288, 1, known("gb10")).slices == 1
+    assert small_batch.choose("bf16", 5120, 1, known("gb10")).slices == 4
+    assert small_batch.choose("bf16", 12288, 1, known("gb10")).slices == 1
 
 
 def test_one_wave_where_registers_allow() -> None:
     gpu = known("h200")
-    assert small.choose("mxfp8", 5120, 1, gpu).registers == 168  # 320 programs, three an SM: 396
-    assert small.choose("mxfp8", 8192, 1, gpu).registers == small.FOUR_PROGRAMS  # 512 of 528
-    assert small.choose("mxfp8", 8192, 1, known("rtx5090")).registers == 255
+    assert small_batch.choose("mxfp8", 5120, 1, gpu).registers == 168  # 320 programs, three an SM: 396
+    assert small_batch.choose("mxfp8", 8192, 1, gpu).registers == small_batch.FOUR_PROGRAMS  # 512 of 528
+    assert small_batch.choose("mxfp8", 8192, 1, known("rtx5090")).registers == 255
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_one_wave_where_registers_allow() -> None:
     [(16, 201088, True), (17, 201088, False), (32, 5120, True), (33, 5120, False), (64, 2880, True), (65, 16, False)],
 )
 def test_more_tokens_while_their_programs_are_two_waves(tokens: int, rows: int, taken: bool) -> None:
-    assert small.takes(tokens, rows, known("h200")) is taken
+    assert small_batch.takes(tokens, rows, known("h200")) is taken
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -104,7 +104,7 @@ def test_what_is_chosen_is_possible(fmt: str) -> None:
     for gpu in (known("h200"), known("rtx5090"), known("a100")):
         for rows in (128, 2816, 5120, 8192, 201088, 262144):
             for tokens in (1, 8, 9, 16, 100):
-                tiles = small.choose(fmt, rows, tokens, gpu)
-                assert tiles in small.possible(fmt, tiles.columns, gpu)
+                tiles = small_batch.choose(fmt, rows, tokens, gpu)
+                assert tiles in small_batch.possible(fmt, tiles.columns, gpu)
                 eight = fmt == "mxfp8" and gpu == known("h200") and rows <= 32 * 132 and tokens <= 8
                 assert tiles.warps == (8 if eight else 4)

@@ -1,7 +1,7 @@
-"""The jit code of ``triton_paged`` around the pieces of short sequences: fetch their keys early, and add them up.
+"""The jit code of ``triton_paged`` around the splits of short sequences: fetch their keys early, and add them up.
 
-Many pieces have a launch of their own, ``merge_pieces``. Few are added up by the last program of ``attend_short``; that
-and the early fetch are for layers whose attention is all latency: a window of 1024 keys is 33 pieces of 33 KB at most.
+Many splits have a launch of their own, ``merge_splits``. Few are added up by the last program of ``attend_short``; that
+and the early fetch are for layers whose attention is all latency: a window of 1024 keys is 33 splits of 33 KB at most.
 """
 
 # mypy: ignore-errors
@@ -17,9 +17,9 @@ from microscale.kernels.plain_jit import to_bf16
 LINE = tl.constexpr(64)
 # Sequences whose lengths a program of attend_short reads at a time: a warp's worth, so that sums need no shared memory.
 BLOCK_S = tl.constexpr(32)
-# Pieces that a program of merge_pieces loads at a time.
+# Splits that a program of merge_splits loads at a time.
 BLOCK_P = tl.constexpr(32)
-# Numbers that the last program adds up at a time, of one piece: all rows of one token in Gemma 4's sliding layers (two
+# Numbers that the last program adds up at a time, of one split: all rows of one token in Gemma 4's sliding layers (two
 # of 256) and in gpt-oss (eight of 64).
 MERGE_NUMBERS = tl.constexpr(512)
 
@@ -37,18 +37,18 @@ def _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, B
 
 @triton.jit
 def _cut(blocks, size):
-    """Pieces of ``blocks`` blocks, and the blocks of each: no fewer than ``size``, evenly, and none left empty."""
+    """Splits of ``blocks`` blocks, and the blocks of each: no fewer than ``size``, evenly, and none left empty."""
     share = tl.cdiv(blocks, tl.maximum(blocks // size, 1))
     return tl.cdiv(blocks, tl.maximum(share, 1)), share
 
 
 @triton.jit
-def _find_piece(
+def _find_split(
     query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N: tl.constexpr
 ):
-    """Of ``program``: its sequence (-1: none), the blocks of a piece, the sequence's first program and its pieces.
+    """Of ``program``: its sequence (-1: none), the blocks of a split, the sequence's first program and its splits.
 
-    Sequences are cut in proportion to their blocks, so that there are ``wanted`` pieces of all keys or fewer; a
+    Sequences are cut in proportion to their blocks, so that there are ``wanted`` splits of all keys or fewer; a
     sequence shorter than that has one, so there may be one more for each.
     """
     lane = tl.arange(0, BLOCK_S)
@@ -61,7 +61,7 @@ def _find_piece(
     found = -1
     share = 0
     first = 0
-    pieces = 0
+    splits = 0
     before = 0
     for at in tl.range(0, num_sequences, BLOCK_S):
         seq = at + lane
@@ -73,9 +73,9 @@ def _find_piece(
         found += tl.sum(tl.where(mine, seq + 1, 0), axis=0)
         share += tl.sum(tl.where(mine, shares, 0), axis=0)
         first += tl.sum(tl.where(mine, begin, 0), axis=0)
-        pieces += tl.sum(tl.where(mine, count, 0), axis=0)
+        splits += tl.sum(tl.where(mine, count, 0), axis=0)
         before += tl.sum(count, axis=0)
-    return found, share, first, pieces
+    return found, share, first, splits
 
 
 @triton.jit
@@ -83,30 +83,30 @@ def find_work(
     query_start_ptr, context_lens_ptr, num_sequences, window, block_q, wanted, least,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """What this program is to do: whether anything, which piece, of which sequence, and that one's tokens and keys.
+    """What this program is to do: whether anything, which split, of which sequence, and that one's tokens and keys.
 
-    Keys are ``first`` to ``last`` for the sequence, ``begin`` to ``end`` for the piece. Blocks are counted from the
+    Keys are ``first`` to ``last`` for the sequence, ``begin`` to ``end`` for the split. Blocks are counted from the
     window's first key on: a window of 128 is one block of 128 and not two.
     """
     program = tl.program_id(0)
     if SPLIT:
-        if num_sequences == 1:  # nothing to look for: these steps stand before the first load of a piece
+        if num_sequences == 1:  # nothing to look for: these steps stand before the first load of a split
             blocks = _num_blocks(query_start_ptr, context_lens_ptr, 0, num_sequences > 0, window, block_q, BLOCK_N)
-            pieces, size = _cut(blocks, tl.maximum(tl.cdiv(blocks, wanted), least))
-            seq = tl.where(program < pieces, 0, -1)
+            splits, size = _cut(blocks, tl.maximum(tl.cdiv(blocks, wanted), least))
+            seq = tl.where(program < splits, 0, -1)
             first_program = 0
         else:
-            seq, size, first_program, pieces = _find_piece(
+            seq, size, first_program, splits = _find_split(
                 query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
             )
         live = seq >= 0
         seq = tl.maximum(seq, 0)
-        piece = program - first_program
+        split = program - first_program
     else:
         seq = program
-        piece = 0
+        split = 0
         first_program = program
-        pieces = 1
+        splits = 1
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
     last = tl.load(context_lens_ptr + seq)
@@ -114,14 +114,14 @@ def find_work(
     begin = first
     end = last
     if SPLIT:
-        begin += piece * size * BLOCK_N
+        begin += split * size * BLOCK_N
         end = tl.minimum(begin + size * BLOCK_N, last)
     short = (query_len > 0) & (query_len <= block_q)
     if SPLIT:
         live = live & short
     else:
         live = short
-    return live, seq, piece, first_program, pieces, query_first, query_len, first, last, begin, end
+    return live, seq, split, first_program, splits, query_first, query_len, first, last, begin, end
 
 
 @triton.jit
@@ -155,24 +155,24 @@ def prefetch_keys(
 
 @triton.jit
 def merge_in_place(
-    partial_ptr, summary_ptr, out_ptr, first, pieces, kv_head, kv_heads, query_first, num_rows, group, stride_out_token,
+    partial_ptr, summary_ptr, out_ptr, first, splits, kv_head, kv_heads, query_first, num_rows, group, stride_out_token,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """What ``merge_pieces`` does, for all rows of one sequence and one KV head, in the order of the pieces."""
+    """What ``merge_splits`` does, for all rows of one sequence and one KV head, in the order of the splits."""
     dims = tl.arange(0, HEAD_DIM)
     MERGE_ROWS: tl.constexpr = MERGE_NUMBERS // HEAD_DIM
-    # 32 registers a thread, or 8 for small heads: with more (Triton 3.6; 3.7: with 8 pieces) an SM holds three programs
+    # 32 registers a thread, or 8 for small heads: with more (Triton 3.6; 3.7: with 8 splits) an SM holds three programs
     # and not four.
-    MERGE_PIECES: tl.constexpr = 2 if HEAD_DIM == 64 else 8
+    MERGE_SPLITS: tl.constexpr = 2 if HEAD_DIM == 64 else 8
     for row_begin in tl.range(0, num_rows, MERGE_ROWS):
         row = row_begin + tl.arange(0, MERGE_ROWS)
         top = tl.full([MERGE_ROWS], -1.0e30, tl.float32)
         total = tl.zeros([MERGE_ROWS], tl.float32)
         acc = tl.zeros([MERGE_ROWS, HEAD_DIM], tl.float32)
-        for begin in tl.range(0, pieces, MERGE_PIECES):
-            piece = begin + tl.arange(0, MERGE_PIECES)
-            ok = (piece < pieces)[:, None] & (row < num_rows)[None, :]
-            at = ((first + piece) * kv_heads + kv_head)[:, None] * BLOCK_M + row[None, :]
+        for begin in tl.range(0, splits, MERGE_SPLITS):
+            split = begin + tl.arange(0, MERGE_SPLITS)
+            ok = (split < splits)[:, None] & (row < num_rows)[None, :]
+            at = ((first + split) * kv_heads + kv_head)[:, None] * BLOCK_M + row[None, :]
             tops = tl.load(summary_ptr + at * 2, mask=ok, other=-1.0e30)
             totals = tl.load(summary_ptr + at * 2 + 1, mask=ok, other=0.0)
             parts = tl.load(
@@ -191,11 +191,11 @@ def merge_in_place(
 
 
 @triton.jit(do_not_specialize=["group"])
-def merge_pieces(
+def merge_splits(
     partial_ptr, summary_ptr, spans_ptr, out_ptr, query_start_ptr, group, stride_out_token,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences, query heads). Adds up the pieces of the short sequences that ``attend_short`` cut."""
+    """Grid: (sequences, query heads). Adds up the splits of the short sequences that ``attend_short`` cut."""
     seq = tl.program_id(0)
     head = tl.program_id(1)
     if PDL:
@@ -205,8 +205,8 @@ def merge_pieces(
     if (query_len == 0) | (query_len > BLOCK_M // group):
         return
     first = tl.load(spans_ptr + 2 * seq)
-    pieces = tl.load(spans_ptr + 2 * seq + 1)
-    if pieces == 1:
+    splits = tl.load(spans_ptr + 2 * seq + 1)
+    if splits == 1:
         return
     dims = tl.arange(0, HEAD_DIM)
     kv_heads = tl.num_programs(1) // group
@@ -214,10 +214,10 @@ def merge_pieces(
         top = -1.0e30
         total = 0.0
         acc = tl.zeros([HEAD_DIM], tl.float32)
-        for begin in tl.range(0, pieces, BLOCK_P):
-            piece = begin + tl.arange(0, BLOCK_P)
-            mask = piece < pieces
-            row = ((first + piece) * kv_heads + head // group) * BLOCK_M + token * group + head % group
+        for begin in tl.range(0, splits, BLOCK_P):
+            split = begin + tl.arange(0, BLOCK_P)
+            mask = split < splits
+            row = ((first + split) * kv_heads + head // group) * BLOCK_M + token * group + head % group
             tops = tl.load(summary_ptr + row * 2, mask=mask, other=-1.0e30)
             totals = tl.load(summary_ptr + row * 2 + 1, mask=mask, other=0.0)
             parts = tl.load(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], mask=mask[:, None], other=0.0)

@@ -1,4 +1,4 @@
-"""Jit code of dense layers for few tokens, limited by reading the weights: one kernel for every weight format.
+"""Jit code of dense layers for small batches, limited by reading the weights: one kernel for every weight format.
 
 Weights are the left operand of ``mma.sync`` m16n8k16 and ``N`` tokens the right one. A warp walks along K over row
 tiles of 16 rows; each lane reads its own fragments in 16-byte loads, a batch of ``AHEAD`` tiles of 64 columns while it
@@ -14,7 +14,7 @@ same order: no atomics, and one launch however few rows there are.
 Everything but the last, partial batches runs without masks. There, addresses stop at the slice's last tile and the
 tokens read as zero. (bf16 weights are masked too: they may hold an infinity, and that times zero is NaN.)
 
-``small_logits`` stores float32 and, of the program's rows, maximum, its first row, and the sum of exponentials.
+``small_batch_logits`` stores float32 and, of the program's rows, maximum, its first row, and the sum of exponentials.
 
 Under programmatic dependent launch the first weights are fetched before the kernel waits for the one that makes ``x``.
 """
@@ -273,13 +273,13 @@ def _walk(
         batch = _load_batch(walk, t + 2 * AHEAD, AHEAD, BITS, SCALES, False)
         acc = _batch(acc, later, inputs, z, h, t + AHEAD, AHEAD, BITS, SCALES, False, mma)
     t = turns * (2 * AHEAD)
-    rest = gl.cdiv(k_tiles, S) - t  # 1 to 3 * AHEAD
+    tail = gl.cdiv(k_tiles, S) - t  # 1 to 3 * AHEAD
     later = _load_batch(walk, t + AHEAD, AHEAD, BITS, SCALES, True)
     acc = _batch(acc, batch, inputs, z, h, t, AHEAD, BITS, SCALES, True, mma)
-    if rest > AHEAD:
+    if tail > AHEAD:
         batch = _load_batch(walk, t + 2 * AHEAD, AHEAD, BITS, SCALES, True)
         acc = _batch(acc, later, inputs, z, h, t + AHEAD, AHEAD, BITS, SCALES, True, mma)
-        if rest > 2 * AHEAD:
+        if tail > 2 * AHEAD:
             acc = _batch(acc, batch, inputs, z, h, t + 2 * AHEAD, AHEAD, BITS, SCALES, True, mma)
     return acc
 
@@ -300,7 +300,7 @@ def _sums(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS: gl.constexpr, S
 
 # Not specialised: a program for one token, or without a bias, would be another kernel than the one that was proved.
 @gluon.jit(do_not_specialize=["tokens", "stride_residual", "has_bias", "has_residual"])
-def small(
+def small_batch(
     x_ptr,  # bf16 [tokens, k]
     w_ptr,
     s_ptr,  # GROUP: scale words
@@ -346,7 +346,7 @@ def small(
 
 
 @gluon.jit(do_not_specialize=["tokens", "has_bias"])
-def small_logits(
+def small_batch_logits(
     x_ptr,
     w_ptr,
     s_ptr,
@@ -371,7 +371,7 @@ def small_logits(
     AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Float32 logits, and what sampling wants of each block of 16 B rows. Grid as ``small``'s."""
+    """Float32 logits, and what sampling wants of each block of 16 B rows. Grid as ``small_batch``'s."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
     L2: gl.constexpr = gl.SliceLayout(0, mma)
     LN: gl.constexpr = gl.SliceLayout(0, L2)
@@ -386,7 +386,7 @@ def small_logits(
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     n = token + gl.arange(0, N, LN)
     r = _sums(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS, SCALES)
-    # As in ``tail_jit``. Chosen and not branched to, which takes registers.
+    # As in ``logits_epilogue_jit``. Chosen and not branched to, which takes registers.
     r = gl.where(softcap > 0, softcap * (1.0 - 2.0 / (1.0 + gl.exp(r * (2.0 / softcap)))), r)
     inside = (row < rows)[:, None]
     gl.store(values_ptr + (n.to(gl.int64)[None, :] * rows + row[:, None]), r, mask=inside & (n < tokens)[None, :])

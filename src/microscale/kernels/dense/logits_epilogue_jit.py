@@ -1,4 +1,4 @@
-"""Jit code of the tail of an lm_head: of each block of rows the maximum, its first row and the sum of exponentials."""
+"""Jit code of the logits epilogue: of each block of rows the maximum, its first row and the sum of exponentials."""
 
 # mypy: ignore-errors
 # (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def block_tail(v, row, rows):
+def block_summary(v, row, rows):
     """Logits float32 [M, R] of the rows ``row`` [R] → maximum, row of the maximum, sum of exp(v - maximum), each [M].
 
     One 64-bit maximum finds value and row: floats as ordered integers (adding 0 turns -0 into 0, NaN stands above all),
@@ -47,7 +47,7 @@ def summarise(
         # tanh(z) = 1 - 2 / (1 + exp(2 z)): right at both ends, and within 2**-22 between; a NaN stays one.
         v = softcap * (1.0 - 2.0 / (1.0 + tl.exp(v * (2.0 / softcap))))
         tl.store(at_row, v, mask=row < rows)
-    largest, first, total = block_tail(v[None, :], row, rows)
+    largest, first, total = block_summary(v[None, :], row, rows)
     at = token * tl.num_programs(0) + tl.program_id(0) + tl.arange(0, 1)
     tl.store(max_ptr + at, largest)
     tl.store(argmax_ptr + at, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from microscale.kernels.dense import tail_jit
+from microscale.kernels.dense import logits_epilogue_jit
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
 from microscale.kernels.numbers import cdiv
@@ -31,5 +31,5 @@ def summarise(values: Tensor, softcap: float | None = None) -> Logits:
     if tokens:
         arguments = (values, largest, first, total, rows, softcap or 0.0)
         constants = {"BLOCK": BLOCK_ROWS, "CAPPED": softcap is not None}
-        launch(tail_jit.summarise, (blocks, tokens), arguments, constants, {"num_warps": WARPS})
+        launch(logits_epilogue_jit.summarise, (blocks, tokens), arguments, constants, {"num_warps": WARPS})
     return Logits(values, largest, first, total, BLOCK_ROWS)

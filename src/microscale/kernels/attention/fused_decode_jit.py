@@ -3,10 +3,10 @@
 Every sequence has one new token. Only what that token's heads are is the kernel before's; all else is older than the
 step: lengths, tables, weights, and the keys and values of every position before the newest. So the first block of old
 keys and values comes to registers *before* the wait, beside sine, cosine and weights, and at batch 1 that is the whole
-piece. (Old keys were written a step ago. Between two steps stands at least one launch that waits for all before it:
+split. (Old keys were written a step ago. Between two steps stands at least one launch that waits for all before it:
 ``pdl_jit``.)
 
-The newest key and value never go through memory here. The program whose piece ends with the newest position makes them
+The newest key and value never go through memory here. The program whose split ends with the newest position makes them
 from ``qkv``, rounded as the cache holds them, stores them for later steps, with nobody waiting for that, and begins the
 softmax with them.
 
@@ -31,7 +31,7 @@ from microscale.kernels.attention.paged_jit import (
     start_softmax,
     weigh,
 )
-from microscale.kernels.attention.pieces_jit import find_work, prefetch_keys
+from microscale.kernels.attention.split_kv_jit import find_work, prefetch_keys
 from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
@@ -141,7 +141,7 @@ def _keep(cache_ptr, x, odd, scale_ptr, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl
 @triton.jit
 def _begin(state, q, k, v, is_key, is_value, scale, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
     """The running softmax after the newest key, of which ``is_key`` and ``is_value`` ``[BLOCK_M]`` show the row: in
-    none, where it is another piece's."""
+    none, where it is another split's."""
     acc, top, total = state
     scores = score(q, k, KV_FP8, PLAIN) * scale
     newest = tl.max(tl.where(is_key[None, :], scores, float("-inf")), axis=1)
@@ -180,8 +180,8 @@ def _attend_old(
         "stride_table",
     ]
 )
-def attend_fresh(
-    qkv_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr,
+def attend_fused(
+    qkv_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr,
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,
     num_sequences, window, page_shift, group, wanted, least, scale,
     stride_qkv_token, stride_out_token, stride_page, stride_kv_head, stride_table, stride_scale,
@@ -192,12 +192,12 @@ def attend_fresh(
 ):  # fmt: skip
     """As ``attend_short`` for one new token each, from ``qkv [tokens, heads and KV heads, HEAD_DIM]``.
 
-    NORM, SHARED: as ``rope_and_write_kv``. EARLY: the first block of a piece comes to registers before the wait, and
-    PREFETCH keys after it to L2; without EARLY the first of a piece do.
+    NORM, SHARED: as ``rope_and_write_kv``. EARLY: the first block of a split comes to registers before the wait, and
+    PREFETCH keys after it to L2; without EARLY the first of a split do.
     """
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
-    live, seq, piece, first_program, pieces, query_first, _, first, last, begin, end = find_work(
+    live, seq, split, first_program, splits, query_first, _, first, last, begin, end = find_work(
         query_start_ptr, context_lens_ptr, num_sequences, window, 1, wanted, least, BLOCK_N, SPLIT
     )
     newest = last - 1
@@ -244,7 +244,7 @@ def attend_fresh(
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    state = start_softmax(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
+    state = start_softmax(sinks_ptr, head, row_valid & (split == 0), BLOCK_M, HEAD_DIM, KV_FP8)
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
         let_next_begin_and_wait()
     if not live:
@@ -293,7 +293,7 @@ def attend_fresh(
         )  # fmt: skip
     finish(
         state, row_valid, query + tl.zeros_like(rows), head,
-        out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr, v_scale_ptr, seq,
-        piece, first_program, pieces, query_first, 1, group, stride_out_token, stride_scale,
+        out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
+        split, first_program, splits, query_first, 1, group, stride_out_token, stride_scale,
         HEAD_DIM, BLOCK_M, KV_FP8, SPLIT, INSIDE, PLAIN,
     )  # fmt: skip
