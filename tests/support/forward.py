@@ -12,7 +12,6 @@ from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 
-
 E4M3_NAN = 0x7F
 
 

@@ -13,10 +13,14 @@ MAX_HEADS = 14
 """Query heads in a group, at most: key and value stand behind them in a tile of 16 rows."""
 
 
-def kinds(head_dim: int) -> tuple[tuple[bool, bool], ...]:
-    """NORM and SHARED, as there are kernels for. Wide heads without norms spill, and no model has such."""
-    normed = ((True, False), (True, True))
-    return normed if head_dim > 128 else ((False, False), *normed)
+Kind = tuple[bool, bool, bool]
+"""NORM, NORM_V and SHARED."""
+
+
+def kinds(head_dim: int) -> tuple[Kind, ...]:
+    """What there are kernels for. Wide heads without norms spill, and no model has such, nor with values left alone."""
+    normed = ((True, True, False), (True, True, True))
+    return normed if head_dim > 128 else ((False, False, False), (True, False, False), *normed)
 
 
 @dataclass(frozen=True)
@@ -34,5 +38,5 @@ class HeadTransform:
         return self.rope.inverse_frequencies, *weights, self.rope.scale, epsilon
 
     @property
-    def kind(self) -> tuple[bool, bool]:
-        return self.norms is not None, self.shared
+    def kind(self) -> Kind:
+        return self.norms is not None, self.norms is not None and self.norms.values, self.shared
