@@ -18,8 +18,8 @@ from transformers import Qwen3MoeForCausalLM
 from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from support.forward import all_logits, last_logits
 from support.tiny_qwen3_moe import (

@@ -16,9 +16,10 @@ import microscale
 from microscale.backends.ops import Activations, Kernel, Ops, Wish, recording
 from microscale.backends.precision import PLANS
 from microscale.backends.shards import record_moe, shards
-from microscale.engine.decode import DecodeInputs, GraphKey
-from microscale.engine.inputs import Chunk, build_batch
-from microscale.engine.sampler import Sampler, SamplingParams
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.decode import DecodeInputs, GraphKey
+from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.engine.step.sampler import Sampler
 from microscale.hardware import known
 from microscale.kernels.launch import launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
