@@ -2,7 +2,8 @@
 
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
-meet MXFP8 activations too, and keeps the KV cache in FP8. A plan never widens what a checkpoint stores narrower.
+meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
+``exact`` refuses them. A plan never widens what a checkpoint stores narrower.
 
 One record holds the plan and what the user changed of it; the oracle, the loader and ``explain`` follow that record.
 """
@@ -109,12 +110,14 @@ class Precision:
 
 
 _DENSE = ("qkv", "o", "mlp", "lm_head")
+_EXPERTS = ("experts", "mxfp8")
+"""For those of BF16 checkpoints: what a block format holds already is narrower or the same."""
 PLANS: dict[str, Precision] = {
     plan.name: plan
     for plan in (
         Precision("exact"),
-        Precision("balanced", tuple((layer, "mxfp8") for layer in _DENSE), ("moe",)),
-        Precision("fast", tuple((layer, "mxfp4") for layer in _DENSE), ("moe", "dense"), kv="fp8"),
+        Precision("balanced", (*((layer, "mxfp8") for layer in _DENSE), _EXPERTS), ("moe",)),
+        Precision("fast", (*((layer, "mxfp4") for layer in _DENSE), _EXPERTS), ("moe", "dense"), kv="fp8"),
     )
 }
 EXACT = PLANS["exact"]

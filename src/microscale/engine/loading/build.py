@@ -21,7 +21,7 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import Model, ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
-from microscale.models.config import LayerKind
+from microscale.models.config import NO_SLIDING_LAYERS, LayerKind
 from microscale.models.families import ModelConfig, ModelWeights
 from microscale.models.outline import outline
 
@@ -124,6 +124,7 @@ def num_pages(memory: Memory) -> dict[LayerKind, int]:
 
         usable = fixed | sliding: a window and a page a sequence, one step | full: all the rest but an eighth | windows
 
+    Without sliding layers, full ones get the eighth too, and the pages of sliding ones, which have no bytes, stay few.
     Full layers get at least what was promised: every sequence at the context that must fit. On a CPU, whose memory is
     not ours to fill, they get no more than every sequence at full length.
     """
@@ -133,15 +134,17 @@ def num_pages(memory: Memory) -> dict[LayerKind, int]:
         return -(-positions // kv.page_size)
 
     context = pages(memory.context)
-    sliding = work.sequences * min(pages(kv.window) + 1, context) + min(pages(work.step_tokens), context)
-    # A model without one of the kinds gives its pages no bytes; then any number will do.
+    window = max(kv.window, NO_SLIDING_LAYERS)
+    sliding = work.sequences * min(pages(window) + 1, context) + min(pages(work.step_tokens), context)
+    # A model without full layers gives its pages no bytes; then any number will do.
     full_bytes = max(kv.full_per_token * kv.page_size, 1)
-    sliding_bytes = max(kv.sliding_per_position * kv.page_size, 1)
+    sliding_bytes = kv.sliding_per_position * kv.page_size
     left = memory.usable - memory.fixed - sliding * sliding_bytes
-    full = max((left - left // KEPT_WINDOWS) // full_bytes, work.sequences * context)
+    kept = left // KEPT_WINDOWS if sliding_bytes else 0
+    full = max((left - kept) // full_bytes, work.sequences * context)
     if memory.gpu.is_cpu:
         full = min(full, work.sequences * pages(work.context or memory.model_context))
-    windows = max(left - full * full_bytes, 0) // sliding_bytes
+    windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
     if memory.gpu.is_cpu:
         windows = min(windows, sliding)
     return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows}
