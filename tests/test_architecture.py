@@ -208,7 +208,7 @@ def test_innocent_code_passes(code: str) -> None:
 
 
 # Model families and chat formats by name: harmony, Gemma4Config, gpt_oss … A preset's name is a user's word.
-FAMILY = re.compile(r"harmony|gemma|gpt[-_ ]?oss", re.IGNORECASE)
+FAMILY = re.compile(r"harmony|gemma|gpt[-_ ]?oss|chatml", re.IGNORECASE)
 PRESET = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
 # Folders and files that are a family's own, and the two registries, which list them.
 OF_A_FAMILY = (
@@ -216,6 +216,7 @@ OF_A_FAMILY = (
     "models/families.py",
     "models/gemma4/",
     "models/gpt_oss/",
+    "text/chatml/",
     "text/formats.py",
     "text/gemma/",
     "text/harmony/",
@@ -280,6 +281,7 @@ def test_a_family_is_named_in_its_own_folder_only(path: Path) -> None:
     [
         "from microscale.text.harmony import tokens",
         "from microscale.text import gemma",
+        "from microscale.text.chatml.format import ChatmlFormat",
         "import openai_harmony as library",
         "if isinstance(config, Gemma4Config): pass",
         "is_gemma = False",

@@ -9,12 +9,14 @@ import pytest
 
 from microscale.engine.generate import Generation
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from support.loading import load_model
 
 NEW = 24
 PAGE = 4
@@ -24,7 +26,11 @@ PARAMS = SamplingParams(max_tokens=NEW, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def model() -> AnyModel:
-    return load_model(LoadOptions("qwen3-moe-tiny", load_format="dummy", device="cpu", dtype="float32", page_size=PAGE))
+    return load_model(
+        LoadOptions(
+            "qwen3-moe-tiny", load_format="dummy", device="cpu", dtype="float32", workload=Workload(page_size=PAGE)
+        )
+    )
 
 
 @pytest.fixture(scope="module")

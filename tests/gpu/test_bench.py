@@ -7,10 +7,11 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench import kernels, model, moe
 from microscale.bench.kernels import KernelBench
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
 from microscale.models.outline import outline
+from support.loading import load_model
 
 TOKENS = {KernelBench.DENSE: (1, 16, 64, 512), KernelBench.SMALL: (1, 64), KernelBench.SAMPLING: (1, 8)}
 

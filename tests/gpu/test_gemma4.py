@@ -8,10 +8,11 @@ from torch import Tensor
 
 from microscale.backends.ops import Wish
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from support.forward import all_logits
+from support.loading import load_model
 
 # Head sizes and widths of the real one, both kinds of layer, few experts: every fast kernel takes part.
 SHAPE = {"num_hidden_layers": 6, "num_experts": 16, "vocab_size": 4096, "eos_token_id": [1]}

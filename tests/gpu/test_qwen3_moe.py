@@ -11,11 +11,12 @@ from torch import Tensor
 from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.prove.inventory import Setting
 from support.forward import all_logits
+from support.loading import load_model
 
 # All widths, heads and experts of the real one, few layers: every fast kernel takes part.
 MODEL = "qwen3-30b-a3b"

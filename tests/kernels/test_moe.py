@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from microscale import hardware
+from microscale.backends.calls import run_moe
 from microscale.errors import Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, decode, encode
 from microscale.kernels.moe.cost import bytes_per_expert, expected_experts, expert_flops, expert_weight_bytes
@@ -114,9 +115,9 @@ def test_dequantized_in_float32_equals_the_reference(case: MoeCase) -> None:
     spec = spec_for(weights, Activations.FLOAT32, gate, top_k, tokens)
     fast, slow = DequantizedMoe(), ReferenceMoe()
     assert fast.supports(spec, hardware.cpu()) is None
-    y = fast.run(fast.pack(weights, spec), spec, hardware.cpu(), x, routing)
+    y = run_moe(fast, fast.pack(weights, spec), spec, hardware.cpu(), x, routing)
     torch.testing.assert_close(
-        y, slow.run(slow.pack(weights, spec), spec, hardware.cpu(), x, routing), rtol=1e-5, atol=1e-4
+        y, run_moe(slow, slow.pack(weights, spec), spec, hardware.cpu(), x, routing), rtol=1e-5, atol=1e-4
     )
 
 
@@ -125,7 +126,7 @@ def test_dequantized_in_bfloat16_is_within_its_step() -> None:
     routing = make_routing(16, 4, 2, seed=8)
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(9)).bfloat16()
     spec = spec_for(weights, Activations.BF16, SWIGLU, 2, 16)
-    y = DequantizedMoe().run(DequantizedMoe().pack(weights, spec), spec, hardware.cpu(), x, routing)
+    y = run_moe(DequantizedMoe(), DequantizedMoe().pack(weights, spec), spec, hardware.cpu(), x, routing)
     assert y.dtype == torch.bfloat16
     truth = moe(x, weights, routing, SWIGLU)
     # Three roundings to bfloat16 (h, a, y), each half a step of 2**-8, add up in the worst case.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from microscale.backends.calls import run_moe
 from microscale.backends.shards import shape_only
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.kernels.launch import recording
@@ -101,7 +102,7 @@ def test_few_tokens_keep_bf16_activations(
     monkeypatch.setattr(grouped, "run", lambda *args, **options: calls.append(options))
     for tokens in (small_batch.MAX_TOKENS, small_batch.MAX_TOKENS + 1):
         problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
-        implementation.run(problem.packed, spec_of(fmt, tokens), known("gb10"), problem.x, problem.routing)
+        run_moe(implementation, problem.packed, spec_of(fmt, tokens), known("gb10"), problem.x, problem.routing)
     assert calls == [spec_of(fmt, small_batch.MAX_TOKENS, Activations.BF16), {"block_scaled": True}]
     costs = [implementation.cost(spec_of(fmt, tokens), known("gb10")) for tokens in (1, 512)]
     assert [cost.unit for cost in costs] == [Unit.BF16, Unit.FP8]

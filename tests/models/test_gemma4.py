@@ -20,12 +20,14 @@ from transformers import Gemma4ForCausalLM
 from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.models.gemma4.config import PartialRope
 from microscale.models.gemma4.model import partial_table
 from support.forward import all_logits, last_logits
+from support.loading import load_model
 from support.tiny_gemma4 import (
     CASES,
     EXPERTS,
@@ -81,7 +83,7 @@ def load(folder: Path, backend: str | None = None, page_size: int = 16, *formats
             device="cpu",
             dtype="float32",
             wish=Wish(backend),
-            page_size=page_size,
+            workload=Workload(page_size=page_size),
             precision=make_precision(layer_formats=formats),
         )
     )

@@ -17,7 +17,7 @@ from transformers import Gemma4TextConfig
 
 from microscale.backends.ops import Ops, Wish
 from microscale.backends.precision import EXACT
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
@@ -31,6 +31,7 @@ from microscale.models.gemma4.weights import Gemma4Checkpoint
 from microscale.models.gemma4_dummy import DummyGemma4
 from support.families import gemma4_preset, gemma4_weights
 from support.forward import all_logits
+from support.loading import load_model
 from support.tiny_gemma4 import (
     CASES,
     EXPERTS,

@@ -18,10 +18,12 @@ from transformers import Qwen3MoeForCausalLM
 from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from support.forward import all_logits, last_logits
+from support.loading import load_model
 from support.tiny_qwen3_moe import (
     CASES,
     published,
@@ -65,7 +67,8 @@ def logits_of(model: Qwen3MoeForCausalLM, sequences: list[list[int]]) -> list[Te
 
 def options_of(folder: Path, fmt: str = "mxfp8", page_size: int = 16) -> LoadOptions:
     precision = make_precision(layer_formats=(f"experts={fmt}",))
-    return LoadOptions(str(folder), device="cpu", dtype="float32", page_size=page_size, precision=precision)
+    workload = Workload(page_size=page_size)
+    return LoadOptions(str(folder), device="cpu", dtype="float32", workload=workload, precision=precision)
 
 
 def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:

@@ -17,7 +17,7 @@ from transformers import Qwen3MoeConfig as TheirConfig
 
 from microscale.backends.ops import Ops, Wish
 from microscale.backends.precision import EXACT, PLANS
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
@@ -29,6 +29,7 @@ from microscale.models.qwen3_moe.dummy import DummyQwen3Moe
 from microscale.models.qwen3_moe.model import Qwen3Moe
 from microscale.models.qwen3_moe.weights import Qwen3MoeCheckpoint
 from microscale.models.rope import YarnRope
+from support.loading import load_model
 from support.tiny_qwen3_moe import (
     CASES,
     published,

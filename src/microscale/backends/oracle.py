@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from microscale.backends import registry
+from microscale.backends import paths, registry
 from microscale.backends.decision import Decision, Rejected
 from microscale.backends.estimate import Estimate, estimate
 from microscale.errors import Unsupported
@@ -118,7 +118,13 @@ def decide_layer(
     best_layout = min(layouts, key=lambda name: layouts[name])
     if math.isinf(layouts[best_layout]):
         raise Unsupported(_nobody(op, columns, gpu))
-    return [_decision(op, layer, column, best_layout) for column in columns]
+    decisions = []
+    first = 1
+    for column in columns:
+        decisions.append(_decision(op, layer, column, best_layout))
+        decisions[-1] = _with_paths(decisions[-1], first, gpu, freedom)
+        first = decisions[-1].tokens + 1
+    return decisions
 
 
 def decide(op: str, layer: str, spec: Spec, gpu: Gpu, wish: Wish, freedom: Freedom | None = None) -> Decision:
@@ -226,6 +232,14 @@ def _decision(op: str, layer: str, column: _Column, layout: str) -> Decision:
     rejected = [Rejected(name, reason) for name, reason in column.items() if isinstance(reason, str)]
     us, tuned = best.estimate.us, best.estimate.tuned
     return Decision(op, layer, best.spec.tokens, best.entry.name, (*losers, *rejected), us, tuned, best.spec)
+
+
+def _with_paths(decision: Decision, first: int, gpu: Gpu, freedom: Freedom) -> Decision:
+    """The decision with the paths of its batch sizes, from ``first`` on."""
+    entry = registry.find(decision.op, decision.chosen)
+    spec, last = replace(decision.spec, tokens=1), decision.tokens
+    found = paths.spans(entry, decision.layer, spec, gpu, min(first, last), last, freedom.kv_size == 1)
+    return replace(decision, paths=found)
 
 
 def _lost(offer: _Offer, best: _Offer) -> Rejected:

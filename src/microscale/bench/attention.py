@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from microscale.backends.calls import run_attention
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import GIB, Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -176,7 +177,7 @@ def measure(case: Case, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> Row:
     implementation = PagedAttention()
 
     def attend(kv: PagedKv) -> Tensor:
-        return implementation.run(spec, gpu, q, kv, batch, sinks if heads.sinks else None)
+        return run_attention(implementation, spec, gpu, q, kv, batch, sinks if heads.sinks else None)
 
     error = rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
     check(implementation.name, case.name, gpu.name, error, RMS_TOLERANCE)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.backends import registry
+from microscale.backends.calls import run_dense, run_logits
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -69,10 +70,10 @@ def run(
                 torch.cuda.empty_cache()
 
 
-def _implementations(weight_format: str) -> list[DenseOp]:
+def _implementations(weight_format: str) -> list[DenseOp[Any]]:
     """Ours for the format, and for bf16 cuBLAS as the oracle may choose it."""
     names = ["triton_bf16", "dequantized"] if weight_format == "bf16" else [f"triton_{weight_format}"]
-    return [registry.find("dense", name) for name in names]  # type: ignore[misc]
+    return [registry.dense(name) for name in names]
 
 
 def random_weights(shape: Shape, weight_format: str, generator: torch.Generator) -> DenseWeights:
@@ -103,7 +104,7 @@ def roundings(weight_format: str, tokens: int) -> int:
 def _measure(
     shape: Shape,
     weight_format: str,
-    implementation: DenseOp,
+    implementation: DenseOp[Any],
     tokens: Sequence[int],
     repeats: int,
     gpu: Gpu,
@@ -117,8 +118,8 @@ def _measure(
     def run_one(weights: Any, spec: DenseSpec, x: Tensor) -> Tensor:
         """As a model starts it."""
         if shape.is_head:
-            return implementation.run_logits(weights, spec, gpu, x).values
-        return implementation.run(weights, spec, gpu, x)
+            return run_logits(implementation, weights, spec, gpu, x).values
+        return run_dense(implementation, weights, spec, gpu, x)
 
     layers = max(1, -(-ROTATED_BYTES // weight_bytes(spec_of(1))))
     first = random_weights(shape, weight_format, generator)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from microscale.backends.calls import run_moe
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -148,12 +149,12 @@ def _measure(
     implementation = _IMPLEMENTATIONS[spec.weight_format, spec.activations]
     x, routing = inputs[0]
     case = f"{model}, {spec.tokens} tokens"
-    error = _rms_error(implementation.run(packed[0], spec, gpu, x, routing), x, routing, checked, layer.gate)
+    error = _rms_error(run_moe(implementation, packed[0], spec, gpu, x, routing), x, routing, checked, layer.gate)
     check(implementation.name, case, gpu.name, error, RMS_TOLERANCE[spec.activations])
 
     def layers() -> None:
         for weights, (x, routing) in zip(packed, inputs, strict=True):
-            implementation.run(weights, spec, gpu, x, routing)
+            run_moe(implementation, weights, spec, gpu, x, routing)
 
     us = graph_us(layers, repeats) / len(packed)
     used = sum(len(routing.expert_ids.unique()) for _, routing in inputs) / len(inputs)

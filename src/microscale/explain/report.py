@@ -11,10 +11,10 @@ from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Activations
 from microscale.backends.oracle import Wish
-from microscale.backends.plan import Setup, make_plan
+from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
-from microscale.engine.loading.fit import refusal, ways
-from microscale.engine.loading.memory import Memory, Workload, reckon
+from microscale.engine.loading.fit import plan_and_reckon, refusal
+from microscale.engine.loading.memory import Memory, Workload
 from microscale.errors import BadSetting
 from microscale.explain.predict import Prediction, predict
 from microscale.models import hub
@@ -87,9 +87,8 @@ def explain(question: Question) -> Report:
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.wish, question.precision)
     shape = outline(question.model, config, activations, PAGE_SIZE, context)
-    plan = make_plan(question.model, shape.uses, setup)
-    memory = reckon(shape, plan, setup, workload, available)
-    why = None if memory.fits else refusal(memory, *ways(shape, setup, workload, available))
+    plan, memory = plan_and_reckon(shape, setup, workload, available)
+    why = None if memory.fits else refusal(shape, setup, memory)
     prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
     return Report(question, setup, shape, plan, memory, prediction, why)
 

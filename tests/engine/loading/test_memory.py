@@ -13,8 +13,8 @@ from microscale.backends import quantise, registry
 from microscale.backends.ops import Activations, Ops, Wish
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PLANS, make_precision
-from microscale.engine.loading.fit import check_fits, ways
-from microscale.engine.loading.memory import ROOM, Memory, Workload, reckon, usable_memory, weight_bytes
+from microscale.engine.loading.fit import check_fits, plan_and_reckon, ways
+from microscale.engine.loading.memory import ROOM, Memory, Workload, usable_memory, weight_bytes
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
@@ -38,7 +38,12 @@ def setup(card: str, precision: str = "exact") -> Setup:
 
 def sums(model: str, card: str, workload: Workload, precision: str = "exact", available: int | None = None) -> Memory:
     chosen = setup(card, precision)
-    return reckon(shape(model), make_plan(model, shape(model).uses, chosen), chosen, workload, available)
+    return plan_and_reckon(shape(model), chosen, workload, available)[1]
+
+
+def check(model: Outline, chosen: Setup, workload: Workload) -> None:
+    """As a start does."""
+    check_fits(model, chosen, plan_and_reckon(model, chosen, workload)[1])
 
 
 def test_weights_and_kv_of_gpt_oss_120b_by_hand() -> None:
@@ -100,23 +105,23 @@ def test_unified_memory_is_what_the_system_reports_less_room() -> None:
 def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:
     model, chosen, workload = shape("gpt-oss-20b"), setup("rtx4090"), Workload(context=131072, sequences=4)
     with pytest.raises(Unsupported) as error:
-        check_fits(model, chosen, workload)
+        check(model, chosen, workload)
     text = str(error.value)
     assert text.startswith("gpt-oss-20b needs 26.6 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
-    found, _ = ways(model, chosen, workload)
+    found, _ = ways(model, chosen, plan_and_reckon(model, chosen, workload)[1])
     shorter = int(found[1].options.removeprefix("--max-model-len "))
     assert (found[0].options, found[2].options) == ("--max-num-seqs 2", "--kv-cache-dtype fp8")
     for way in found:
         assert way.options in text
         assert way.needed <= 0.9 * 24 * GIB
-    check_fits(model, chosen, replace(workload, context=shorter))
+    check(model, chosen, replace(workload, context=shorter))
     with pytest.raises(Unsupported):
-        check_fits(model, chosen, replace(workload, context=shorter + 16))
+        check(model, chosen, replace(workload, context=shorter + 16))
 
 
 def test_when_no_option_helps_the_cards_that_do_are_named() -> None:
     with pytest.raises(Unsupported, match=r"no option makes it fit \(the least, .* cards that hold it: a100, h100"):
-        check_fits(shape("gpt-oss-120b"), setup("l40s"), Workload(context=131072))
+        check(shape("gpt-oss-120b"), setup("l40s"), Workload(context=131072))
 
 
 @pytest.mark.parametrize(

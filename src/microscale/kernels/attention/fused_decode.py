@@ -7,17 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from microscale.kernels.attention.spec import HeadsKind
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 
 MAX_HEADS = 14
 """Query heads in a group, at most: key and value stand behind them in a tile of 16 rows."""
 
 
-Kind = tuple[bool, bool, bool]
-"""NORM, NORM_V and SHARED."""
-
-
-def kinds(head_dim: int) -> tuple[Kind, ...]:
+def kinds(head_dim: int) -> tuple[HeadsKind, ...]:
     """What there are kernels for. Wide heads without norms spill, and no model has such, nor with values left alone."""
     normed = ((True, True, False), (True, True, True))
     return normed if head_dim > 128 else ((False, False, False), (True, False, False), *normed)
@@ -38,5 +35,5 @@ class HeadTransform:
         return self.rope.inverse_frequencies, *weights, self.rope.scale, epsilon
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> HeadsKind:
         return self.norms is not None, self.norms is not None and self.norms.values, self.shared

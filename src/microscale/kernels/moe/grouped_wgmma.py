@@ -25,7 +25,6 @@ from microscale.kernels.moe import grouped_wgmma_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import (
-    MAX_TOKENS,
     combine,
     gate_constants,
     make_list,
@@ -64,11 +63,6 @@ def tile_constants(tile: Tile, fp8: bool) -> dict[str, Any]:
     return sizes | {"OVERLAP": overlap}
 
 
-def serves(packed: PackedExperts) -> bool:
-    """Whether both matrices are long enough along K."""
-    return min(packed.gate_up.k_tiles, packed.down.k_tiles) >= MIN_K_TILES
-
-
 def gate_scale(gate: Gate) -> float | None:
     """The power of two that takes the gate's output, at most ``limit * (limit + 1)``, into E4M3; None if unbounded."""
     if gate.kind is not GateKind.SWIGLU_CLAMPED:
@@ -85,17 +79,21 @@ def run(
     tile: Tile | None = None,
     *,
     fp8: bool = False,
+    short_list: bool = False,
 ) -> Tensor:
-    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes.
+
+    ``short_list``: pairs are sorted and tokens prepared in one launch, in the chain of those that overlap; for up to
+    ``MAX_TOKENS`` tokens in bf16. Past its last tile that list has an expert of -1 and nothing else, which the resident
+    kernel, made for many, does not look at.
+    """
     tokens, top_k = routing.expert_ids.shape
     y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
     tile = tile or choose(gemm_path(fp8), gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
     padded = packed.gate_up.k_tiles * TILE_K
-    # Few tokens: one launch, in the chain of those that overlap. Past its last tile that list has an expert of -1 and
-    # nothing else, which the resident kernel, made for many, does not look at.
-    if tokens <= MAX_TOKENS and not fp8 and not tile.resident(gemm_path(fp8)):
+    if short_list:
         work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)
         prepared = Prepared(values, None)
     else:

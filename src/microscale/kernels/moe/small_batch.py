@@ -19,7 +19,7 @@ from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 MAX_TOKENS = 64
@@ -161,27 +161,46 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
-def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu) -> Tensor:
-    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
+def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Each token reads its own experts."""
     tokens, top_k = routing.expert_ids.shape
-    # down_direct reads, and does not use, rows up to a power of two.
-    rows = tokens * top_k + next_power_of_2(top_k) - top_k
-    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
-    y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    h, y = _room(packed, x, tokens, top_k)
     if not tokens:
         return y
-    gate_up = Shape(packed.gate_up.rows, packed.gate_up.k, packed.gate_up.format.bits)
-    down = Shape(packed.down.rows, packed.down.k, packed.down.format.bits)
-    if tokens <= DIRECT_TOKENS:
-        _gate_up(packed, gate, x, h, routing.expert_ids, None, gpu, direct_gate_up_tiles(gate_up, tokens, top_k, gpu))
-        _down_direct(packed, h, routing, y, gpu, direct_tiles(down, tokens, top_k, gpu))
+    gate_up, down = _shapes(packed)
+    tiles = direct_gate_up_tiles(gate_up, tokens, top_k, gpu)
+    _gate_up(packed, spec.gate, x, h, routing.expert_ids, None, gpu, tiles)
+    _down_direct(packed, h, routing, y, gpu, direct_tiles(down, tokens, top_k, gpu))
+    return y
+
+
+def run_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
+    tokens, top_k = routing.expert_ids.shape
+    h, y = _room(packed, x, tokens, top_k)
+    if not tokens:
         return y
+    gate_up, down = _shapes(packed)
     work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, gate, scaled, h, routing.expert_ids, work, gpu, list_tiles(gate_up, gpu))
+    _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, list_tiles(gate_up, gpu))
     _down(packed, h, routing, work, parts, gpu, list_tiles(down, gpu))
     combine(parts, y, top_k, gpu)
     return y
+
+
+def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> tuple[Tensor, Tensor]:
+    """For the gate's output and for the answer. No host synchronisation; sizes follow from shapes."""
+    # down_direct reads, and does not use, rows up to a power of two.
+    rows = tokens * top_k + next_power_of_2(top_k) - top_k
+    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
+    return h, torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+
+
+def _shapes(packed: PackedExperts) -> tuple[Shape, Shape]:
+    matrices = packed.gate_up, packed.down
+    gate_up, down = (Shape(matrix.rows, matrix.k, matrix.format.bits) for matrix in matrices)
+    return gate_up, down
 
 
 def make_list(

@@ -89,6 +89,7 @@ class Gemma4DecoderLayer:
         )
         self.router = Router(tensors.router.to(dtype), expert_scale=tensors.expert_scale.float())
         self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
+        self.experts.bind_mlp(self.gate_up, self.down)
         self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), None)
         self.small = ops.small(small_spec(config, kind, ops), f"small.{short_name(kind)}")
         self.uses = uses | {"attention": kind.value}
@@ -108,8 +109,9 @@ class Gemma4DecoderLayer:
         small = self.small
         qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
         queries = batch.attention[self.kind]
-        attended = None if only else self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
-        if attended is None:
+        if only is None and self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
+        else:
             q = small.rope_and_write_kv(
                 qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
             )
@@ -131,8 +133,8 @@ class Gemma4DecoderLayer:
 
         Each alone leaves the memory idle for half of its time when tokens are few.
         """
-        both = self.experts.with_mlp(self.gate_up, self.down, normed, routing)
-        if both is not None:
+        if self.experts.refuses_mlp(normed.shape[1]) is None:
+            both = self.experts.with_mlp(normed, routing)
             return both[0], both[1]
         for_mlp, for_experts = normed
         return self.beside(

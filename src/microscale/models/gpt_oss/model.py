@@ -73,8 +73,9 @@ class DecoderLayer:
             normed, x = small.add_rms_norm(added, x, self.attn_norm, config.rms_epsilon)
         qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
         queries = batch.attention[self.kind]
-        attended = None if only else self.attention.from_heads(qkv, rope, None, kv, queries)
-        if attended is None:
+        if only is None and self.attention.refuses_heads(qkv, None, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, None, kv, queries)
+        else:
             q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
             if only is not None:
                 q, x, queries = q[only.rows], x[only.rows], only.attention[self.kind]

@@ -77,8 +77,9 @@ class Qwen3MoeDecoderLayer:
             normed, x = small.add_rms_norm(added, x, self.attn_norm, config.rms_epsilon)
         qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
         queries = batch.attention[FULL]
-        attended = None if only else self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
-        if attended is None:
+        if only is None and self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
+        else:
             q = small.rope_and_write_kv(
                 qkv, config.num_heads, batch.positions, rope, kv, batch.slots[FULL], self.head_norms
             )
