@@ -432,7 +432,7 @@ def test_a_launch_past_the_record_is_seen(code: str) -> None:
         "launch(jit.small, grid, arguments, constants, options)",
         "implementation.run(packed, spec, gpu, x)",
         "found = table[key]",
-        "from a import b_jit as jit\nx = jit.GELU.value",
+        "from a import b_jit as jit\nx = jit.SILU.value",
     ],
 )
 def test_other_calls_are_no_launches(code: str) -> None:

@@ -18,7 +18,7 @@ from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
 from support.interpreter import run_cases
-from support.moe_cases import GELU, SWIGLU, Case, Problem
+from support.moe_cases import GELU, SILU, SWIGLU, Case, Problem
 
 
 def test_under_the_interpreter() -> None:
@@ -68,8 +68,9 @@ def test_block_scaling_is_claimed_where_the_card_has_it(implementation: BlockSca
 
 def test_8_bit_activations_on_wgmma_need_a_bounded_gate_and_enough_columns() -> None:
     h200, spec = known("h200"), spec_of("mxfp4")
-    reason = TritonW4A8().supports(replace(spec, gate=GELU), h200)
-    assert reason == "needs a clamped gate, whose output one scale fits, on wgmma; gelu_tanh is not"
+    for gate in (GELU, SILU):
+        reason = TritonW4A8().supports(replace(spec, gate=gate), h200)
+        assert reason == f"needs a clamped gate, whose output one scale fits, on wgmma; {gate.kind} is not"
     assert TritonW4A8().supports(replace(spec, intermediate=192), h200) == "needs more than 192 columns on wgmma"
     # The largest that the gate can give is what E4M3 can hold.
     scale = grouped_wgmma.gate_scale(SWIGLU)

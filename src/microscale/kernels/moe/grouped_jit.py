@@ -14,12 +14,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from microscale.kernels.gate_jit import gated
 from microscale.kernels.mxfp8_jit import quantise
 from microscale.kernels.operands_jit import bf16_tokens, bf16_weights, dot, dot_scaled, e4m3_weights, unscale, x_scales
 from microscale.kernels.plain_jit import to_bf16
-
-SWIGLU: tl.constexpr = tl.constexpr(0)
-GELU: tl.constexpr = tl.constexpr(1)
 
 # ---- one tile of a grouped GEMM -------------------------------------------------------------------------------------
 
@@ -134,18 +132,6 @@ def _accumulate(
 
 
 @triton.jit
-def _gated(g, up, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """The gated activation in float32; a NaN stays a NaN. gelu_tanh(g) = g sigmoid(2 sqrt(2/pi) (g + 0.044715 g^3))."""
-    if GATE == GELU:
-        return g / (1.0 + tl.exp(-1.5957691216057308 * (g + 0.044715 * g * g * g))) * up
-    else:
-        g = tl.minimum(g, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        return g / (1.0 + tl.exp(-ALPHA * g)) * (up + 1.0)
-
-
-@triton.jit
 def gate_up(
     x_ptr, xs_ptr, words_ptr, scales_ptr, bias_ptr,
     h_ptr,  # [pairs, ..] in sorted order: bf16, or E4M3 codes in fragment order
@@ -175,7 +161,7 @@ def gate_up(
             acc += bias.to(tl.float32)[:, None]
         pairs = acc.reshape(BLOCK_N // 16, 2, 8, PART_M).permute(0, 2, 3, 1).reshape(UNITS, PART_M, 2)
         g, up = tl.split(pairs)
-        h = _gated(g, up, GATE, ALPHA, LIMIT).trans()  # [PART_M, UNITS]
+        h = gated(g, up, GATE, ALPHA, LIMIT).trans()  # [PART_M, UNITS]
         m = part * PART_M + tl.arange(0, PART_M)
         place = (start + m).to(tl.int64)[:, None]
         ok = (m < count)[:, None]

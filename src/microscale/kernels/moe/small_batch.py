@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, Routing
+from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 MAX_TOKENS = 64
@@ -123,10 +124,6 @@ def _ahead(shape: Shape, gpu: Gpu, tiles: int, slices: int) -> int:
     if _slow_memory(gpu):
         tiles = 3
     return max(1, min(tiles * 4 // shape.bits, -(-shape.k_tiles // slices)))
-
-
-def gate_constants(gate: Gate) -> dict[str, Any]:
-    return {"GELU": gate.kind is GateKind.GELU_TANH, "ALPHA": gate.alpha, "LIMIT": gate.limit}
 
 
 def pdl_constant(gpu: Gpu) -> dict[str, bool]:

@@ -26,13 +26,13 @@ from microscale.kernels.fragments_jit import (
     MXFP4_UNSCALE,
     MXFP8_UNSCALE,
     X_SCALE,
-    gated,
     group_scales,
     mxfp4_fragments,
     mxfp8_fragments,
     scale_activations,
     token_fragments,
 )
+from microscale.kernels.gate_jit import gated
 
 
 @gluon.jit
@@ -213,7 +213,7 @@ def gate_up_small(
     BITS: gl.constexpr,
     DIRECT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    GELU: gl.constexpr,
+    GATE: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
     B: gl.constexpr,
@@ -258,7 +258,7 @@ def gate_up_small(
             bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
             r += bias.to(gl.float32)[:, None]
         g, up = gl.split(r.reshape([B, 2, 8, 8]).permute([0, 2, 3, 1]))
-        h = gated(g, up, GELU, ALPHA, LIMIT) * X_SCALE
+        h = gated(g, up, GATE, ALPHA, LIMIT) * X_SCALE
         LH: gl.constexpr = h.type.layout
         tile = row_tile + gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, LH)))[:, None, None]
         unit = tile * 8 + gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LH)))[None, :, None]

@@ -32,7 +32,7 @@ class GateKind(StrEnum):
     GELU_TANH = "gelu_tanh"
     """``gelu_tanh(gate) * up`` (Gemma)."""
     SILU = "silu"
-    """``silu(gate) * up`` (Qwen3)."""
+    """``silu(gate) * up`` (Qwen3-MoE)."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from microscale.formats import MXFP8
 from microscale.hardware import Feature, Gpu
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import with_mlp_jit as jit
@@ -21,7 +22,6 @@ from microscale.kernels.moe.small_batch import (
     DIRECT_TOKENS,
     MMA,
     WAVE_SHARE,
-    gate_constants,
     pdl_constant,
     pdl_option,
 )

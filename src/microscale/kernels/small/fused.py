@@ -8,8 +8,9 @@ from torch import Tensor
 from microscale.formats import BlockScaled
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.attention.spec import PagedKv
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, norms
@@ -125,9 +126,9 @@ class TritonSmall(SmallOps):
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, units), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
-            arguments = (gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit)
+            arguments = (gate_up, out, units, gate_up.stride(0))
             run = gate.run if gate.interleaved else 0
-            constants = {"BLOCK": GATED_BLOCK, "GELU": gate.kind is GateKind.GELU_TANH, "RUN": run}
+            constants = {"BLOCK": GATED_BLOCK, "RUN": run, **gate_constants(gate)}
             grid = (tokens, cdiv(units, GATED_BLOCK))
             launch_small(fused_jit.gated, grid, arguments, constants, GATED_WARPS, self._pdl)
         return out

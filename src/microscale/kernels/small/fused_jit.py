@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from microscale.kernels.gate_jit import gated as activation
 from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
@@ -109,8 +110,8 @@ def rope_and_write_kv(
 
 @triton.jit
 def gated(
-    x_ptr, out_ptr, units, stride_x, alpha, limit, BLOCK: tl.constexpr, GELU: tl.constexpr,
-    RUN: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    x_ptr, out_ptr, units, stride_x, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, RUN: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of units). The gated activation between the two matrices of a dense MLP.
 
@@ -129,11 +130,4 @@ def gated(
     else:
         gate = tl.load(row + unit, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(row + units + unit, mask=mask, other=0.0).to(tl.float32)
-    if GELU:
-        # gelu_tanh(g) = g * sigmoid(2 * sqrt(2 / pi) * (g + 0.044715 * g**3))
-        y = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))) * up
-    else:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        y = (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
-    tl.store(out_ptr + token * units + unit, to_bf16(y, PLAIN), mask=mask)
+    tl.store(out_ptr + token * units + unit, to_bf16(activation(gate, up, GATE, ALPHA, LIMIT), PLAIN), mask=mask)
