@@ -17,12 +17,12 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.families import PRESETS
+from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
 
 VOCAB = 16
 EOS = 9
-CONFIG = replace(PRESETS["gpt-oss-tiny"], vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
+CONFIG = replace(gpt_oss_preset("gpt-oss-tiny"), vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
 
 
 class Scripted:

@@ -28,6 +28,7 @@ from microscale.backends import registry
 from microscale.backends.calls import run_dense, run_logits
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
+from microscale.hardware.tiles.dense import possible
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
@@ -65,11 +66,11 @@ def run(implementation: DenseOp[Any], problem: Problem, x: Tensor | None = None)
 def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
     packed = packed_of(problem)
-    for tiles in small_batch.possible(fmt, 8 if tokens <= 8 else 16, GPU):
-        check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tiles), problem.expected)
-        check_bf16(small_batch.run(packed, GPU, problem.x, None, tiles), dense(problem.x, problem.weights))
+    for tile in possible(fmt, 8 if tokens <= 8 else 16, GPU):
+        check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tile), problem.expected)
+        check_bf16(small_batch.run(packed, GPU, problem.x, None, tile), dense(problem.x, problem.weights))
         check_logits(
-            small_batch.run_logits(packed, GPU, problem.x, tiles=tiles), dense(problem.x, problem.weights), columns
+            small_batch.run_logits(packed, GPU, problem.x, tile=tile), dense(problem.x, problem.weights), columns
         )
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from microscale.hardware import Feature, detect, known
-from microscale.hardware.tiles import Tile, possible
+from microscale.hardware.tiles.gemm import Tile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing

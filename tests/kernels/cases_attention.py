@@ -7,8 +7,8 @@ of the output to bf16, and sums in another order. Slots that no query may see ho
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,12 +17,13 @@ from microscale import hardware
 from microscale.backends.calls import run_attention, run_fused
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
-from microscale.kernels.attention import paths
+from microscale.hardware.tiles import attention as attention_tiles
+from microscale.hardware.tiles import tuned
+from microscale.hardware.tiles.attention import HEAD_DIMS, Heads, Kv, Work, split_kv, wanted_splits
 from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, HeadsKind, PagedKv
-from microscale.kernels.attention.tiles import HEAD_DIMS, choose_tile, wanted_splits
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
@@ -296,6 +297,12 @@ def make_fused_case(
     return FusedCase(spec, qkv.bfloat16().to(DEVICE), transform, kv, batch, positions, slots, sinks)
 
 
+def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
+    """Meanwhile so many sequences decode in one launch."""
+    split = replace(split_kv(head_dim, GPU), fused_sequences=sequences)
+    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim), split)
+
+
 def check_fused(problem: FusedCase) -> None:
     """Against the two references, and what is in the cache against the two launches' answer."""
     spec, transform, batch = problem.spec, problem.transform, problem.batch
@@ -303,7 +310,7 @@ def check_fused(problem: FusedCase) -> None:
     heads = (spec.num_heads, problem.positions, transform.rope)
     q = rope_and_write_kv(problem.qkv, *heads, exact, problem.slots, transform.norms)
     want = attention(q, exact, batch, spec, problem.sinks)
-    with patch.object(paths, "FUSED_SEQUENCES", dict.fromkeys(HEAD_DIMS, batch.context_lens.shape[0])):
+    with fused_up_to(batch.context_lens.shape[0], spec.head_dim):
         out = run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, ours, batch, problem.sinks)
     assert out.shape == q.shape
     # A head's sum of squares in another order: now and then a rounding to bf16, or then to E4M3, is the other one.
@@ -370,7 +377,7 @@ def test_what_is_not_one_launch() -> None:
     refused(problem.spec, GPU, replace(problem.batch, max_query_len=2), "one new token of each sequence, not 2")
     refused(problem.spec, hardware.known("rtx4090"), problem.batch, "needs programmatic dependent launch")
     refused(replace(problem.spec, num_heads=30), GPU, problem.batch, "up to 14 query heads per KV head, not 15")
-    with patch.object(paths, "FUSED_SEQUENCES", dict.fromkeys(HEAD_DIMS, 0)):
+    with fused_up_to(0, problem.spec.head_dim):
         refused(problem.spec, GPU, problem.batch, "up to 0 sequences, not 2")
     refused(replace(problem.spec, head_dim=256), GPU, problem.batch, "some of these have no norm")
 
@@ -414,7 +421,8 @@ def test_splits_fill_the_machine() -> None:
 def test_every_tile_fits_every_card() -> None:
     for gpu in hardware.KNOWN.values():
         for head_dim in HEAD_DIMS:
-            for fp8 in (False, True):
-                for decode, heads_too in ((False, False), (True, False), (True, True)):
-                    tile = choose_tile(decode, head_dim, fp8, gpu, heads_too=heads_too)
-                    assert tile.shared_bytes(head_dim, 1 if fp8 else 2, decode) <= gpu.shared_per_block
+            for work in Work:
+                for kv in Kv:
+                    case = attention_tiles.Case(work, head_dim, kv)
+                    tile = attention_tiles.choose(case, gpu)
+                    assert tile.shared_bytes(case) <= gpu.shared_per_block

@@ -130,7 +130,7 @@ def test_what_transformers_saves_is_read_back(name: str, tmp_path: Path) -> None
 
 def test_transformers_defaults_are_gpt_oss_120b(tmp_path: Path) -> None:
     TransformersConfig(quantization_config=Mxfp4Config().to_dict()).save_pretrained(tmp_path)
-    assert read_config(tmp_path).config == replace(PRESETS["gpt-oss-120b"], eos_token_ids=())
+    assert read_config(tmp_path).config == replace(gpt_oss_preset("gpt-oss-120b"), eos_token_ids=())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -22,10 +22,11 @@ from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
+from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS, open_weights, preset, read_model_config
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import to_hugging_face
-from microscale.models.qwen3_moe.dummy import DummyQwen3Moe
+from microscale.models.qwen3_moe.dummy_weights import DummyQwen3Moe
 from microscale.models.qwen3_moe.model import Qwen3Moe
 from microscale.models.qwen3_moe.weights import Qwen3MoeCheckpoint
 from microscale.models.rope import YarnRope
@@ -251,7 +252,7 @@ def test_random_weights_come_in_every_format_and_stay_the_same(fmt: str) -> None
     assert isinstance(fewer, Qwen3MoeConfig)
     assert (fewer.num_layers, fewer.expert_format) == (2, "mxfp8")
     config = replace(fewer, expert_format=fmt)
-    a, b = (DummyQwen3Moe(config, seed=5).layer(1, "cpu") for _ in range(2))
+    a, b = (DummyQwen3Moe(config, RandomTensors(5)).layer(1, "cpu") for _ in range(2))
     numbers = [w if isinstance(w, Tensor) else decode(w) for w in (a.gate_up, b.gate_up)]
     assert isinstance(a.gate_up, BlockScaled) == (fmt != "bf16")
     assert torch.equal(*numbers)
@@ -263,5 +264,5 @@ def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     config = PRESETS["qwen3-moe-tiny"]
     assert isinstance(config, Qwen3MoeConfig)
     ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
-    model = Qwen3Moe(DummyQwen3Moe(replace(config, tied=True)), ops, torch.device("cpu"))
+    model = Qwen3Moe(DummyQwen3Moe(replace(config, tied=True), RandomTensors()), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]

@@ -88,7 +88,7 @@ def print_launch(fn: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) ->
 def shapes_alone() -> None:
     """Let any commit of the package bind a model on ``meta``: nothing is drawn, and no number is looked at."""
     JITFunction.run = print_launch
-    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign]
+    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign, assignment]
     if hasattr(layouts, "_check_numbers"):
         layouts._check_numbers = lambda *_: None
     isnan = Tensor.isnan

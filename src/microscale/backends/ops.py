@@ -32,6 +32,7 @@ from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
+from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
@@ -110,9 +111,7 @@ class Ops:
         top_k: int,
         gate: Gate,
     ) -> Moe:
-        experts, rows, hidden = gate_up.shape
-        own, has_bias = format_name(gate_up), biases[0] is not None
-        spec = MoeSpec(experts, top_k, hidden, rows // 2, own, self.activations, gate, has_bias, tokens=1)
+        spec = moe_spec(gate_up, self.activations, top_k, gate, bias=biases[0] is not None)
         choice = self._choose("moe", layer, spec, registry.moe)
         kind = self._moe_kinds.setdefault(layer, MoeKind(choice))
         gate_up, down = (convert(w, choice.specs[0].weight_format) for w in (gate_up, down))
@@ -121,10 +120,7 @@ class Ops:
         return Moe(kind, MoeWeights(gate_up, down, *biases))
 
     def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Dense:
-        rows, columns = weights.weight.shape
-        has_bias = weights.bias is not None
-        spec = DenseSpec(rows, columns, weights.format, self.activations, has_bias, tokens=1, softcap=softcap)
-        choice = self._choose("dense", layer, spec, registry.dense)
+        choice = self._choose("dense", layer, dense_spec(weights, self.activations, softcap), registry.dense)
         kind = self._dense_kinds.setdefault(layer, DenseKind(choice))
         held = DenseWeights(convert(weights.weight, choice.specs[0].weight_format), weights.bias)
         return Dense(kind, held)

@@ -96,9 +96,9 @@ def random_weights(shape: Shape, weight_format: str, generator: torch.Generator)
     return DenseWeights(BlockScaled(values, random_bytes(117, 121, columns // BLOCK), fmt), bias)
 
 
-def roundings(weight_format: str, tokens: int) -> int:
+def roundings(weight_format: str, tokens: int, gpu: Gpu) -> int:
     """To bf16, on the way to an output: its own, and that of FP8 weights that were unpacked with their scales."""
-    return 2 if weight_format == "fp8" and tokens >= unpack.MIN_TOKENS else 1
+    return 2 if weight_format == "fp8" and unpack.pays(tokens, gpu) else 1
 
 
 def _measure(
@@ -138,7 +138,9 @@ def _measure(
         y = run_one(packed[0], spec, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
         expected = dense(inputs[0][:CHECKED_TOKENS], head)
         error = float((y - expected).norm() / expected.norm())
-        check(implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count)))
+        check(
+            implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count, gpu))
+        )
 
         def ours(inputs: list[Tensor] = inputs, spec: DenseSpec = spec) -> None:
             for weights, x in zip(packed, inputs, strict=True):

@@ -1,4 +1,4 @@
-"""``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``tiles`` has the tiles.
+"""``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``hardware`` has the tiles.
 
 Short sequences (one new token, or two) cut their keys into splits for the whole machine and merge them; long ones take
 blocks of query rows. A batch that mixes both takes both ways, so that a decoding sequence with much context does not
@@ -19,20 +19,13 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
 from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
 from microscale.kernels.attention.paths import Split, most_splits, short_len, tile_of
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.attention.tiles import (
-    HEAD_DIMS,
-    SPLITS_PER_SM,
-    Tile,
-    compile_options,
-    spills_because,
-    wanted_splits,
-)
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.op import Activations, Cost, Reason
@@ -51,6 +44,23 @@ def uses_pdl(gpu: Gpu) -> bool:
     """A kernel for short sequences waits for the one before it by itself, where the GPU can. Without that there is
     nothing to fetch early either."""
     return gpu.has(Feature.PDL) and not PLAIN
+
+
+def compile_options(tile: Tile) -> dict[str, Any]:
+    """Options of a launch."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options if tile.registers is None else options | {"maxnreg": tile.registers}
+
+
+def spills_because(tile: Tile, head_dim: int) -> str | None:
+    """Why a tile for long queries may spill."""
+    if head_dim == 512 and tile.block_m == 64:
+        return "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
+    if head_dim == 256 and tile.block_m * tile.block_n == 128 * 64:
+        return "128 x 64 of 256 fill the registers; 128 x 32 need none of it and reach 248 TFLOP/s and not 318 on H200"
+    if head_dim == 64 and tile.registers == 168:
+        return "one word, before and after the loops (Triton 3.7); with a program less on an SM 316 TFLOP/s and not 375"
+    return None
 
 
 # (device, heads) → sinks of minus infinity. Kept: filling them at every call would be a launch of its own.
@@ -133,13 +143,14 @@ class _Call:
     def run_short(self, way: Split) -> None:
         """Sequences of up to ``short_len`` new tokens; the others are left alone."""
         tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
-        per_sm = SPLITS_PER_SM[self.spec.head_dim]
+        by_heads = split_kv(self.spec.head_dim, self.gpu)
+        per_sm = by_heads.splits_per_sm
         if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
         wanted = wanted_splits(kv_heads, per_sm, self.gpu)
-        least = tile.least_blocks(self.spec.head_dim)
+        least = by_heads.least_blocks(tile)
         split, inside = way is not Split.ONE_PASS, way is Split.LAST_PROGRAM
-        most = most_splits(self.spec, self.batch.page_table.shape[1], tile, fused=self.transform is not None)
+        most = most_splits(self.spec, self.batch.page_table.shape[1], tile, self.gpu, fused=self.transform is not None)
         # Each sequence may have one more than its share.
         programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
         rows = programs * kv_heads * tile.block_m if split else 0
@@ -162,7 +173,7 @@ class _Call:
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
             "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": PLAIN,
         }  # fmt: skip
-        options = compile_options(tile, self.gpu) | PDL_OPTION[pdl]
+        options = compile_options(tile) | PDL_OPTION[pdl]
         launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
         if way is Split.MERGE:
             self._merge(sums, summary, spans, tile)
@@ -186,7 +197,7 @@ class _Call:
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
             "PLAIN": PLAIN,
         }  # fmt: skip
-        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile, self.gpu)
+        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile)
         reason = spills_because(tile, self.spec.head_dim)
         launch(paged_jit.attend_long, grid, arguments, constants, options, MMA, reason)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, split_kv
 from microscale.kernels.attention import fused_decode
 from microscale.kernels.attention.spec import AttentionSpec
-from microscale.kernels.attention.tiles import FUSED_SEQUENCES, INSIDE_SPLITS, Tile, choose_tile
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason
 
@@ -39,7 +39,13 @@ class Split(StrEnum):
 
 def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bool = False) -> Tile:
     """The tile of a launch; ``fused``: from the projection."""
-    return choose_tile(decode, spec.head_dim, fp8, gpu, window=spec.window is not None, heads_too=fused)
+    if fused:
+        work = Work.FUSED_DECODE
+    elif decode:
+        work = Work.DECODE
+    else:
+        work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
+    return choose(Case(work, spec.head_dim, Kv.FP8 if fp8 else Kv.BF16), gpu)
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:
@@ -47,18 +53,19 @@ def short_len(spec: AttentionSpec, tile: Tile) -> int:
     return tile.block_m // (spec.num_heads // spec.num_kv_heads)
 
 
-def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, *, fused: bool) -> int:
+def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, gpu: Gpu, *, fused: bool) -> int:
     """Splits of a sequence, at most: the page table or the window bounds its keys."""
     keys = table_pages * spec.page_size
     if spec.window is not None:
         keys = min(keys, spec.window + (1 if fused else short_len(spec, tile)) - 1)
-    return cdiv(keys, tile.block_n) // tile.least_blocks(spec.head_dim)
+    return cdiv(keys, tile.block_n) // split_kv(spec.head_dim, gpu).least_blocks(tile)
 
 
 def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Reason | None:
     """Why short sequences of the batch are not shared among programs in this way."""
     tile = tile_of(spec, gpu, spec.shape.kv_fp8, decode=True, fused=fused)
-    splits, inside = most_splits(spec, spec.shape.table_pages, tile, fused=fused), INSIDE_SPLITS[spec.head_dim]
+    splits = most_splits(spec, spec.shape.table_pages, tile, gpu, fused=fused)
+    inside = split_kv(spec.head_dim, gpu).merged_inside
     if way is Split.ONE_PASS:
         return None if splits <= 1 else f"is for keys of one split, and a sequence may have {splits}"
     if splits <= 1:
@@ -115,8 +122,9 @@ def fuses(way: Split) -> Supports:
             )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
-        if shape.sequences > FUSED_SEQUENCES[spec.head_dim]:
-            return f"pays up to {FUSED_SEQUENCES[spec.head_dim]} sequences, not {shape.sequences}"
+        most = split_kv(spec.head_dim, gpu).fused_sequences
+        if shape.sequences > most:
+            return f"pays up to {most} sequences, not {shape.sequences}"
         return _split(way, spec, gpu, fused=True)
 
     return supports

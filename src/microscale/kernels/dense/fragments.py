@@ -17,6 +17,7 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.cost import (
     CUBLAS_REACHED,
@@ -43,14 +44,15 @@ def _reads_weights_once(spec: DenseSpec, gpu: Gpu) -> Reason | None:
 def _small_batch(spec: DenseSpec, gpu: Gpu) -> Reason | None:
     if small_batch.takes(spec.tokens, spec.rows, gpu):
         return None
+    few_rows = threshold(Name.FEW_ROWS_TOKENS, gpu)
     return (
-        f"pays up to {small_batch.MAX_TOKENS} tokens, with few rows up to {small_batch.MAX_TOKENS_FEW_ROWS}; here are "
-        f"{spec.tokens} and {spec.rows} rows"
+        f"pays up to {small_batch.MAX_TOKENS} tokens, with few rows up to {few_rows}; here are {spec.tokens} and "
+        f"{spec.rows} rows"
     )
 
 
 def _unpack(spec: DenseSpec, gpu: Gpu) -> Reason | None:
-    least = unpack.MIN_TOKENS
+    least = threshold(Name.UNPACK_TOKENS, gpu)
     return None if spec.tokens >= least else f"pays from {least} tokens on, not for {spec.tokens}"
 
 
@@ -118,7 +120,7 @@ class Fragments(DenseOp[PackedDense]):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         total, flops = weight_bytes(spec) + activation_bytes(spec), dense_flops(spec)
-        if spec.tokens >= unpack.MIN_TOKENS:
+        if unpack.pays(spec.tokens, gpu):
             copied = 2 * 2 * spec.rows * spec.columns  # written and read
             return Cost(total + copied, flops, efficiency=CUBLAS_REACHED, launches=2)
         if not small_batch.takes(spec.tokens, spec.rows, gpu):

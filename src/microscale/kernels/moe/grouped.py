@@ -16,7 +16,7 @@ from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import GemmPath, Tile, choose
 from microscale.kernels import mxfp8_jit
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import PLAIN, launch

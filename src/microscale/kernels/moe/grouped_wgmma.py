@@ -1,4 +1,4 @@
-"""Launches of the grouped expert GEMMs on ``wgmma``, and the rule that chooses their tiles.
+"""Launches of the grouped expert GEMMs on ``wgmma``. ``hardware`` has their tiles.
 
 dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to 64 tokens the first two are
 ``pairs_jit.list_small_batch``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import RESIDENT_LOADER_REGISTERS, RESIDENT_REGISTERS, GemmPath, Tile, choose
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
@@ -49,18 +49,13 @@ def gemm_path(fp8: bool) -> GemmPath:
     return GemmPath.W4A8_WGMMA if fp8 else GemmPath.W4A16_WGMMA
 
 
-# Of a thread that multiplies and of one that loads in the resident kernel: two groups of 128 and one share 65536.
-RESIDENT_REGISTERS = {"REGISTERS": 208, "LOADER_REGISTERS": 96}
-
-
 def tile_constants(tile: Tile, fp8: bool) -> dict[str, Any]:
-    """OVERLAP converts the next K tile while one is in the matrix unit: 16 more registers a row tile, 8 in E4M3. With
-    128 accumulators bf16 has none to spare."""
-    if tile.resident(gemm_path(fp8)):
-        return {"BN": tile.block_m, "STAGES": tile.stages, **RESIDENT_REGISTERS}
-    overlap = fp8 or tile.accumulators() <= 64
+    path = gemm_path(fp8)
+    if tile.resident(path):
+        registers = {"REGISTERS": RESIDENT_REGISTERS, "LOADER_REGISTERS": RESIDENT_LOADER_REGISTERS}
+        return {"BN": tile.block_m, "STAGES": tile.stages, **registers}
     sizes = {"BM": tile.block_n, "BN": tile.block_m, "STAGES": tile.stages, "WARPS": tile.warps}
-    return sizes | {"OVERLAP": overlap}
+    return sizes | {"OVERLAP": tile.overlaps(path)}
 
 
 def gate_scale(gate: Gate) -> float | None:

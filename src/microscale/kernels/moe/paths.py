@@ -15,7 +15,8 @@ from torch import Tensor
 
 from microscale.formats import MXFP4
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import choose
+from microscale.hardware.tiles.gemm import choose
+from microscale.hardware.tiles.thresholds import Name, crowd, threshold
 from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.grouped_wgmma import MIN_K_TILES, gemm_path
@@ -25,13 +26,6 @@ from microscale.kernels.moe.spec import MoePath, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason, always
 
-# Pairs an expert, and tokens, from which wgmma is faster than the small-batch kernels, which serve 8 pairs a program
-# and read weights twice (H200, gpt-oss-20b at 64 tokens: 142 us and 152; at 48 tokens 140 and 135).
-CROWDED_PAIRS = 8
-CROWDED_TOKENS = 33
-# Pairs an expert must get on average for wgmma's FP8 to pay: at 8 it loses to bf16 (550 against 497 µs), at 32 it wins
-# (675 against 740; H200, gpt-oss-120b, 256 and 1024 tokens).
-FP8_SHARE = 20
 MAX_SHARE = 1 << 14
 """Pairs an expert beyond which no tile changes."""
 
@@ -45,7 +39,7 @@ def block_scaled(gpu: Gpu) -> bool:
 
 def pays_mxfp8(spec: MoeSpec, gpu: Gpu) -> bool:
     """Whether the tokens are so many that arithmetic counts, and 8-bit activations with it."""
-    many = block_scaled(gpu) or spec.tokens * spec.top_k > FP8_SHARE * spec.num_experts
+    many = block_scaled(gpu) or spec.tokens * spec.top_k > threshold(Name.FP8_PAIRS, gpu) * spec.num_experts
     return spec.tokens > MAX_TOKENS and many
 
 
@@ -68,11 +62,14 @@ def _wgmma(spec: MoeSpec, gpu: Gpu) -> Reason | None:
 
 def _wgmma_bf16(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     share = spec.tokens * spec.top_k / spec.num_experts
-    crowded = spec.tokens >= CROWDED_TOKENS and share >= CROWDED_PAIRS
+    least = crowd(gpu)
+    crowded = least is not None and spec.tokens >= least.tokens and share >= least.pairs
     if (reason := _wgmma(spec, gpu)) or spec.tokens > MAX_TOKENS or crowded:
         return reason
-    least = f"{CROWDED_TOKENS} tokens and {CROWDED_PAIRS} pairs an expert"
-    return f"pays from {MAX_TOKENS + 1} tokens on, or from {least}; here are {spec.tokens} and {share:.3g}"
+    if least is None:
+        return f"pays from {MAX_TOKENS + 1} tokens on; here are {spec.tokens}"
+    fewer = f"{least.tokens} tokens and {least.pairs} pairs an expert"
+    return f"pays from {MAX_TOKENS + 1} tokens on, or from {fewer}; here are {spec.tokens} and {share:.3g}"
 
 
 def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
@@ -83,7 +80,8 @@ def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     if (reason := _wgmma(spec, gpu)) or pays_mxfp8(spec, gpu):
         return reason
     share = spec.tokens * spec.top_k / spec.num_experts
-    return f"pays beyond {MAX_TOKENS} tokens and {FP8_SHARE} pairs an expert; here are {spec.tokens} and {share:.3g}"
+    least = threshold(Name.FP8_PAIRS, gpu)
+    return f"pays beyond {MAX_TOKENS} tokens and {least} pairs an expert; here are {spec.tokens} and {share:.3g}"
 
 
 def _block_scaled(spec: MoeSpec, gpu: Gpu) -> Reason | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes

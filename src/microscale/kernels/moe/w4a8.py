@@ -20,7 +20,7 @@ from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped_wgmma

@@ -34,6 +34,7 @@ from microscale.backends.ops import (
     Sandwich,
     SmallSpec,
 )
+from microscale.formats import BlockScaled
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
@@ -69,10 +70,15 @@ class Gemma4DecoderLayer:
         self.attn_norm = tensors.attn_norm.to(dtype)
         self.head_norms = HeadNorms(tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), epsilon)
         uses = {part: config.use(part, layer_idx) for part in ("qkv", "o", "gate_up", "down", "experts")}
+        # Bound in the order in which they run: see ``models/outline.py``.
         self.qkv = ops.dense(uses["qkv"], DenseWeights(tensors.qkv))
+        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), None)
         self.o = ops.dense(uses["o"], DenseWeights(tensors.o))
+        self.small = ops.small(small_spec(config, kind, ops), f"small.{short_name(kind)}")
         self.gate_up = ops.dense(uses["gate_up"], DenseWeights(in_runs(tensors.gate_up)))
         self.down = ops.dense(uses["down"], DenseWeights(tensors.down))
+        self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
+        self.experts.bind_mlp(self.gate_up, self.down)
         # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
         router_norm = tensors.router_scale.float() * config.hidden**-0.5
         readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
@@ -88,10 +94,6 @@ class Gemma4DecoderLayer:
             tensors.both_norm.to(dtype),
         )
         self.router = Router(tensors.router.to(dtype), expert_scale=tensors.expert_scale.float())
-        self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
-        self.experts.bind_mlp(self.gate_up, self.down)
-        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), None)
-        self.small = ops.small(small_spec(config, kind, ops), f"small.{short_name(kind)}")
         self.uses = uses | {"attention": kind.value}
         """What plans call the bound parts."""
 
@@ -146,8 +148,13 @@ class Gemma4DecoderLayer:
 
 def in_runs(gate_up: Weight) -> Weight:
     """All gate rows, then all up rows → ``MLP_RUN`` of the ones, as many of the others, and so on."""
-    rows = torch.arange(gate_up.shape[0], device=gate_up.device)
-    return gate_up[rows.view(2, -1, MLP_RUN).transpose(0, 1).flatten()]
+    if isinstance(gate_up, BlockScaled):
+        return BlockScaled(in_runs_of(gate_up.values), in_runs_of(gate_up.scales), gate_up.format)
+    return in_runs_of(gate_up)
+
+
+def in_runs_of(rows: Tensor) -> Tensor:
+    return rows.view(2, -1, MLP_RUN, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
 
 
 def attention_spec(config: Gemma4Config, kind: LayerKind, ops: Ops, page_size: int) -> AttentionSpec:

@@ -39,7 +39,9 @@ class DecoderLayer:
         self.kind = kind
         self.attn_norm = tensors.attn_norm
         self.mlp_norm = tensors.mlp_norm
+        # Bound in the order in which they run: see ``models/outline.py``.
         self.qkv = ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias))
+        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
         self.o = ops.dense("o", DenseWeights(tensors.o_weight, tensors.o_bias))
         self.router = Router(tensors.router_weight.to(ops.dtype), tensors.router_bias.to(ops.dtype))
         self.experts = ops.moe(
@@ -47,7 +49,6 @@ class DecoderLayer:
             config.top_k,
             Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=config.swiglu_alpha, limit=config.swiglu_limit),
         )
-        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
         self.small = ops.small(small_spec(config, ops))
         self.uses = {"qkv": "qkv", "o": "o", "experts": "experts", "attention": kind.value}
         """What plans call the bound parts."""
@@ -141,7 +142,7 @@ class GptOss:
         self.lm_head = ops.dense("lm_head", DenseWeights(weights.lm_head(device)))
         self.sampling = ops.sampling(config.vocab_size)
         self.rope = yarn_table(config.rope, config.head_dim, device)
-        self.small = ops.small(small_spec(config, ops))
+        self.small = self.layers[-1].small
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages for each kind of layer."""

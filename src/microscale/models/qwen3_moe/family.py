@@ -5,7 +5,7 @@ from __future__ import annotations
 from microscale.models.family import Family
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import MODEL_TYPE, preset_qwen3_moe, read_qwen3_moe
-from microscale.models.qwen3_moe.dummy import DummyQwen3Moe
+from microscale.models.qwen3_moe.dummy_weights import DummyQwen3Moe
 from microscale.models.qwen3_moe.model import Qwen3Moe
 from microscale.models.qwen3_moe.presets import PRESETS
 from microscale.models.qwen3_moe.weights import Qwen3MoeCheckpoint, open_qwen3_moe

@@ -46,12 +46,13 @@ class Qwen3MoeDecoderLayer:
         self.head_norms = HeadNorms(
             tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), config.rms_epsilon, values=False
         )
+        # Bound in the order in which they run: see ``models/outline.py``.
         self.qkv = ops.dense("qkv", DenseWeights(tensors.qkv))
+        self.attention = ops.attention(FULL.value, attention_spec(config, ops, page_size), None)
         self.o = ops.dense("o", DenseWeights(tensors.o))
         # Softmax over all experts, renormalised over the chosen: the same as a softmax over those.
         self.router = Router(tensors.router.to(dtype))
         self.experts = ops.experts("experts", tensors.gate_up, tensors.down, config.top_k, GATE)
-        self.attention = ops.attention(FULL.value, attention_spec(config, ops, page_size), None)
         self.small = ops.small(small_spec(config, ops))
         self.uses = {"qkv": "qkv", "o": "o", "experts": "experts", "attention": FULL.value}
         """What plans call the bound parts."""

@@ -1,4 +1,4 @@
-"""Random Qwen3-MoE weights of the right shapes and formats, for speed and memory tests without a checkpoint."""
+"""Random Qwen3-MoE weights of the right shapes and formats, or the shapes alone."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer, Weight
 
 
 class DummyQwen3Moe(DummyEnds[Qwen3MoeConfig]):
-    """A ``Qwen3MoeWeights`` made of random numbers: BF16 near N(0, 0.02), norms near 1."""
+    """A ``Qwen3MoeWeights`` without a checkpoint: BF16 near N(0, 0.02), norms near 1."""
 
     def layer(self, layer_idx: int, device: torch.device | str) -> Qwen3MoeLayer:
-        c, random = self.config, self._random
+        c, tensors = self.config, self._make
 
         def normal(name: str, *shape: int, std: float = 0.02, mean: float = 0.0) -> Tensor:
-            return random.normal(f"layers.{layer_idx}.{name}", shape, device, std, mean)
+            return tensors.normal(f"layers.{layer_idx}.{name}", shape, device, std, mean)
 
         def near_one(name: str, size: int) -> Tensor:
             return normal(name, size, std=0.05, mean=1.0)
 
         def experts(name: str, *shape: int) -> Weight:
-            make = {"bf16": random.normal, "mxfp4": random.mxfp4, "mxfp8": random.mxfp8}[c.expert_format]
+            make = {"bf16": tensors.normal, "mxfp4": tensors.mxfp4, "mxfp8": tensors.mxfp8}[c.expert_format]
             return make(f"layers.{layer_idx}.{name}", shape, device)
 
         return Qwen3MoeLayer(
