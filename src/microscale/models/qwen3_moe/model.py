@@ -149,7 +149,7 @@ class Qwen3Moe:
         self.lm_head = ops.dense("lm_head", DenseWeights(table if config.tied else weights.lm_head(device)))
         self.sampling = ops.sampling(config.vocab_size)
         self.rope = rope_table(config.rope, config.head_dim, device)
-        self.small = ops.small(small_spec(config, ops))
+        self.small = self.layers[-1].small
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages; no layer slides."""
