@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3MoeConfig as TheirConfig
 
-from microscale.backends.ops import Ops, Wish
-from microscale.backends.precision import EXACT, PLANS
+from microscale.backends.ops import Ops, Preference
+from microscale.backends.precision import EXACT, PRECISIONS
 from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
@@ -226,7 +226,7 @@ def test_experts_are_refused_with_the_mend_where_exact_is_asked_for(folder: Path
     with pytest.raises(Unsupported, match=r"not bf16.*--layer-format experts=mxfp8 works"):
         load_model(options)
     for name in ("balanced", "fast"):
-        plan = load_model(replace(options, precision=PLANS[name])).ops.plan
+        plan = load_model(replace(options, precision=PRECISIONS[name])).ops.plan
         assert plan.of("moe", "experts")[0].spec.weight_format == "mxfp8"
 
 
@@ -263,6 +263,6 @@ def test_random_weights_come_in_every_format_and_stay_the_same(fmt: str) -> None
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     config = PRESETS["qwen3-moe-tiny"]
     assert isinstance(config, Qwen3MoeConfig)
-    ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
+    ops = Ops(cpu(), Activations.BF16, Preference(), EXACT)
     model = Qwen3Moe(DummyQwen3Moe(replace(config, tied=True), RandomTensors()), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]
