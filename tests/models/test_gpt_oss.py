@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import GptOssForCausalLM
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -58,7 +58,11 @@ def truth(folder: Path, sequences: list[list[int]]) -> list[Tensor]:
 
 def load(folder: Path, backend: str | None = None, page_size: int = 16) -> GptOss:
     options = LoadOptions(
-        str(folder), device="cpu", dtype="float32", wish=Wish(backend), workload=Workload(page_size=page_size)
+        str(folder),
+        device="cpu",
+        dtype="float32",
+        preference=Preference(backend),
+        workload=Workload(page_size=page_size),
     )
     return load_gpt_oss(options)
 

@@ -71,7 +71,8 @@ def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) ->
     if splits <= 1:
         return "needs more keys than one split has"
     if way is Split.LAST_PROGRAM:
-        return None if splits <= inside else f"adds up to {inside} splits of {spec.head_dim} wide heads, not {splits}"
+        most = f"up to {inside} splits" if inside else "no splits"
+        return None if splits <= inside else f"adds up {most} of {spec.head_dim} wide heads, not {splits}"
     return None if splits > inside else f"is for more than {inside} splits, and a sequence has at most {splits}"
 
 
