@@ -29,7 +29,7 @@ from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.models.gemma4.model import in_runs
 from support.errors import assert_close, rms_step
-from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by_token
+from support.moe_cases import CASES, GELU, SILU, Case, Problem, check_rounded, e4m3_by_token
 
 pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
@@ -37,6 +37,7 @@ IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
 REAL = [
     *(Case(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256, 700)),
     *(Case(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
+    *(Case(f"Qwen3-MoE, {n} tokens", n, 16, 8, 2048, 768, SILU, bias=False) for n in (1, 2, 5, 64, 200)),
     Case("2112 wide", 7, 4, 2, 2112, 2112),
     Case("all of 64 tokens on the same experts", 64, 8, 2, 704, 704, spread="one"),
     Case("all of 300 tokens on one expert", 300, 8, 1, 704, 704, spread="one"),

@@ -19,6 +19,7 @@ from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, Mo
 SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)
 GELU = Gate(GateKind.GELU_TANH, interleaved=False)
+SILU = Gate(GateKind.SILU, interleaved=False)
 
 
 def make_weights(experts: int, hidden: int, intermediate: int, fmt: BlockFormat, bias: bool, seed: int) -> MoeWeights:
@@ -58,6 +59,8 @@ def by_formula(x: torch.Tensor, weights: MoeWeights, routing: Routing, gate: Gat
                 if gate.kind is GateKind.GELU_TANH:
                     inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
                     a[u] = 0.5 * g * (1 + math.tanh(inner)) * up
+                elif gate.kind is GateKind.SILU:
+                    a[u] = g / (1 + math.exp(-g)) * up
                 else:
                     g, up = min(g, gate.limit), max(-gate.limit, min(up, gate.limit))
                     a[u] = (up + 1) * g / (1 + math.exp(-gate.alpha * g))
@@ -76,6 +79,7 @@ CASES: list[MoeCase] = [
     (8, 8, 32, 96, 3, MXFP4, SWIGLU_HALVES, True),
     (3, 1, 96, 64, 7, MXFP8, GELU, False),
     (5, 4, 160, 32, 1, MXFP8, GELU, True),
+    (6, 3, 64, 96, 4, MXFP4, SILU, False),
     (4, 2, 64, 32, 0, MXFP4, SWIGLU, True),
 ]
 

@@ -28,7 +28,7 @@ from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.families import build_model, open_weights
 
-PREFERENCE: Any = getattr(backend, "Preference", None) or backend.Wish
+PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
 LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6, "demo": 2}
 PRECISIONS = {
     "exact": {},
@@ -88,7 +88,7 @@ def print_launch(fn: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) ->
 def shapes_alone() -> None:
     """Let any commit of the package bind a model on ``meta``: nothing is drawn, and no number is looked at."""
     JITFunction.run = print_launch
-    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign]
+    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign, assignment]
     if hasattr(layouts, "_check_numbers"):
         layouts._check_numbers = lambda *_: None
     isnan = Tensor.isnan

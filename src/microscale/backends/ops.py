@@ -1,6 +1,6 @@
 """What models call. A model asks for an op with its weights and gets back something to call with tokens.
 
-``Ops`` is made once per model with the GPU, the activations' type, the user's wishes and precision. Binding a layer
+``Ops`` is made once per model with the GPU, the activations' type, the user's preference and precision. Binding a layer
 takes its decision from ``plan`` (or makes it there), brings the weights into the format of the precision, packs them
 for the implementation, and calling it runs just that. Weights change format layer by layer, on the device.
 """
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.beside import Beside
 from microscale.backends.bound import (
     Attention,
     AttentionKind,
@@ -27,11 +26,13 @@ from microscale.backends.bound import (
     Sampling,
 )
 from microscale.backends.decision import Plan
-from microscale.backends.oracle import Wish
+from microscale.backends.oracle import Preference
 from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
+from microscale.backends.side_stream import SideStream
+from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
@@ -61,16 +62,16 @@ class Ops:
         self,
         gpu: Gpu,
         activations: Activations,
-        wish: Wish,
+        preference: Preference,
         precision: Precision = EXACT,
         plan: Plan | None = None,
         threads: int | None = None,
     ) -> None:
         """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for."""
-        wish.check()
+        preference.check()
         self.gpu = gpu
         self.activations = activations
-        self.wish = wish
+        self.preference = preference
         self.precision = precision
         self.plan = Plan() if plan is None else plan
         self.threads = threads
@@ -110,9 +111,7 @@ class Ops:
         top_k: int,
         gate: Gate,
     ) -> Moe:
-        experts, rows, hidden = gate_up.shape
-        own, has_bias = format_name(gate_up), biases[0] is not None
-        spec = MoeSpec(experts, top_k, hidden, rows // 2, own, self.activations, gate, has_bias, tokens=1)
+        spec = moe_spec(gate_up, self.activations, top_k, gate, bias=biases[0] is not None)
         choice = self._choose("moe", layer, spec, registry.moe)
         kind = self._moe_kinds.setdefault(layer, MoeKind(choice))
         gate_up, down = (convert(w, choice.specs[0].weight_format) for w in (gate_up, down))
@@ -121,10 +120,7 @@ class Ops:
         return Moe(kind, MoeWeights(gate_up, down, *biases))
 
     def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Dense:
-        rows, columns = weights.weight.shape
-        has_bias = weights.bias is not None
-        spec = DenseSpec(rows, columns, weights.format, self.activations, has_bias, tokens=1, softcap=softcap)
-        choice = self._choose("dense", layer, spec, registry.dense)
+        choice = self._choose("dense", layer, dense_spec(weights, self.activations, softcap), registry.dense)
         kind = self._dense_kinds.setdefault(layer, DenseKind(choice))
         held = DenseWeights(convert(weights.weight, choice.specs[0].weight_format), weights.bias)
         return Dense(kind, held)
@@ -145,7 +141,7 @@ class Ops:
         return Sampling(self._choose("sampling", "sampling", SamplingSpec(vocab, tokens=1), registry.sampling))
 
     def _choose(self, op: str, layer: str, spec: SpecT, find: Callable[[str], OpT]) -> Choice[OpT, SpecT]:
-        setup = Setup(self.gpu, self.activations, self.wish, self.precision)
+        setup = Setup(self.gpu, self.activations, self.preference, self.precision)
         if not self.plan.of(op, layer):
             self.plan.add(decide_use(Use(op, layer, spec), setup))
         decisions = self.plan.of(op, layer)
@@ -179,7 +175,6 @@ __all__ = [
     "Attention",
     "AttentionBatch",
     "AttentionSpec",
-    "Beside",
     "Bias",
     "Dense",
     "DenseSpec",
@@ -196,6 +191,7 @@ __all__ = [
     "MoeWeights",
     "Ops",
     "PagedKv",
+    "Preference",
     "RopeTable",
     "Router",
     "Routing",
@@ -204,10 +200,10 @@ __all__ = [
     "SamplingBatch",
     "SamplingSpec",
     "Sandwich",
+    "SideStream",
     "SmallOps",
     "SmallSpec",
     "Status",
     "Use",
-    "Wish",
     "recording",
 ]

@@ -30,7 +30,7 @@ from microscale.server.http.connection import bounded_protocol
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.selftest import self_test
-from microscale.server.structured_check import GrammarChecker
+from microscale.server.structured.check import GrammarChecker
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 

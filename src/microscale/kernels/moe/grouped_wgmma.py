@@ -18,6 +18,7 @@ from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import RESIDENT_LOADER_REGISTERS, RESIDENT_REGISTERS, GemmPath, Tile, choose
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import grouped_resident_jit as resident
@@ -26,7 +27,6 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import (
     combine,
-    gate_constants,
     make_list,
     pdl_constant,
     pdl_option,

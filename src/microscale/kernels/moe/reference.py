@@ -25,6 +25,8 @@ def apply_gate(h: Tensor, gate: Gate) -> Tensor:
         g, up = h.chunk(2, dim=-1)
     if gate.kind is GateKind.GELU_TANH:
         return F.gelu(g, approximate="tanh") * up
+    if gate.kind is GateKind.SILU:
+        return F.silu(g) * up
     g = g.clamp(max=gate.limit)
     up = up.clamp(-gate.limit, gate.limit)
     return (up + 1) * g * torch.sigmoid(gate.alpha * g)

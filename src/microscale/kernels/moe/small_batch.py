@@ -13,13 +13,14 @@ from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_gate_up, for_list, max_registers
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS, Packed
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, Routing
+from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 MAX_TOKENS = 64
@@ -39,10 +40,6 @@ def shape_of(weights: Packed) -> Shape:
 
 def tile_constants(tile: Tile) -> dict[str, int]:
     return {"B": tile.row_tiles, "WARPS_N": tile.warps_n, "SLICES": tile.slices, "AHEAD": tile.ahead}
-
-
-def gate_constants(gate: Gate) -> dict[str, Any]:
-    return {"GELU": gate.kind is GateKind.GELU_TANH, "ALPHA": gate.alpha, "LIMIT": gate.limit}
 
 
 def pdl_constant(gpu: Gpu) -> dict[str, bool]:

@@ -31,6 +31,8 @@ class GateKind(StrEnum):
     """``(up + 1) * g * sigmoid(alpha * g)``, g = gate clamped above at limit, up clamped to ±limit (gpt-oss)."""
     GELU_TANH = "gelu_tanh"
     """``gelu_tanh(gate) * up`` (Gemma)."""
+    SILU = "silu"
+    """``silu(gate) * up`` (Qwen3-MoE)."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from microscale.formats import MXFP8
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.experts import ExpertGemm, Tile, with_mlp_slices
 from microscale.hardware.tiles.experts import with_mlp as tile_for
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import with_mlp_jit as jit
@@ -23,7 +24,6 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.small_batch import (
     DIRECT_TOKENS,
     MMA,
-    gate_constants,
     gemm_options,
     pdl_constant,
 )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from microscale.server.faults import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
+from microscale.server.http.faults import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
 from microscale.server.limits import Limits
 
 DISCARD_FACTOR = 64

@@ -1,4 +1,4 @@
-"""HTTP itself, where uvicorn leaves it open: bounds on a request's head, a short way for events, and one to hang up."""
+"""uvicorn's connection with what it lacks: bounds on a request's head, a fast path for events, a way to hang up."""
 
 from __future__ import annotations
 

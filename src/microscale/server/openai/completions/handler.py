@@ -1,0 +1,283 @@
+"""``/v1/completions``: a raw prompt, text or token ids, and its continuation."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from microscale.engine.output import Output
+from microscale.server.choice import Choice, Step
+from microscale.server.encoding import TextSlot, encode
+from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
+from microscale.server.generation import FastPath, generate
+from microscale.server.host import Host
+from microscale.server.http.exchange import Exchange, event_bytes
+from microscale.server.http.faults import BadField
+from microscale.server.openai.completions.replies import PromptLogprob, TextChoice, TextLogprobs, TextReply
+from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.logprobs import token_text
+from microscale.server.openai.usage import Usage, usage
+from microscale.server.requests.parsing import read_request
+from microscale.server.structured.grammar import completion_grammar
+from microscale.text.detokenize import Detokenizer
+from microscale.text.output import Delta, PlainOutput
+from microscale.text.tokenizer import Tokenizer
+
+DEFAULT_TOKENS = 16
+"""OpenAI's."""
+
+
+class _Token(NamedTuple):
+    """One token of a prompt or of its continuation."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    was_added: bool = False
+    """Before the prompt, by the chat format: it is no part of the text."""
+
+
+@dataclass
+class _Place:
+    """Where the text of a choice ends. A character may come in several tokens."""
+
+    detokenizer: Detokenizer
+    offset: int = 0
+
+
+class Completions:
+    """One request's."""
+
+    def __init__(self, host: Host, request: CompletionRequest, exchange: Exchange) -> None:
+        self._host = host
+        self._request = request
+        self._exchange = exchange
+        self._record = exchange.record
+        self._record.request_id = f"cmpl-{secrets.token_hex(12)}"
+        self._name = host.check_model(request.model)
+        self._created = int(time.time())
+        self._places: dict[int, _Place] = {}
+        """Where each choice stands in its text."""
+
+    async def run(self) -> None:
+        host, request = self._host, self._request
+        prompts = await self._prompts()
+        n = num_choices(request, len(prompts), host)
+        max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        all_params = [
+            sampling_params(request, len(prompt), host, max_tokens, request.logprobs, _scored(request))
+            for prompt in prompts
+        ]
+        grammar = await completion_grammar(host, request, request)
+        if grammar is not None:
+            ends = tuple(sorted({*host.chat_format.stops, *(request.stop_token_ids or ())}))
+            all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
+        asks = [Ask(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
+        choices = [
+            Choice(
+                index,
+                PlainOutput(
+                    host.tokenizer,
+                    stops=request.stops,
+                    keep_stop=bool(request.include_stop_str_in_output),
+                    show_control=request.skip_special_tokens is False,
+                ),
+                keep_outputs=request.logprobs is not None,
+            )
+            for index in range(n * len(asks))
+        ]
+        self._prompt_of = [asks[index // n].prompt for index in range(len(choices))]
+        asked = requests(self._record, request, asks, n)
+        steps = generate(host, self._record, asked, choices, self._fast_path(choices[0]))
+        async with aclosing(steps):
+            if request.stream:
+                async for choice, step in steps:
+                    await self._exchange.event(encode(self._reply([self._choice(choice, step)])))
+            else:
+                whole: list[list[TextChoice]] = [[] for _ in choices]
+                async for choice, step in steps:
+                    whole[choice.index].append(self._choice(choice, step))
+                done = [_whole(pieces) for pieces in whole]
+                await self._exchange.json(encode(self._reply(done, final=True)))
+                return
+        if request.include_usage:
+            await self._exchange.event(encode(self._reply([], final=True)))
+        await self._exchange.end_events()
+
+    def _fast_path(self, choice: Choice) -> FastPath | None:
+        """A reply of a plain token, made once: later ones differ by the text alone."""
+        request, wire = self._request, self._exchange.wire
+        told = request.logprobs is not None or request.return_token_ids or request.usage_on_every_chunk
+        if not request.stream or told or wire is None:
+            return None
+        slot = TextSlot(
+            lambda mark: event_bytes(
+                encode(self._reply([self._choice(choice, Step(Delta((), content=mark), (), False, None))]))
+            )
+        )
+        return FastPath(wire, lambda kind, text: slot.filled(text))
+
+    async def _prompts(self) -> list[list[int]]:
+        prompt, host = self._request.prompt, self._host
+        if isinstance(prompt, str):
+            texts: list[str] = [prompt]
+        elif prompt and isinstance(prompt[0], str):
+            texts = [text for text in prompt if isinstance(text, str)]
+        elif prompt and isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        else:
+            lists = [tokens for tokens in prompt if isinstance(tokens, list)]
+            if not lists:
+                raise BadField("prompt is empty.", "prompt")
+            return lists
+        num_choices(self._request, len(texts), host)
+        size = sum(map(len, texts))
+        adds = self._request.add_special_tokens is not False
+        return await host.off_loop(
+            size, lambda: [host.chat_format.encode_text(text, add_special_tokens=adds) for text in texts]
+        )
+
+    def _choice(self, choice: Choice, step: Step) -> TextChoice:
+        finish = None
+        if step.finish is not None:
+            finish = step.finish.value
+            self._record.finishes.append(finish)
+            self._host.metrics.finished(finish)
+        request = self._request
+        wants_ids = bool(request.return_token_ids)
+        echo = step.first and bool(request.echo)
+        logprobs = None
+        if request.logprobs is not None:
+            scored = self._echoed(choice) if echo else []
+            logprobs = self._logprobs(choice, [*scored, *map(_said, step.outputs)])
+        return TextChoice(
+            choice.index,
+            self._text_of(choice) + step.delta.content if echo else step.delta.content,
+            finish,
+            logprobs,
+            step.delta.token_ids if wants_ids else UNSET,
+            self._prompt_of[choice.index] if wants_ids and step.first else UNSET,
+            UNSET if choice.output.stopped is None or finish is None else choice.output.stopped,
+            self._prompt_logprobs(choice) if step.first and request.prompt_logprobs is not None else UNSET,
+        )
+
+    def _text_of(self, choice: Choice) -> str:
+        """The prompt of a choice, as it was sent."""
+        text = self._sent(choice)
+        return self._host.tokenizer.decode(self._prompt_of[choice.index], show_control=True) if text is None else text
+
+    def _sent(self, choice: Choice) -> str | None:
+        """The prompt of a choice, if it was sent as a text."""
+        prompt = self._request.prompt
+        text = prompt if isinstance(prompt, str) else prompt[choice.index // (self._request.n or 1)]
+        return text if isinstance(text, str) else None
+
+    def _echoed(self, choice: Choice) -> list[_Token]:
+        most = self._request.logprobs or 0
+        num_added = self._num_added(choice)
+        first = _Token(self._prompt_of[choice.index][0], None, (), num_added > 0)
+        others = enumerate(choice.scored, 1)
+        return [first, *(_Token(token, logprob, top[:most], at < num_added) for at, (token, logprob, top) in others)]
+
+    def _num_added(self, choice: Choice) -> int:
+        """Tokens that the chat format has put before a text prompt."""
+        text = self._sent(choice)
+        if text is None or self._request.add_special_tokens is False:
+            return 0
+        return len(self._host.chat_format.added_to(text))
+
+    def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None]:
+        """Of every token but the first: the most likely in its place, and itself."""
+        most = self._request.prompt_logprobs or 0
+        told: list[dict[str, PromptLogprob] | None] = [None]
+        for token, logprob, top in choice.scored:
+            ranked = {other: (likely, rank) for rank, (other, likely) in enumerate(top[:most], 1)}
+            entries = {token: ranked.get(token, (logprob, None)), **ranked}
+            told.append(
+                {
+                    str(other): PromptLogprob(likely, rank, token_text(self._host.tokenizer, other))
+                    for other, (likely, rank) in entries.items()
+                }
+            )
+        return told
+
+    def _logprobs(self, choice: Choice, tokens: Sequence[_Token]) -> TextLogprobs:
+        place = self._places.setdefault(choice.index, _Place(Detokenizer(self._host.tokenizer)))
+        logprobs = TextLogprobs([], [], [], [])
+        tokenizer = self._host.tokenizer
+        shows_control = self._request.skip_special_tokens is False or self._request.echo
+        for token in tokens:
+            text = token_text(tokenizer, token.token)
+            logprobs.tokens.append(text)
+            logprobs.token_logprobs.append(token.logprob)
+            logprobs.top_logprobs.append(_top(tokenizer, token))
+            logprobs.text_offset.append(place.offset)
+            if token.was_added:
+                continue
+            name = tokenizer.control_name(token.token) if shows_control else None
+            place.offset += len(name or place.detokenizer.feed(token.token))
+        return logprobs
+
+    def _reply(self, choices: list[TextChoice], *, final: bool = False) -> TextReply:
+        said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
+        if final or self._request.usage_on_every_chunk:
+            said = usage(self._record)
+        return TextReply(self._record.request_id, self._created, self._name, choices, said)
+
+
+def _scored(request: CompletionRequest) -> int | None:
+    """How many of the likeliest tokens are wanted at each place of the prompt; ``None``: not even its own."""
+    wanted = [] if request.prompt_logprobs is None else [request.prompt_logprobs]
+    if request.echo and (request.logprobs is not None or request.max_tokens == 0):
+        wanted.append(request.logprobs or 0)
+    return max(wanted, default=None)
+
+
+def _said(output: Output) -> _Token:
+    return _Token(output.token or 0, output.logprob or 0.0, output.top_logprobs)
+
+
+def _top(tokenizer: Tokenizer, token: _Token) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
+    top = {token_text(tokenizer, other): logprob for other, logprob in token.top}
+    # The chosen one is always there, as OpenAI has it.
+    return top | {token_text(tokenizer, token.token): token.logprob}
+
+
+def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
+    """The pieces of one choice as one."""
+    first, last = pieces[0], pieces[-1]
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = TextLogprobs([], [], [], [])
+        for piece in pieces:
+            if piece.logprobs is not None:
+                for name in TextLogprobs.__struct_fields__:
+                    getattr(logprobs, name).extend(getattr(piece.logprobs, name))
+    ids: tuple[int, ...] | UnsetType = UNSET
+    if first.token_ids is not UNSET:
+        ids = tuple(token for piece in pieces for token in piece.token_ids or ())
+    text = "".join(piece.text for piece in pieces)
+    return TextChoice(
+        first.index,
+        text,
+        last.finish_reason,
+        logprobs,
+        ids,
+        first.prompt_token_ids,
+        last.stop_reason,
+        first.prompt_logprobs,
+    )
+
+
+async def complete(host: Host, body: bytes, exchange: Exchange) -> None:
+    host.check_open()
+    request = await read_request(host, CompletionRequest, body, exchange)
+    await Completions(host, request, exchange).run()
