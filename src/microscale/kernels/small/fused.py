@@ -8,8 +8,9 @@ from torch import Tensor
 from microscale.formats import BlockScaled
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.attention.spec import PagedKv
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, norms
@@ -111,7 +112,8 @@ class TritonSmall(SmallOps):
         )  # fmt: skip
         constants = {
             "BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norms is not None,
-            "SHARED": total == num_heads + kv_heads, "FP8": kv.k.dtype == torch.uint8,
+            "NORM_V": norms is not None and norms.values, "SHARED": total == num_heads + kv_heads,
+            "FP8": kv.k.dtype == torch.uint8,
         }  # fmt: skip
         grid = (tokens, cdiv(total, block_heads(head_dim)))
         launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self._pdl)
@@ -124,9 +126,9 @@ class TritonSmall(SmallOps):
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, units), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
-            arguments = (gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit)
+            arguments = (gate_up, out, units, gate_up.stride(0))
             run = gate.run if gate.interleaved else 0
-            constants = {"BLOCK": GATED_BLOCK, "GELU": gate.kind is GateKind.GELU_TANH, "RUN": run}
+            constants = {"BLOCK": GATED_BLOCK, "RUN": run, **gate_constants(gate)}
             grid = (tokens, cdiv(units, GATED_BLOCK))
             launch_small(fused_jit.gated, grid, arguments, constants, GATED_WARPS, self._pdl)
         return out

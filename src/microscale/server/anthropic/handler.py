@@ -101,7 +101,7 @@ class Messages:
             told = f"prompt is too long: {len(prompt.tokens)} tokens > {host.max_model_len - 1} maximum"
             raise BadField(told, "messages", "context_length_exceeded")
         self._is_cut_short = request.max_tokens > room
-        grammar = await turn_grammar(host, chat, output_format, fields)
+        grammar = await turn_grammar(host, chat, output_format, fields, prompt.begun)
         params = sampling_params(fields, len(prompt.tokens), host, max(1, request.max_tokens), None)
         params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
         asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)

@@ -29,9 +29,13 @@ async def completion_grammar(host: Host, fields: StructuredFields, sampling: Sam
 
 
 async def turn_grammar(
-    host: Host, chat: ChatFields, output_format: OutputFormat | None, sampling: SamplingFields
+    host: Host,
+    chat: ChatFields,
+    output_format: OutputFormat | None,
+    sampling: SamplingFields,
+    begun: Sequence[int] = (),
 ) -> str | None:
-    """Of a whole turn, if anything in it must have a form."""
+    """Of a whole turn, if anything in it must have a form. ``begun``: what its prompt holds of the turn."""
     tools = callable_tools(chat)
     must_call = chat.tool_choice not in (None, "auto", "none")
     if output_format is None and not must_call and not any(spec.function.strict for _, spec in tools):
@@ -45,7 +49,8 @@ async def turn_grammar(
     if answer is not None:
         parts.append(Part(host.chat_format.answer_grammar(answer.form), answer.where))
     one_call = chat.parallel_tool_calls is False
-    whole = host.chat_format.turn_grammar(Turn(None if answer is None else answer.form, calls, must_call, one_call))
+    form = None if answer is None else answer.form
+    whole = host.chat_format.turn_grammar(Turn(form, calls, must_call, one_call, begun))
     where = parts[-1].where if parts else "tools"
     if len(whole) > MAX_GRAMMAR:
         raise BadField(f"All forms together have {len(whole)} characters; at most {MAX_GRAMMAR} are taken.", where)

@@ -85,7 +85,7 @@ class Chat:
             num_bytes, lambda: render(host, request, None if output_format is None else output_format.told)
         )
         self._prompt = prompt.tokens
-        grammar = await turn_grammar(host, request, output_format, request)
+        grammar = await turn_grammar(host, request, output_format, request, prompt.begun)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = sampling_params(request, len(prompt.tokens), host, _most(request), logprobs)
         if not params.ignore_eos:

@@ -81,7 +81,7 @@ class Responses:
         self._conversation, prompt = made.items, made.prompt
         fields = sampling_fields(request)
         with named_as_sent(self._toolbox):
-            grammar = await turn_grammar(host, made.chat, made.output_format, fields)
+            grammar = await turn_grammar(host, made.chat, made.output_format, fields, prompt.begun)
             logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
             params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
         if not params.ignore_eos:

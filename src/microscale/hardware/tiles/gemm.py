@@ -1,24 +1,19 @@
-"""Which tile a grouped GEMM runs in on which GPU: measured where a file says so, else by rule. Nothing else may choose.
+"""Tiles of the GEMMs that decode weights on their way into the matrix unit: the experts' grouped ones, and dense ones.
 
-``choose`` looks in ``tuned/<family>.json``, which ``microscale tune`` writes on a real card; without an entry the rule
-below knows the card's shared memory and registers. ``possible`` lists all that ``choose`` may ever return for a card. A
-tile that does not fit is never returned: the rule does not make it, and a file that holds one is refused.
+``choose`` takes what was measured on the family; without an entry the rule below knows the card's shared memory and
+registers. ``possible`` lists all that ``choose`` may ever return for a card. A tile that does not fit is never
+returned: the rule does not make it, and a file that holds one is refused.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-from microscale.errors import BadSetting
 from microscale.hardware.families import Family, Feature, Gpu
+from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
-TUNED_DIR = Path(__file__).parent / "tuned"
 BLOCK_MS = (16, 32, 64, 128)
 MAX_STAGES = 4
 # wgmma takes at least 8 columns, and the tail of an expert runs in a quarter of the tile.
@@ -29,6 +24,14 @@ RESIDENT_BLOCK_M = 256
 # Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
 # from shared memory (wgmma); more fit nowhere.
 MAX_ACCUMULATORS = 128
+# The same where a dense GEMM's epilogue adds a residual or summarises logits: with 128 it spills 48 to 464 bytes on
+# SM90, where the experts' grouped GEMM just fits.
+MAX_DENSE_ACCUMULATORS = 64
+LOGIT_TOKENS = 64
+"""Tokens of the largest tile that also summarises logits: with 128 that spills on SM100 (72 to 88 bytes)."""
+# Of a thread that multiplies and of one that loads in the resident kernel: two groups of 128 and one share 65536.
+RESIDENT_REGISTERS = 208
+RESIDENT_LOADER_REGISTERS = 96
 BUSY_PAIRS = 1 << 20
 """More pairs for one expert than any bucket ends at."""
 
@@ -105,6 +108,11 @@ class Tile:
         whole = not family.features.isdisjoint({Feature.WGMMA, Feature.TCGEN05})
         return self.block_m if whole else min(self.block_m, 8 * self.warps)
 
+    def overlaps(self, path: GemmPath) -> bool:
+        """Whether on ``wgmma`` the next K tile is converted while one is in the matrix unit: 16 more registers a row
+        tile, 8 in E4M3. With 128 accumulators bf16 has none to spare."""
+        return path.activation_bytes == 1 or self.accumulators() <= 64
+
     def accumulators(self) -> int:
         """float32 accumulators of one thread."""
         return self.block_m * self.block_n // (32 * self.warps)
@@ -126,6 +134,17 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Experts with at most so many pairs each."""
+
+    path: GemmPath
+    up_to: int
+
+
+SECTION = Section(Kernels.GROUPED_GEMM, Share, Tile, lambda key, tile, family: tile.misfit(key.path, family))
+
+
+@dataclass(frozen=True)
 class Choice:
     tile: Tile
     tuned: bool
@@ -134,10 +153,16 @@ class Choice:
 def choose(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Choice:
     """The tile for ``pairs`` (token, expert) pairs over ``num_experts`` experts whose matrices have ``rows`` rows."""
     per_expert = -(-pairs // num_experts)
-    for row in tuned(gpu.family).get(path, ()):
-        if per_expert <= row.up_to:
+    for key, row in measured(SECTION, gpu.family).items():
+        if key.path is path and per_expert <= key.up_to:
             return Choice(row.tile, tuned=True)
     return Choice(_by_rule(path, gpu, pairs, num_experts, rows), tuned=False)
+
+
+def dense_tile(path: GemmPath, gpu: Gpu, tokens: int, rows: int, logits: bool) -> Tile:
+    """The tile of a dense GEMM: that of one expert, with fewer tokens where its epilogue would spill."""
+    tile = choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows).tile
+    return replace(tile, block_m=tile.block_m // 2) if tile.accumulators() > MAX_DENSE_ACCUMULATORS else tile
 
 
 def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) -> Tile:
@@ -175,9 +200,9 @@ def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
 
 def possible(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
     """Every tile that ``choose`` may return for this card, each once."""
-    rows = tuned(gpu.family).get(path, ())
+    rows = [row for key, row in measured(SECTION, gpu.family).items() if key.path is path]
     seen = dict.fromkeys(row.tile for row in rows)
-    if not rows or rows[-1].up_to < BUSY_PAIRS:
+    if not rows or rows[-1].key.up_to < BUSY_PAIRS:
         seen |= dict.fromkeys(rule_tile(path, gpu, block_m) for block_m in _rule_sizes(path, gpu.family))
     yield from seen
 
@@ -200,87 +225,3 @@ def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
                     tile = Tile(block_m, block_n, path.block_k, warps, stages)
                     if tile.misfit(path, gpu.family) is None and tile.accumulators() >= 4:
                         yield tile
-
-
-# ---- tuned files ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TunedRow:
-    """The best tile measured for experts with up to ``up_to`` pairs each."""
-
-    up_to: int
-    tile: Tile
-    microseconds: float
-
-
-@dataclass(frozen=True)
-class TunedFile:
-    """What ``microscale tune`` found on one card; it serves the card's whole family."""
-
-    family: str
-    gpu: str
-    torch: str
-    triton: str
-    date: str
-    paths: Mapping[GemmPath, tuple[TunedRow, ...]]
-
-    def to_json(self) -> str:
-        head = {name: getattr(self, name) for name in ("family", "gpu", "torch", "triton", "date")}
-        paths = {path.value: [asdict(row) for row in rows] for path, rows in self.paths.items()}
-        return json.dumps(head | {"paths": paths}, indent=1) + "\n"
-
-
-@cache
-def tuned(family: Family) -> Mapping[GemmPath, tuple[TunedRow, ...]]:
-    """The measured tiles of a family; empty where nobody has measured."""
-    path = TUNED_DIR / f"{family.name}.json"
-    return read(path, family).paths if path.exists() else {}
-
-
-def read(file: Path, family: Family) -> TunedFile:
-    """A tuned file, checked: every key present, none unknown, every tile fits every card of the family."""
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise BadSetting(f"{file} cannot be read as JSON ({error}); run `microscale tune` to write it again.") from None
-    head = {name: _take(file, data, name, str) for name in ("family", "gpu", "torch", "triton", "date")}
-    if head["family"] != family.name:
-        raise BadSetting(f"{file} was measured for family {head['family']!r}, not {family.name!r}.")
-    paths = {}
-    for name, rows in _take(file, data, "paths", dict).items():
-        if name not in list(GemmPath):
-            raise BadSetting(f"{file} holds tiles for {name!r}; known are {', '.join(GemmPath)}.")
-        paths[GemmPath(name)] = tuple(_row(file, row, GemmPath(name), family) for row in rows)
-        bounds = [row.up_to for row in paths[GemmPath(name)]]
-        if not bounds or bounds != sorted(set(bounds)):
-            raise BadSetting(f"{file} must list the tiles of {name} by ascending up_to, not {bounds}.")
-    _no_more(file, data, {"family", "gpu", "torch", "triton", "date", "paths"})
-    return TunedFile(**head, paths=paths)
-
-
-def _row(file: Path, data: Any, path: GemmPath, family: Family) -> TunedRow:
-    numbers = _take(file, data, "tile", dict)
-    names = [field.name for field in fields(Tile)]
-    tile = Tile(**{name: _take(file, numbers, name, int) for name in names})
-    _no_more(file, numbers, set(names))
-    _no_more(file, data, {"up_to", "tile", "microseconds"})
-    reason = tile.misfit(path, family)
-    if reason is not None:
-        raise BadSetting(f"{file} holds a tile for {path} that {reason}.")
-    return TunedRow(_take(file, data, "up_to", int), tile, float(_take(file, data, "microseconds", (int, float))))
-
-
-def _take(file: Path, data: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-    if not isinstance(data, dict) or key not in data:
-        raise BadSetting(f"{file} lacks the key {key!r}; run `microscale tune` to write it again.")
-    value = data[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise BadSetting(f"{file} has {value!r} for {key!r}, which is of the wrong type.")
-    return value
-
-
-def _no_more(file: Path, data: Mapping[str, Any], keys: set[str]) -> None:
-    unknown = sorted(set(data) - keys)
-    if unknown:
-        raise BadSetting(f"{file} has the unknown keys {', '.join(unknown)}; known are {', '.join(sorted(keys))}.")
