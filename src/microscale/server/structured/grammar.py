@@ -18,7 +18,7 @@ from microscale.text.grammar import ANY_OBJECT, Schema, Turn
 
 
 async def completion_grammar(host: Host, fields: StructuredFields, sampling: SamplingFields) -> str | None:
-    """Of a text that is nothing but the wanted form."""
+    """The grammar of a text that is nothing but the wanted form."""
     output_format = await read_output_format(host, fields)
     if output_format is None:
         return None
