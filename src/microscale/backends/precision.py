@@ -4,7 +4,7 @@
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
 meet MXFP8 activations too, and keeps the KV cache in FP8. A precision never widens what a checkpoint stores narrower.
 
-One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow that record.
+One record holds it with what the user changed of it; the oracle, the loader and ``explain`` follow that record.
 """
 
 from __future__ import annotations
