@@ -28,7 +28,7 @@ from microscale.models.recorded import Step, bind_shapes, run_step
 from support.tiny_checkpoints import CASES, write_hf
 
 GOLDEN = Path(__file__).parent / "golden" / "explain"
-MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
+MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
 CONSUMER_BLACKWELL = ("rtx5090", "rtxpro6000", "gb10")
 MATRIX_INSTRUCTIONS = {
     Feature.MMA_BF16: ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",),

@@ -266,10 +266,10 @@ def test_float32_and_the_reference_are_not() -> None:
 @pytest.mark.skipif(ON_GPU, reason="the engine's own tests capture whole steps there")
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("card", ["a100", "h200", "rtx5090"])
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_a_decoding_step_reads_nothing_on_the_host(model: str, card: str, rows: int) -> None:
     """All of a model's own code too, and what has launches of its own only in company."""
-    own = "num_experts" if "gemma" in model else "num_local_experts"
+    own = "num_local_experts" if "gpt-oss" in model else "num_experts"
     small = {"num_hidden_layers": 6, own: 8, "hidden_size": 256, "vocab_size": 512}
     weights = open_weights(model, load_format="dummy", overrides=small)
     ops = Ops(KNOWN[card], Activations.BF16, Preference())

@@ -31,7 +31,7 @@ def test_a_preset_comes_back_from_its_own_family(name: str) -> None:
     assert preset(name, {"max_position_embeddings": 4096}).max_context == 4096
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-tiny", "gemma-4-tiny"])
+@pytest.mark.parametrize("name", ["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
 def test_weights_know_their_model(name: str) -> None:
     weights = open_weights(name, load_format="dummy", overrides={"num_hidden_layers": 1})
     heard: list[int] = []

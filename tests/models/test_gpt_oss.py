@@ -19,8 +19,8 @@ from microscale.engine.generate import Generation
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
-from microscale.models.gpt_oss.config import YarnRope
-from microscale.models.gpt_oss.model import GptOss, yarn_table
+from microscale.models.gpt_oss.model import GptOss
+from microscale.models.rope import YarnRope, yarn_table
 from support.families import load_gpt_oss
 from support.forward import all_logits, last_logits
 from support.loading import load_model

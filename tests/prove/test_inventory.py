@@ -39,7 +39,12 @@ from microscale.prove import inventory
 from support.listed import assert_listed
 
 KERNELS = Path(microscale.__file__).parent / "kernels"
-ASKED = [("h200", "gpt-oss-20b", "exact"), ("h200", "gemma-4-26b-a4b", "balanced"), ("gb10", "demo", "fast")]
+ASKED = [
+    ("h200", "gpt-oss-20b", "exact"),
+    ("h200", "gemma-4-26b-a4b", "balanced"),
+    ("gb10", "demo", "fast"),
+    ("h200", "qwen3-30b-a3b", "exact"),
+]
 
 
 @cache

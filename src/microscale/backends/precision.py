@@ -2,9 +2,10 @@
 
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
-meet MXFP8 activations too, and keeps the KV cache in FP8. A precision never widens what a checkpoint stores narrower.
+meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
+``exact`` refuses them. A precision never widens what a checkpoint stores narrower.
 
-One record holds it with what the user changed of it; the oracle, the loader and ``explain`` follow that record.
+One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """
 
 from __future__ import annotations
@@ -109,12 +110,14 @@ class Precision:
 
 
 _DENSE = ("qkv", "o", "mlp", "lm_head")
+_EXPERTS = ("experts", "mxfp8")
+"""For those of BF16 checkpoints: what a block format holds already is narrower or the same."""
 PRECISIONS: dict[str, Precision] = {
     precision.name: precision
     for precision in (
         Precision("exact"),
-        Precision("balanced", tuple((layer, "mxfp8") for layer in _DENSE), ("moe",)),
-        Precision("fast", tuple((layer, "mxfp4") for layer in _DENSE), ("moe", "dense"), kv="fp8"),
+        Precision("balanced", (*((layer, "mxfp8") for layer in _DENSE), _EXPERTS), ("moe",)),
+        Precision("fast", (*((layer, "mxfp4") for layer in _DENSE), _EXPERTS), ("moe", "dense"), kv="fp8"),
     )
 }
 EXACT = PRECISIONS["exact"]

@@ -181,10 +181,10 @@ def _kv_text(report: Report) -> str:
     memory = report.memory
     sequences = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
     kind = "float32" if report.setup.kv_size == 4 else report.setup.precision.kv_format
-    return (
-        f"{sequences}{memory.context} tokens in {kind}: {memory.kv.full_per_token / 1024:.3g} KiB a token in full "
-        f"layers, {memory.kv.per_sequence_sliding() / 2**20:.1f} MiB a sequence in sliding ones"
-    )
+    text = f"{sequences}{memory.context} tokens in {kind}: {memory.kv.full_per_token / 1024:.3g} KiB a token"
+    if not memory.kv.sliding_per_position:
+        return text
+    return f"{text} in full layers, {memory.kv.per_sequence_sliding() / 2**20:.1f} MiB a sequence in sliding ones"
 
 
 def _prediction(report: Report) -> Iterator[str]:

@@ -24,7 +24,7 @@ from microscale.kernels.small.spec import Routed, RoutePath, Router, Sandwich, S
 MAX_WIDTH = 16384
 MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
-ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4))
+ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4), (2048, 128, 8))
 # The same for norm, sum, norms, router and top-k, with this many readers besides the router.
 SANDWICH_ROUTED = ((4096, 128, 8),)
 SANDWICH_READERS = 2
@@ -158,9 +158,8 @@ def _experts(num_experts: int) -> int:
 
 
 def _fuses_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
-    router = spec.router
-    if router is not None and (not router.bias or router.expert_scale):
-        return "takes routers with a bias and without scales of experts"
+    if spec.router is not None and spec.router.expert_scale:
+        return "takes routers without scales of experts"
     return _routes(_shape(spec), ROUTED, spec.tokens)
 
 
@@ -191,9 +190,10 @@ def _route_fused(
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
-    constants = router_constants(block, e_pad, top_k)
+    constants = router_constants(block, e_pad, top_k) | {"BIAS": router.bias is not None}
+    bias = router.weight if router.bias is None else router.bias  # not read where there is none
     arguments = (
-        x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
+        x, residual, norm_weight, router.weight, bias, total, normed, logits, ids, weights,
         last_program_counters(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
     )  # fmt: skip
     grid = (tokens, cdiv(num_experts, constants["ROWS"]))
