@@ -78,7 +78,7 @@ def test_the_first_that_supports_a_spec_runs_it_and_each_other_has_its_reason() 
 def test_spans_find_the_very_size_at_which_the_path_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the sizes that are asked one by one, and with a size of one in between."""
     entry = registry.moe("triton_w4a16")
-    only = Path("only", "it is odd", lambda spec, gpu: None if spec.tokens == 77 else "runs 77 tokens")
+    only: Path[MoeSpec] = Path("only", "it is odd", lambda spec, gpu: None if spec.tokens == 77 else "runs 77 tokens")
     most = Path("most", "it reads less", at_most(5001))
     monkeypatch.setattr(entry, "paths", (only, most, MANY))
     found = spans(entry, "experts", replace(moe(1), hidden=64), H200, 1, 8192)
