@@ -15,6 +15,7 @@ from microscale.bench import dense as bench_dense
 from microscale.bench import moe as bench_moe
 from microscale.bench import tune as module
 from microscale.bench import tune_attention, tune_dense, tune_experts, tune_grouped
+from microscale.bench.attention import LAYERS, Case, make_batch, make_kv
 from microscale.bench.tune import JOBS, measure, parse_kernels, tune
 from microscale.bench.tune_grouped import GATE, Shape, jobs_of, make_experts, make_tokens, runnable
 from microscale.bench.tune_job import Job, Problem
@@ -255,12 +256,11 @@ def test_tiles_of_grouped_gemms_are_tried() -> None:
 
 def test_the_answer_of_the_references_is_the_attention_of_the_new_heads() -> None:
     """At a context of one token attention gives the value itself, in every head of its group."""
-    heads = replace(tune_attention.LAYERS["gpt-oss full"], sinks=False)
-    case = tune_attention.Case("gpt-oss full", 2, 1)
+    case = Case(LAYERS[0], 2, 1)
     generator = torch.Generator().manual_seed(0)
-    spec = replace(tune_attention.make_spec(case), sinks=False)
-    batch = tune_attention.make_batch(case, generator, "cpu")
-    kv = tune_attention.make_kv(case, generator, "cpu")
+    spec = heads = replace(case.spec, sinks=False)
+    batch = make_batch(case, generator, "cpu")
+    kv = make_kv(case, generator, "cpu")
     qkv = torch.randn(2, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim, generator=generator).bfloat16()
     transform = tune_attention.transform_of(heads, generator)
     out = tune_attention.fused_answer(qkv, transform, kv, batch, spec, None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.calls import run_attention, run_fused
-from microscale.bench.attention import LAYERS, RMS_TOLERANCE, Case, Heads, make_batch, make_kv, make_spec, rms_error
+from microscale.bench.attention import LAYERS, RMS_TOLERANCE, Case, Layer, make_batch, make_kv, rms_error, spec_of
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
@@ -33,7 +33,8 @@ LAYERS_IN_A_GRAPH = 4
 def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once, by the first layer that has it."""
     seen = set()
-    for name, heads in list(LAYERS.items())[: 1 if quick else None]:
+    for layer in LAYERS[: 1 if quick else None]:
+        heads = spec_of(layer)
         for work in (Work.DECODE, Work.FUSED_DECODE, Work.PREFILL):
             if work is Work.FUSED_DECODE and not gpu.has(Feature.PDL):
                 continue
@@ -42,10 +43,10 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
                 key = tiles.Case(kind, heads.head_dim, kv)
                 if key not in seen:
                     seen.add(key)
-                    yield job_of(key, name, gpu)
+                    yield job_of(key, layer, gpu)
 
 
-def case_of(key: tiles.Case, layer: str) -> Case:
+def case_of(key: tiles.Case, layer: Layer) -> Case:
     fp8 = key.kv is Kv.FP8
     if key.work is Work.FUSED_DECODE:
         return Case(layer, 1, FUSED_CONTEXT, fp8=fp8)
@@ -54,7 +55,7 @@ def case_of(key: tiles.Case, layer: str) -> Case:
     return Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
 
 
-def job_of(key: tiles.Case, layer: str, gpu: Gpu) -> Job:
+def job_of(key: tiles.Case, layer: Layer, gpu: Gpu) -> Job:
     case = case_of(key, layer)
     prepare = _fused(case, gpu) if key.work is Work.FUSED_DECODE else _plain(case, gpu)
     fused = " from the projection" if key.work is Work.FUSED_DECODE else ""
@@ -64,15 +65,15 @@ def job_of(key: tiles.Case, layer: str, gpu: Gpu) -> Job:
 def _plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
     def prepare(device: str) -> Problem:
         generator = torch.Generator(device).manual_seed(0)
-        spec, heads = make_spec(case), LAYERS[case.layer]
+        spec = case.spec
         caches = [make_kv(case, generator, device) for _ in range(LAYERS_IN_A_GRAPH)]
         batch = make_batch(case, generator, device)
-        q = torch.randn(spec.tokens, heads.num_heads, heads.head_dim, device=device, generator=generator)
-        q = (q * heads.head_dim**-0.5 if heads.scale is not None else q).bfloat16()
-        sinks = torch.randn(heads.num_heads, device=device, generator=generator).bfloat16()
+        q = torch.randn(spec.tokens, spec.num_heads, spec.head_dim, device=device, generator=generator)
+        q = (q * spec.head_dim**-0.5 if spec.scale is not None else q).bfloat16()
+        sinks = torch.randn(spec.num_heads, device=device, generator=generator).bfloat16()
 
         def attend(kv: PagedKv) -> Tensor:
-            return run_attention(PagedAttention(), spec, gpu, q, kv, batch, sinks if heads.sinks else None)
+            return run_attention(PagedAttention(), spec, gpu, q, kv, batch, sinks if spec.sinks else None)
 
         def error() -> float:
             return rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
@@ -82,7 +83,7 @@ def _plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
     return prepare
 
 
-def transform_of(heads: Heads, generator: torch.Generator) -> HeadTransform:
+def transform_of(heads: AttentionSpec, generator: torch.Generator) -> HeadTransform:
     """Rotation, and the norms without which wide heads have no kernel."""
     device = generator.device
     half = heads.head_dim // 2
@@ -108,14 +109,13 @@ def fused_answer(
 def _fused(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
     def prepare(device: str) -> Problem:
         generator = torch.Generator(device).manual_seed(0)
-        heads = LAYERS[case.layer]
-        spec = make_spec(case)
+        spec = case.spec
         batch = make_batch(case, generator, device)
         caches = [make_kv(case, generator, device) for _ in range(LAYERS_IN_A_GRAPH)]
-        all_heads = heads.num_heads + 2 * heads.num_kv_heads
-        qkv = torch.randn(case.sequences, all_heads, heads.head_dim, device=device, generator=generator).bfloat16()
-        transform = transform_of(heads, generator)
-        sinks = torch.randn(heads.num_heads, device=device, generator=generator).bfloat16() if heads.sinks else None
+        all_heads = spec.num_heads + 2 * spec.num_kv_heads
+        qkv = torch.randn(case.sequences, all_heads, spec.head_dim, device=device, generator=generator).bfloat16()
+        transform = transform_of(spec, generator)
+        sinks = torch.randn(spec.num_heads, device=device, generator=generator).bfloat16() if spec.sinks else None
         expected = fused_answer(qkv, transform, caches[0], batch, spec, sinks)
 
         def attend(kv: PagedKv) -> Tensor:
