@@ -30,7 +30,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The request's formats, with no more tokens than fit. OpenAI's defaults, not the engine's."""
+    """What the request asks for, with no more tokens than fit. The defaults are OpenAI's, not the engine's."""
     room = host.max_model_len - num_prompt
     # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
     if room < (0 if max_tokens == 0 else 1):
