@@ -220,7 +220,7 @@ class Completions:
             logprobs.text_offset.append(place.offset)
             if token.was_added:
                 continue
-            name = tokenizer.control_name(token.token) if shows_control else None
+            name = (tokenizer.control_name if shows_control else tokenizer.plain_name)(token.token)
             place.offset += len(name or place.detokenizer.feed(token.token))
         return logprobs
 
