@@ -429,6 +429,127 @@ def test_other_calls_are_no_launches(code: str) -> None:
     assert not list(starts_of_kernels(ast.parse(code)))
 
 
+# ---- paths: only the oracle chooses ----------------------------------------------------------------------------------
+
+PATH_LISTS = {"paths", "logits_paths", "mlp_paths", "fused_paths"}
+# Who looks at an implementation's paths: the oracle, and those that hand it the list to pick from.
+PICKERS = {"backends/paths.py", "backends/bound.py", "backends/calls.py"}
+PATH_CLASS = re.compile(r"Path\b")
+# What the size of a batch or the kind of a card goes by in code that starts kernels.
+BATCH = re.compile(
+    r"\b(tokens|pairs|sequences|max_query_len|longest_query|context_lens|page_table|num_experts)\b"
+    r"|\.shape\b|\.numel\(|\bgpu\b|\blen\("
+)
+EMPTY = re.compile(r"^(not )?[\w.]*(tokens|rows|shape\[0\])$|^[\w.]+ == 0$")
+"""``if not tokens``: an empty batch starts nothing."""
+
+
+def path_choices(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Code of kernels that chooses among ways to run by itself.
+
+    A function that runs (``run…``, a path's ``start``) may ask neither the batch nor the card which kernels to start;
+    none may answer ``None`` for "not here"; and nobody calls the ``supports`` of a path, or another implementation's
+    ``run``, which would pick for it.
+    """
+    starts = started_by_paths(tree)
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        runs = function.name.lstrip("_").startswith("run") or function.name in starts
+        if not runs:
+            continue
+        returns = "" if function.returns is None else ast.unparse(function.returns)
+        if re.search(r"\b(Tensor|Logits) \| None", returns):
+            yield function.lineno, f"{function.name} may return None"
+        for node in ast.walk(function):
+            if isinstance(node, ast.If | ast.IfExp) and chooses(node):
+                yield node.lineno, f"{function.name} chooses by {ast.unparse(node.test)}"
+            elif isinstance(node, ast.Match):
+                yield node.lineno, f"{function.name} chooses by {ast.unparse(node.subject)}"
+
+
+def chooses(node: ast.If | ast.IfExp) -> bool:
+    """Whether a branch asks the batch or the card, and calls something in one of its arms."""
+    test = ast.unparse(node.test)
+    if not BATCH.search(test) or EMPTY.match(test):
+        return False
+    arms = [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body, node.orelse]
+    return any(isinstance(inner, ast.Call) for arm in arms for inner in ast.walk(arm) if not is_raise(arm))
+
+
+def is_raise(arm: ast.AST) -> bool:
+    return isinstance(arm, ast.Raise)
+
+
+def started_by_paths(tree: ast.Module) -> set[str]:
+    """Names of functions that are handed to a path: ``MoePath("…", because, supports, start)``."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and PATH_CLASS.search(ast.unparse(node.func)) and node.args:
+            found |= {inner.id for inner in ast.walk(node.args[-1]) if isinstance(inner, ast.Name)}
+    return found
+
+
+def asks_paths(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Reads of an implementation's list of paths."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PATH_LISTS and isinstance(node.ctx, ast.Load):
+            yield node.lineno, ast.unparse(node)
+
+
+STARTING = [path for path in FILES if owner(path) == "kernels" and not path.stem.endswith("_jit")]
+# Files of tuned tiles have paths too: those of the GEMMs that were measured.
+ASKING = [path for path in FILES if owner(path) != "hardware" and path != SRC / "bench" / "tune.py"]
+
+
+@pytest.mark.parametrize("path", STARTING, ids=lambda p: str(p.relative_to(SRC)))
+def test_kernels_do_not_choose_their_path(path: Path) -> None:
+    found = list(path_choices(tree_of(path)))
+    assert not found, f"{path.relative_to(ROOT)} chooses a path: {found}; make each way a Path, and the oracle picks"
+
+
+@pytest.mark.parametrize("path", ASKING, ids=lambda p: str(p.relative_to(SRC)))
+def test_only_the_oracle_asks_for_paths(path: Path) -> None:
+    place = path.relative_to(SRC).as_posix()
+    found = [entry for entry in asks_paths(tree_of(path)) if place not in PICKERS]
+    assert not found, f"{place} looks at an implementation's paths: {found}; ask backends/paths.py"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def run(packed, x):\n    if x.shape[0] <= 64:\n        return few(packed, x)\n    return many(packed, x)",
+        "def run(packed, x, gpu):\n    return wgmma(x) if gpu.has(Feature.WGMMA) else grouped(x)",
+        "def run_short(self):\n    if self.sequences > 8:\n        self._merge()",
+        "def run(batch):\n    match batch.max_query_len:\n        case 1: decode()",
+        "def run_fused(self, q) -> Tensor | None: ...",
+        "def _go(x, tokens):\n    if tokens > 16:\n        launch(a)\nGEMM = DensePath('GEMM', LAST, always, _go)",
+        "def _go(way, x, tokens):\n    if tokens > 16: launch(a)\nP = AttentionPath('a', 'b', c, partial(_go, way))",
+    ],
+)
+def test_a_choice_of_path_is_seen(code: str) -> None:
+    assert list(path_choices(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def run(packed, x, tokens):\n    if not tokens:\n        return y\n    launch(a)",
+        "def run(x, residual):\n    return y if residual is None else add(y, residual)",
+        "def run_short(self, way):\n    if way is Split.MERGE:\n        self._merge()",
+        "def run(x):\n    if x.shape[1] % 32:\n        raise Unsupported(f'{name(x)}')",
+        "def choose(tokens):\n    return tile(1) if tokens > 8 else tile(2)",
+    ],
+)
+def test_other_branches_choose_no_path(code: str) -> None:
+    assert not list(path_choices(ast.parse(code)))
+
+
+def test_a_look_at_paths_is_seen() -> None:
+    assert list(asks_paths(ast.parse("path = next(p for p in entry.paths if p.supports(spec, gpu) is None)")))
+    assert list(asks_paths(ast.parse("TritonW8A16().mlp_paths[0].start(packed)")))
+
+
 def test_report_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     """A report, not a rule: what has grown beyond what the style calls small."""
     long_files = [(len(p.read_text().splitlines()), p) for p in FILES]

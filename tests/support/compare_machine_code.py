@@ -82,25 +82,27 @@ def to_text(kernel: Kernel, sm: int, ir: bool, log: IO[bytes]) -> dict[str, Any]
         source, options = compiler._source(kernel, sm)
         compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
         if ir:
-            return {"ptx": renamed(compiled.asm["ttgir"]), "shared": 0}
-        return {"ptx": stripped(compiled.asm["ptx"]), "shared": compiled.metadata.shared}
+            return {"text": renamed(compiled.asm["ttgir"]), "shared": None}
+        return {"text": stripped(compiled.asm["ptx"]), "shared": compiled.metadata.shared}
 
 
-def record(folder: Path, cards: list[str], models: list[str], functions: list[str], jobs: int, ir: bool) -> None:
+def record(chosen: argparse.Namespace) -> None:
+    folder: Path = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
+    settings = inventory.SETTINGS if chosen.setting is None else [inventory.SETTINGS[i] for i in chosen.setting]
     todo: dict[Path, tuple[Kernel, int]] = {}
-    for gpu in map(known, cards):
+    for gpu in map(known, chosen.gpu):
         compiler.warm_up(gpu.sm)
-        for kernel in inventory.recorded(gpu, models):
-            if not functions or kernel.short_name in functions:
+        for kernel in inventory.recorded(gpu, chosen.model, settings):
+            if not chosen.function or kernel.short_name in chosen.function:
                 # Names of the source's own are no part of it: two trees may name them differently.
                 key = hashlib.sha256(repr((gpu.sm, kernel.name, kernel.specialisation, kernel.options)).encode())
                 todo[folder / f"{key.hexdigest()[:24]}.json"] = kernel, gpu.sm
     todo = {path: work for path, work in todo.items() if not path.exists()}
     print(f"{len(todo)} kernels to compile", flush=True)
-    work = [partial(to_text, kernel, sm, ir) for kernel, sm in todo.values()]
+    work = [partial(to_text, kernel, sm, chosen.ir) for kernel, sm in todo.values()]
     paths = list(todo)
-    for index, answer in run_forked(work, num_workers=jobs):
+    for index, answer in run_forked(work, num_workers=chosen.jobs):
         kernel, sm = todo[paths[index]]
         if isinstance(answer, Died):
             print(f"sm_{sm} {kernel.name} {kernel.label}: the compiler {answer.how}\n{answer.log}", flush=True)
@@ -118,7 +120,7 @@ def assembled(row: dict[str, Any]) -> tuple[str, dict[str, int]]:
     """SASS, and what ptxas says of it."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(row["ptx"])
+        source.write_text(row["text"])
         ptxas = get_ptxas(row["sm"]).path
         arch = sm_arch_from_capability(row["sm"])
         command = [ptxas, "-v", "--regAllocOptLevel=2", f"--gpu-name={arch}", str(source), "-o", str(cubin)]
@@ -137,11 +139,11 @@ def assembled(row: dict[str, Any]) -> tuple[str, dict[str, int]]:
 def compare(before: Path, after: Path) -> None:
     left: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows(before):
-        left[row["sm"], row["ptx"]].append(row)
+        left[row["sm"], row["text"]].append(row)
     same: Counter[tuple[int, str]] = Counter()
     other = []
     for row in rows(after):
-        equal = left[row["sm"], row["ptx"]]
+        equal = left[row["sm"], row["text"]]
         if equal:
             equal.pop()
             same[row["sm"], row["name"]] += 1
@@ -156,6 +158,8 @@ def compare(before: Path, after: Path) -> None:
         # The kernel that it was: same card, and most words of the label in common.
         candidates = [old for old in gone if old["sm"] == row["sm"]]
         print(f"sm_{row['sm']} {row['name']} {row['label']}")
+        if row["shared"] is None:
+            continue  # IR, which ptxas cannot read
         sass, facts = assembled(row)
         print(f"    after   {facts}")
         if candidates:
@@ -182,6 +186,7 @@ def main() -> None:
     one.add_argument("folder", type=Path)
     one.add_argument("--gpu", nargs="*", default=["h200"])
     one.add_argument("--model", nargs="*", default=list(MODELS))
+    one.add_argument("--setting", nargs="*", type=int, help="places in inventory.SETTINGS; all without it")
     one.add_argument("--function", nargs="*", default=[])
     one.add_argument("--jobs", type=int, default=1)
     one.add_argument("--ir", action="store_true")
@@ -190,7 +195,7 @@ def main() -> None:
     two.add_argument("after", type=Path)
     chosen = parser.parse_args()
     if chosen.command == "record":
-        record(chosen.folder, chosen.gpu, chosen.model, chosen.function, chosen.jobs, chosen.ir)
+        record(chosen)
     else:
         compare(chosen.before, chosen.after)
 

@@ -16,7 +16,7 @@ from microscale.backends.quantise import Weight, take_rows
 from microscale.errors import Unsupported
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
 from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
@@ -131,15 +131,14 @@ class Dense:
 
 BatchKey = tuple[int, int, int, int, torch.dtype]
 """Tokens, sequences, the most new tokens of a sequence, width of the page table, and how keys are stored."""
-HeadsKey = tuple[BatchKey, bool, bool]
-"""And whether heads are normed, and whether K = V."""
+HeadsKey = tuple[BatchKey, HeadsKind]
 
 
 def _batch_key(tokens: int, kv: PagedKv, batch: AttentionBatch) -> BatchKey:
     return tokens, batch.context_lens.shape[0], batch.max_query_len, batch.page_table.shape[1], kv.k.dtype
 
 
-def _shape(key: BatchKey, heads: tuple[bool, bool] | None = None) -> BatchShape:
+def _shape(key: BatchKey, heads: HeadsKind | None = None) -> BatchShape:
     return BatchShape(*key[1:4], key[4] == torch.uint8, heads)
 
 
@@ -152,7 +151,7 @@ class AttentionKind:
             lambda key: choice.picked(lambda entry: entry.paths, key[0], batch=_shape(key))
         )
         self.fused: Picks[HeadsKey, tuple[AttentionOp, AttentionSpec, FusedPath] | Reason] = Picks(
-            lambda key: choice.fused(lambda entry: entry.fused_paths, key[0][0], batch=_shape(key[0], key[1:]))
+            lambda key: choice.fused(lambda entry: entry.fused_paths, key[0][0], batch=_shape(*key))
         )
 
 
@@ -172,7 +171,8 @@ class Attention:
 
     def _heads_key(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> HeadsKey:
         tokens, heads, _ = qkv.shape
-        return _batch_key(tokens, kv, batch), norms is not None, heads == self._shared_heads
+        kind = norms is not None, norms is not None and norms.values, heads == self._shared_heads
+        return _batch_key(tokens, kv, batch), kind
 
     def refuses_heads(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> Reason | None:
         """Why a batch's heads are rotated and written by ``small.rope_and_write_kv`` first; ``None``: ``from_heads``
@@ -190,7 +190,7 @@ class Attention:
         if isinstance(found, str):
             raise Unsupported(f"Attention cannot take these heads: {found}; ask refuses_heads first.")
         entry, spec, path = found
-        transform = HeadTransform(rope, norms, shared=key[2])
+        transform = HeadTransform(rope, norms, shared=key[1][2])
         return entry.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks, path)
 
 

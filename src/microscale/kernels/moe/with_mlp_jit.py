@@ -15,9 +15,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.fragments_jit import MXFP4_UNSCALE, MXFP8_UNSCALE, X_SCALE
+from microscale.kernels.fragments_jit import X_SCALE
 from microscale.kernels.gate_jit import gated
 from microscale.kernels.moe.small_batch_jit import walk
+from microscale.kernels.small_batch_core_jit import sum_slices, unscaled
 
 
 @gluon.jit
@@ -26,8 +27,7 @@ def _store_gated(
     ROW_TILES: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
 ):  # fmt: skip
     """The units of one row tile to rows ``first`` .. ``first + count`` of ``h [rows, 8 * ROW_TILES]``."""
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    r = gl.sum(acc, axis=0) * UNSCALE
+    r = sum_slices(acc, BITS)
     g, up = gl.split(r.reshape([2, 8, 8]).permute([1, 2, 0]))
     h = gated(g, up, GATE, ALPHA, LIMIT) * X_SCALE
     LH: gl.constexpr = h.type.layout
@@ -106,8 +106,7 @@ def _down_mlp(
         h_ptr, token, w_ptr, s_ptr, only, row_tile, K, 0,
         K, ROW_TILES, 2, 2, 1, SLICES, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    r = gl.sum(acc, axis=0) * UNSCALE
+    r = sum_slices(acc, BITS)
     row = row_tile * 16 + gl.arange(0, 32, gl.SliceLayout(1, L2))
     n = gl.arange(0, 8, gl.SliceLayout(0, L2))
     at = n[None, :] * (ROW_TILES * 16) + row[:, None]
@@ -133,8 +132,7 @@ def _down_experts(
         h_ptr, first, w_ptr, s_ptr, expert, row_tile, K, 1,
         K, ROW_TILES, 1, 1, EXPERTS, 1, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    acc = acc * UNSCALE * weight[:, None, None]
+    acc = unscaled(acc, BITS) * weight[:, None, None]
     if EXPERTS != TOP_K:
         acc = gl.where((slot < TOP_K)[:, None, None], acc, 0.0)
     r = gl.sum(acc, axis=0)

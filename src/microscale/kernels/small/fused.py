@@ -112,7 +112,8 @@ class TritonSmall(SmallOps):
         )  # fmt: skip
         constants = {
             "BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norms is not None,
-            "SHARED": total == num_heads + kv_heads, "FP8": kv.k.dtype == torch.uint8,
+            "NORM_V": norms is not None and norms.values, "SHARED": total == num_heads + kv_heads,
+            "FP8": kv.k.dtype == torch.uint8,
         }  # fmt: skip
         grid = (tokens, cdiv(total, block_heads(head_dim)))
         launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self._pdl)

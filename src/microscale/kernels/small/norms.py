@@ -22,7 +22,7 @@ from microscale.kernels.small.spec import Router, Sandwich
 MAX_WIDTH = 16384
 MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
-ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4))
+ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4), (2048, 128, 8))
 # The same for norm, sum, norms, router and top-k, with this many readers besides the router.
 SANDWICH_ROUTED = ((4096, 128, 8),)
 SANDWICH_READERS = 2
@@ -134,7 +134,7 @@ def add_norm_route(
     num_experts = router.weight.shape[0]
     e_pad = max(32, next_power_of_2(num_experts))
     block = _block(width)
-    known = (block, e_pad, top_k) in ROUTED and router.bias is not None and router.expert_scale is None
+    known = (block, e_pad, top_k) in ROUTED and router.expert_scale is None
     if not 0 < tokens <= ROUTED_TOKENS or not known:
         normed, total = norm(x, residual, norm_weight, epsilon, pdl)
         logits = F.linear(normed, router.weight, router.bias)
@@ -144,9 +144,10 @@ def add_norm_route(
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
-    constants = router_constants(block, e_pad, top_k)
+    constants = router_constants(block, e_pad, top_k) | {"BIAS": router.bias is not None}
+    bias = router.weight if router.bias is None else router.bias  # not read where there is none
     arguments = (
-        x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
+        x, residual, norm_weight, router.weight, bias, total, normed, logits, ids, weights,
         last_program_counters(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
     )  # fmt: skip
     grid = (tokens, cdiv(num_experts, constants["ROWS"]))

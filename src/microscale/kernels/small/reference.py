@@ -93,13 +93,13 @@ def rope_and_write_kv(
 ) -> Tensor:
     """Split ``qkv [tokens, heads + 2 * kv_heads, head_dim]``, norm, rotate q and k, put k and v away, and give q.
 
-    Without heads for v (K = V), the value is the key's projection: normed without a weight, and not rotated.
+    Without heads for v (K = V), the value is the key's projection: without the key's weight, and not rotated.
     """
     kv_heads = kv.k.shape[1]
     q, k, v = qkv[:, :num_heads], qkv[:, num_heads : num_heads + kv_heads], qkv[:, -kv_heads:]
     if norms is not None:
         q, k = rms_norm(q, norms.q_weight, norms.epsilon), rms_norm(k, norms.k_weight, norms.epsilon)
-        v = rms_norm(v, None, norms.epsilon)
+        v = rms_norm(v, None, norms.epsilon) if norms.values else v
     write_kv(rope(k, positions, table), v, kv, slots)
     return rope(q, positions, table)
 

@@ -42,11 +42,13 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of each head before the rotation (Gemma 4): queries and keys with weights, values without."""
+    """Norms of each head before the rotation: queries and keys with weights, values without one or not at all."""
 
     q_weight: Tensor  # [head_dim]
     k_weight: Tensor  # [head_dim]
     epsilon: float
+    values: bool = True
+    """Whether values are normed (Gemma 4) or stay as they are (Qwen3)."""
 
 
 @dataclass(frozen=True)
