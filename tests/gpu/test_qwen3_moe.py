@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
 from microscale.engine.loading.options import LoadOptions
@@ -30,22 +30,28 @@ BOUND = 0.03
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
 
 
-def load(dtype: str, wish: Wish, fmt: str) -> AnyModel:
+def load(dtype: str, preference: Preference, fmt: str) -> AnyModel:
     precision = make_precision(layer_formats=(f"experts={fmt}",))
     options = LoadOptions(
-        MODEL, load_format="dummy", device="cuda", dtype=dtype, wish=wish, overrides=SHAPE, precision=precision
+        MODEL,
+        load_format="dummy",
+        device="cuda",
+        dtype=dtype,
+        preference=preference,
+        overrides=SHAPE,
+        precision=precision,
     )
     return load_model(options)
 
 
 @cache
 def truth(fmt: str) -> Tensor:
-    return torch.cat(all_logits(load("float32", Wish("reference"), fmt), PROMPTS, 512))
+    return torch.cat(all_logits(load("float32", Preference("reference"), fmt), PROMPTS, 512))
 
 
 @cache
 def fast(fmt: str) -> AnyModel:
-    return load("bfloat16", Wish(), fmt)
+    return load("bfloat16", Preference(), fmt)
 
 
 @pytest.mark.parametrize("chunk", [1200, 20, 1])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from microscale.backends.ops import Activations, Attention, Dense, DenseSpec, Moe, MoeSpec, Ops, Use, Wish
+from microscale.backends.ops import Activations, Attention, Dense, DenseSpec, Moe, MoeSpec, Ops, Preference, Use
 from microscale.backends.precision import make_precision
 from microscale.hardware import cpu
 from microscale.models.config import LayerKind
@@ -52,7 +52,7 @@ class Spy(Ops):
 
     def __init__(self) -> None:
         # BF16 experts run in no format of their own.
-        super().__init__(cpu(), Activations.FLOAT32, Wish(), make_precision(layer_formats=["experts=mxfp8"]))
+        super().__init__(cpu(), Activations.FLOAT32, Preference(), make_precision(layer_formats=["experts=mxfp8"]))
         self.bound: Counter[tuple[str, str]] = Counter()
         self.names: dict[int, str] = {}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
 from microscale.engine.loading.memory import Workload
@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_quantised_experts(
     folders: dict[str, Path], name: str, backend: str | None, fmt: str, page_size: int, chunk: int
 ) -> None:
     prompts = prompts_for(name)
-    model = load_model(replace(options_of(folders[name], fmt, page_size), wish=Wish(backend)))
+    model = load_model(replace(options_of(folders[name], fmt, page_size), preference=Preference(backend)))
     ours = all_logits(model, prompts, chunk)
     assert largest_difference(ours, logits_of(truth_of(name, fmt), prompts)) <= 2e-4
 
@@ -145,4 +145,4 @@ def test_random_weights_run_on_every_backend() -> None:
         model: AnyModel = load_model(replace(options, **changes))  # type: ignore[arg-type]
         return all_logits(model, prompts, 16)
 
-    assert largest_difference(run(), run(wish=Wish("reference"))) <= 2e-4
+    assert largest_difference(run(), run(preference=Preference("reference"))) <= 2e-4

@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3MoeConfig as TheirConfig
 
-from microscale.backends.ops import Ops, Wish
-from microscale.backends.precision import EXACT, PLANS
+from microscale.backends import quantise
+from microscale.backends.ops import Ops, Preference
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import EXACT, PRECISIONS, make_precision
+from microscale.engine.loading.memory import weight_bytes
 from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
@@ -24,12 +27,14 @@ from microscale.hardware import cpu
 from microscale.kernels.op import Activations
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS, open_weights, preset, read_model_config
+from microscale.models.outline import outline
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import to_hugging_face
 from microscale.models.qwen3_moe.dummy_weights import DummyQwen3Moe
 from microscale.models.qwen3_moe.model import Qwen3Moe
 from microscale.models.qwen3_moe.weights import Qwen3MoeCheckpoint
 from microscale.models.rope import YarnRope
+from support.live_bytes import LiveBytes
 from support.loading import load_model
 from support.tiny_qwen3_moe import (
     CASES,
@@ -226,8 +231,34 @@ def test_experts_are_refused_with_the_mend_where_exact_is_asked_for(folder: Path
     with pytest.raises(Unsupported, match=r"not bf16.*--layer-format experts=mxfp8 works"):
         load_model(options)
     for name in ("balanced", "fast"):
-        plan = load_model(replace(options, precision=PLANS[name])).ops.plan
+        plan = load_model(replace(options, precision=PRECISIONS[name])).ops.plan
         assert plan.of("moe", "experts")[0].spec.weight_format == "mxfp8"
+
+
+# ---- how it is loaded ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_loading_holds_the_quantised_weights_and_one_layer(
+    fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts are quantised layer by layer: the whole of them is never there in BF16."""
+    monkeypatch.setattr(quantise, "CHUNK", 1 << 10)
+    config = replace(TINY, num_layers=8)
+    folder = write_qwen3_moe(tmp_path, config, published(random_qwen3_moe(config)))
+    precision = make_precision(layer_formats=(f"experts={fmt}",))
+    wish = Preference("reference")  # holds weights as they are quantised; its peak is the loader's
+    setup = Setup(cpu(), Activations.FLOAT32, wish, precision)
+    shape = outline("tiny", config, Activations.FLOAT32, 16, config.max_context)
+    held = sum(weight_bytes(shape, make_plan("tiny", shape.uses, setup), setup).values())
+    weights = opened(folder)
+    with LiveBytes() as live:
+        model = Qwen3Moe(weights, Ops(cpu(), Activations.FLOAT32, wish, precision), torch.device("cpu"))
+    layer = sum(tensor.nbytes for tensor in vars(weights.layer(0, "cpu")).values())
+    chunk = 5 * 4 * quantise.CHUNK
+    assert len(model.layers) == 8
+    assert live.peak <= held + layer + chunk
+    assert held + layer + chunk < 8 * layer  # the bound has teeth
 
 
 # ---- random weights --------------------------------------------------------------------------------------------------
@@ -263,6 +294,6 @@ def test_random_weights_come_in_every_format_and_stay_the_same(fmt: str) -> None
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     config = PRESETS["qwen3-moe-tiny"]
     assert isinstance(config, Qwen3MoeConfig)
-    ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
+    ops = Ops(cpu(), Activations.BF16, Preference(), EXACT)
     model = Qwen3Moe(DummyQwen3Moe(replace(config, tied=True), RandomTensors()), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]

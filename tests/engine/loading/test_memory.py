@@ -67,7 +67,7 @@ def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> No
     assert fast.kv.bytes(4096, 3) * 2 == exact.kv.bytes(4096, 3)
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_max_context_and_sequences_are_the_largest_that_fit(model: str) -> None:
     for card in KNOWN:
         memory = sums(model, card, Workload(context=8192, sequences=4))
@@ -180,7 +180,7 @@ def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch
 
 def test_every_implementation_says_what_its_weights_take() -> None:
     """Or the oracle and the memory check would take them for nothing."""
-    for model in ("gpt-oss-20b", "gemma-4-26b-a4b"):
+    for model in ("gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"):
         for use in shape(model).uses:
             if use.op in ("moe", "dense"):
                 for entry in registry.of_op(use.op):

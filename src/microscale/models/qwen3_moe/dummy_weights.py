@@ -23,7 +23,9 @@ class DummyQwen3Moe(DummyEnds[Qwen3MoeConfig]):
             return normal(name, size, std=0.05, mean=1.0)
 
         def experts(name: str, *shape: int) -> Weight:
-            make = {"bf16": tensors.normal, "mxfp4": tensors.mxfp4, "mxfp8": tensors.mxfp8}[c.expert_format]
+            if c.expert_format == "bf16":
+                return normal(name, *shape)
+            make = {"mxfp4": tensors.mxfp4, "mxfp8": tensors.mxfp8}[c.expert_format]
             return make(f"layers.{layer_idx}.{name}", shape, device)
 
         return Qwen3MoeLayer(
