@@ -598,6 +598,70 @@ def test_a_look_at_paths_is_seen() -> None:
     assert list(asks_paths(ast.parse("TritonW8A16().mlp_paths[0].start(packed)")))
 
 
+# Where kernels ask for an instruction, by feature. None of these chooses a tile: what was measured on a card stands in
+# ``hardware/tiles``, and a family that has the instruction need not have been measured.
+INSTRUCTIONS: dict[str, set[str]] = {
+    "attention/paged.py": {"MMA_BF16", "PDL"},
+    "attention/paths.py": {"PDL"},
+    "dense/fragments.py": {"MMA_BF16", "MX_MMA", "TCGEN05"},
+    "dense/small_batch.py": {"PDL"},
+    "dense/triton_bf16.py": {"MMA_BF16"},
+    # Which operand of the matrix unit stands in registers, and the block-scaled instruction that is promised.
+    "moe/grouped.py": {"MX_MMA", "TCGEN05", "WGMMA"},
+    "moe/paths.py": {"MX_MMA", "TCGEN05", "WGMMA"},
+    "moe/small_batch.py": {"PDL"},
+    "moe/w4a16.py": {"MMA_BF16"},
+    "moe/w4a8.py": {"WGMMA"},
+    "sampling/blocked.py": {"MMA_BF16"},
+    "small/fused.py": {"MMA_BF16", "PDL"},
+}
+
+
+def features_asked(tree: ast.Module) -> set[str]:
+    """``Feature.X`` of a file."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Feature"
+    }
+
+
+def test_kernels_ask_for_features_where_an_instruction_is_meant() -> None:
+    kernels = SRC / "kernels"
+    found = {
+        path.relative_to(kernels).as_posix(): asked
+        for path in sorted(kernels.rglob("*.py"))
+        if (asked := features_asked(tree_of(path)))
+    }
+    assert found == INSTRUCTIONS, "a Feature says what a card can do, not which tile it was measured with"
+
+
+TILE_TYPES = {"Tile", "SplitKv"}
+TILE_PARTS = {"block_m", "block_n", "block_k", "warps_n", "slices", "ahead", "registers", "row_tiles", "stages"}
+
+
+def tiles_made(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Everything that makes a tile or changes one: only ``hardware`` may, kernels ask for theirs."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        changes = called == "replace" and TILE_PARTS & {keyword.arg for keyword in node.keywords}
+        if called in TILE_TYPES or changes:
+            yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if owner(path) == "kernels"], ids=lambda p: p.stem)
+def test_kernels_make_no_tiles(path: Path) -> None:
+    found = list(tiles_made(tree_of(path)))
+    assert not found, f"{path.relative_to(ROOT)} makes a tile: {found}; hardware/tiles is the place"
+
+
+@pytest.mark.parametrize("code", ["Tile(16, 64, 4, 3)", "tiles.Tile(*sizes)", "replace(tile, registers=168)"])
+def test_a_tile_that_is_made_is_seen(code: str) -> None:
+    assert list(tiles_made(ast.parse(code)))
+
+
 def test_report_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     """A report, not a rule: what has grown beyond what the style calls small."""
     long_files = [(len(p.read_text().splitlines()), p) for p in FILES]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from microscale.bench import attention as bench_attention
 from microscale.bench import dense as bench_dense
 from microscale.bench import moe as bench_moe
 from microscale.bench import tune as module
 from microscale.bench import tune_attention, tune_dense, tune_experts, tune_grouped
-from microscale.bench.attention import LAYERS, Case, make_batch, make_kv
 from microscale.bench.tune import JOBS, measure, parse_kernels, tune
 from microscale.bench.tune_grouped import GATE, Shape, jobs_of, make_experts, make_tokens, runnable
 from microscale.bench.tune_job import Job, Problem
@@ -25,7 +25,7 @@ from microscale.hardware.families import SM90
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.experts import ExpertGemm
 from microscale.hardware.tiles.gemm import BUSY_PAIRS, GemmPath
-from microscale.hardware.tiles.tuned import Kernels, trial
+from microscale.hardware.tiles.tuned import Kernels, Section, trial
 from microscale.kernels.launch import recording
 from microscale.kernels.moe import reference
 
@@ -76,7 +76,8 @@ def test_what_is_not_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         key: row for key, row in before.items() if key.path is not GemmPath.W8A16
     }
     assert {row.measured.date for key, row in after.items() if key.path is GemmPath.W8A16} != {"2026-11-15"}
-    for section in (attention.SECTION, attention.SPLIT_SECTION, experts.SECTION, dense.SECTION):
+    others: list[Section[Any, Any]] = [attention.SECTION, attention.SPLIT_SECTION, experts.SECTION, dense.SECTION]
+    for section in others:
         shipped = tuned.read(tuned.TUNED_DIR / "sm90.json", section, SM90)
         assert tuned.read(file, section, SM90) == shipped
 
@@ -212,7 +213,7 @@ def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {name: replace(layer, num_experts=8) for name, layer in bench_moe.LAYERS.items()}
-    monkeypatch.setattr(tune_experts.moe, "LAYERS", small)
+    monkeypatch.setattr(bench_moe, "LAYERS", small)
     monkeypatch.setattr(tune_experts, "NUM_LAYERS", 1)
     of = {
         ExpertGemm.GATE_UP_DIRECT: {"gate_up_small"},
@@ -256,13 +257,13 @@ def test_tiles_of_grouped_gemms_are_tried() -> None:
 
 def test_the_answer_of_the_references_is_the_attention_of_the_new_heads() -> None:
     """At a context of one token attention gives the value itself, in every head of its group."""
-    case = Case(LAYERS[0], 2, 1)
+    case = bench_attention.Case(bench_attention.SINKS_FULL, 2, 1)
     generator = torch.Generator().manual_seed(0)
-    spec = heads = replace(case.spec, sinks=False)
-    batch = make_batch(case, generator, "cpu")
-    kv = make_kv(case, generator, "cpu")
-    qkv = torch.randn(2, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim, generator=generator).bfloat16()
-    transform = tune_attention.transform_of(heads, generator)
+    spec = replace(case.spec, sinks=False)
+    batch = bench_attention.make_batch(case, generator, "cpu")
+    kv = bench_attention.make_kv(case, generator, "cpu")
+    qkv = torch.randn(2, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator).bfloat16()
+    transform = tune_attention.transform_of(spec, generator)
     out = tune_attention.fused_answer(qkv, transform, kv, batch, spec, None)
-    values = qkv[:, -heads.num_kv_heads :].repeat_interleave(heads.num_heads // heads.num_kv_heads, dim=1)
+    values = qkv[:, -spec.num_kv_heads :].repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
     torch.testing.assert_close(out.float(), values.float(), atol=1e-5, rtol=1e-5)

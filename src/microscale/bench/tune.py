@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def tune(
             jobs = [_some_tiles(job) if quick else job for job in JOBS[name](gpu, quick)]
             task = progress.add_task(name.value, total=sum(len(job.tiles) for job in jobs))
             for job in jobs:
-                row = _best(job, gpu, time_us, lambda task=task: progress.advance(task))
+                row = _best(job, gpu, time_us, partial(progress.advance, task))
                 found.setdefault(job.section, []).append(row)
     tuned.write(file, gpu.family, {section: _merge(file, gpu, section, rows) for section, rows in found.items()})
     tuned.forget()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.calls import run_attention, run_fused
-from microscale.bench.attention import LAYERS, RMS_TOLERANCE, Case, Layer, make_batch, make_kv, rms_error, spec_of
+from microscale.bench.attention import LAYERS, RMS_TOLERANCE, Case, Layer, make_batch, make_kv, rms_error
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
@@ -34,7 +34,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once, by the first layer that has it."""
     seen = set()
     for layer in LAYERS[: 1 if quick else None]:
-        heads = spec_of(layer)
+        heads = Case(layer, 1, 1).spec
         for work in (Work.DECODE, Work.FUSED_DECODE, Work.PREFILL):
             if work is Work.FUSED_DECODE and not gpu.has(Feature.PDL):
                 continue
@@ -90,8 +90,8 @@ def transform_of(heads: AttentionSpec, generator: torch.Generator) -> HeadTransf
     rope = RopeTable(1.0 / 10000 ** (torch.arange(half, device=device) / half), 1.0)
     if heads.head_dim <= 128:
         return HeadTransform(rope, None, shared=False)
-    weights = (torch.rand(heads.head_dim, device=device, generator=generator).add(0.5).bfloat16() for _ in range(2))
-    return HeadTransform(rope, HeadNorms(*weights, 1e-6), shared=False)
+    q, k = (torch.rand(heads.head_dim, device=device, generator=generator).add(0.5).bfloat16() for _ in range(2))
+    return HeadTransform(rope, HeadNorms(q, k, 1e-6), shared=False)
 
 
 def fused_answer(

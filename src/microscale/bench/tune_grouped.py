@@ -60,7 +60,7 @@ def jobs_of(path: GemmPath, gpu: Gpu, shares: Sequence[int], shape: Shape) -> It
     for index, share in enumerate(shares):
         last = index + 1 == len(shares)
         up_to = BUSY_PAIRS if last else round((share * shares[index + 1]) ** 0.5)
-        about = f"{path}, {shape.num_experts} experts of gpt-oss's widths, {share} pairs each"
+        about = f"{path}, {shape.num_experts} experts of {shape.hidden} x {shape.intermediate}, {share} pairs each"
         yield Job(gemm.SECTION, Share(path, up_to), about, tiles, _prepared(path, gpu, packing, share))
 
 

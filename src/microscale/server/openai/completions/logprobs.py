@@ -44,7 +44,7 @@ class LogprobWriter:
             logprobs.text_offset.append(self._offset)
             if token.was_added:
                 continue
-            name = tokenizer.control_name(token.token) if self._shows_control else None
+            name = (tokenizer.control_name if self._shows_control else tokenizer.plain_name)(token.token)
             self._offset += len(name or self._detokenizer.feed(token.token))
         return logprobs
 
