@@ -90,6 +90,54 @@ def test_imports_follow_the_table(path: Path) -> None:
     assert not wrong, f"{path.relative_to(ROOT)} imports against the design: {wrong}"
 
 
+# A folder of the server → what else of the server it may import. The APIs meet in what they share, not in each other.
+SHARED = {
+    "choice",
+    "encoding",
+    "engine_requests",
+    "generation",
+    "host",
+    "http",
+    "limits",
+    "prompts",
+    "reading",
+    "requests",
+}
+SERVER_MAY_IMPORT: dict[str, set[str]] = {
+    "http": {"limits"},
+    "requests": {"http"},
+    "structured": {"host", "http", "limits", "requests"},
+    "web": set(),
+    "anthropic": SHARED | {"structured"},
+    "openai": SHARED,
+    "openai.chat": SHARED | {"structured", "openai"},
+    "openai.completions": SHARED | {"structured", "openai"},
+    "openai.responses": SHARED | {"structured", "openai"},
+}
+
+
+def server_folder(name: str) -> str:
+    """The folder, or the module of the root, that a dotted name below ``microscale.server`` belongs to."""
+    return next(
+        (f for f in sorted(SERVER_MAY_IMPORT, reverse=True) if f"{name}.".startswith(f"{f}.")), name.split(".")[0]
+    )
+
+
+@pytest.mark.parametrize("folder", SERVER_MAY_IMPORT)
+def test_folders_of_the_server_point_down(folder: str) -> None:
+    server = SRC / "server"
+    paths = [p for p in server.rglob("*.py") if server_folder(".".join(p.relative_to(server).parts)) == folder]
+    assert paths, f"server/{folder} has no modules: take it from the table"
+    found = {
+        (str(path.relative_to(server)), line, target)
+        for path in paths
+        for line, name in imports(tree_of(path))
+        if name.startswith("server.")
+        and (target := server_folder(name.removeprefix("server."))) not in SERVER_MAY_IMPORT[folder] | {folder}
+    }
+    assert not found, f"server/{folder} imports against the design: {sorted(found)}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
 def test_imports_stand_at_the_top(path: Path) -> None:
     tree = tree_of(path)
@@ -431,7 +479,7 @@ def test_other_calls_are_no_launches(code: str) -> None:
 
 # ---- paths: only the oracle chooses ----------------------------------------------------------------------------------
 
-PATH_LISTS = {"paths", "logits_paths", "mlp_paths", "fused_paths"}
+PATH_LISTS = {"paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths"}
 # Who looks at an implementation's paths: the oracle, and those that hand it the list to pick from.
 PICKERS = {"backends/paths.py", "backends/bound.py", "backends/calls.py"}
 PATH_CLASS = re.compile(r"Path\b")

@@ -8,17 +8,27 @@ import pytest
 import torch
 
 from microscale import hardware
+from microscale.backends.bound import Small
+from microscale.backends.calls import bind_small
 from microscale.formats import BlockScaled, decode
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.spec import Gate, GateKind
+from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 from support.errors import assert_close, rms_step, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-SMALL = TritonSmall(hardware.detect() if ON_GPU else hardware.known("gb10"))
+GPU = hardware.detect() if ON_GPU else hardware.known("gb10")
+SMALL = TritonSmall(GPU)
+
+
+def routed(x: torch.Tensor, router: Router, top_k: int) -> Small:
+    """The ops of a model of these sizes."""
+    sizes = SmallSpec(x.shape[1], 8, 2, 64, router.weight.shape[0], top_k, Activations.BF16, tokens=1)
+    return bind_small(TritonSmall(), sizes, GPU)
 
 
 def normal(*shape: int, seed: int = 0, size: float = 1.0) -> torch.Tensor:
@@ -121,7 +131,7 @@ def test_norm_add_norm_route(tokens: int, width: int, experts: int, fused: bool)
     scale = (1 + normal(experts, seed=7, size=0.2)).float()
     router = Router(normal(experts, width, seed=2, size=width**-0.5), expert_scale=scale)
     for _ in range(2):  # the second call finds the counters as the first left them
-        normed, total, routing = SMALL.norm_add_norm_route(x, residual, sandwich, router, 8)
+        normed, total, routing = routed(x, router, 8).norm_add_norm_route(x, residual, sandwich, router, 8)
     # Sum and norms are those of the op without a router: to the bit, where a sum's order does not depend on the warps.
     want, want_total = SMALL.norm_add_norm(x, None, residual, sandwich)
     if ON_GPU and fused:
@@ -148,7 +158,7 @@ def test_ties_and_nan_behind_a_sum() -> None:
     ones = torch.ones(3, 2112, dtype=torch.bfloat16, device=DEVICE)
     scale = torch.arange(1, 129, dtype=torch.float32, device=DEVICE)
     router = Router(torch.zeros(128, 2112, dtype=torch.bfloat16, device=DEVICE), expert_scale=scale)
-    _, _, routing = SMALL.norm_add_norm_route(x, residual, Sandwich(ones[0], ones, 1e-6), router, 8)
+    _, _, routing = routed(x, router, 8).norm_add_norm_route(x, residual, Sandwich(ones[0], ones, 1e-6), router, 8)
     assert routing.expert_ids[0].tolist() == list(range(8))
     torch.testing.assert_close(routing.weights[0], scale[:8] / 8)
     assert routing.weights[1].isnan().all()
@@ -172,7 +182,7 @@ def test_add_norm_route(tokens: int, width: int, experts: int, top_k: int, bias:
     x, residual, weight = normal(tokens, width, size=5.0), normal(tokens, width, seed=4), normal(width, seed=1)
     router = Router(normal(experts, width, seed=2, size=width**-0.5), normal(experts, seed=3) if bias else None)
     for _ in range(2):  # the second call finds the counters as the first left them
-        normed, total, routing = SMALL.add_norm_route(x, residual, weight, 1e-5, router, top_k)
+        normed, total, routing = routed(x, router, top_k).add_norm_route(x, residual, weight, 1e-5, router, top_k)
     want, want_total, _ = reference.add_norm_route(x, residual, weight, 1e-5, router, top_k)
     bf16_close(normed, want)
     assert torch.equal(total, want_total)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from microscale.backends import registry
-from microscale.backends.calls import run_attention, run_dense, run_logits, run_moe
+from microscale.backends.bound import Small
+from microscale.backends.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Embedding, Ops, Preference
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
@@ -121,7 +122,7 @@ def test_attention(entry: AttentionOp, rows: int) -> None:
             check_capturable(partial(run_attention, entry, spec, gpu, q, PagedKv(k, v), batch, sinks))
 
 
-def small_calls(ops: SmallOps, spec: SmallSpec, rows: int) -> dict[str, Call]:
+def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     """Every op of ``SmallOps`` by its name."""
     dtype, width = torch_dtype(spec.activations), spec.hidden
     x, residual = tokens_of(spec, rows, width), tokens_of(spec, rows, width)
@@ -170,8 +171,11 @@ def small_calls(ops: SmallOps, spec: SmallSpec, rows: int) -> dict[str, Call]:
 def test_small(entry: SmallOps, rows: int) -> None:
     for spec, gpu in runnable(entry, SmallSpec(128, 8, 2, 64, 8, 2, Activations.BF16, tokens=rows)):
         assert isinstance(spec, SmallSpec)
-        calls = small_calls(entry.on(gpu), spec, rows)
-        assert calls.keys() == SmallOps.__abstractmethods__ - {"supports", "cost"}
+        calls = small_calls(bind_small(entry, spec, gpu), spec, rows)
+        assert calls.keys() == SmallOps.__abstractmethods__ - {"supports", "cost"} | {
+            "add_norm_route",
+            "norm_add_norm_route",
+        }
         for call in calls.values():
             check_capturable(call)
 

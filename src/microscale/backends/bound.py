@@ -6,11 +6,13 @@ for before it is called: ``refuses_…`` says why a batch has to take the ops ap
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from microscale.backends.paths import path_for
 from microscale.backends.picks import Choice, Picks
 from microscale.backends.quantise import Weight, take_rows
 from microscale.errors import Unsupported
@@ -22,7 +24,18 @@ from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWe
 from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Reason
 from microscale.kernels.sampling.spec import Sampled, SamplingBatch, SamplingOp, SamplingSpec
-from microscale.kernels.small.spec import HeadNorms, RopeTable
+from microscale.kernels.small.spec import (
+    HeadNorms,
+    RopeTable,
+    Routed,
+    RoutePath,
+    Router,
+    RouterShape,
+    Sandwich,
+    SandwichRoutePath,
+    SmallOps,
+    SmallSpec,
+)
 
 MlpPicks = Picks[int, tuple[MoeOp[Any], MoeSpec, MlpPath[Any]] | Reason]
 
@@ -192,6 +205,53 @@ class Attention:
         entry, spec, path = found
         transform = HeadTransform(rope, norms, shared=key[1][2])
         return entry.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks, path)
+
+
+class SmallKind:
+    """The small ops of one kind of layers."""
+
+    def __init__(self, choice: Choice[SmallOps, SmallSpec]) -> None:
+        # One implementation for all sizes: they have no weights to share a layout of.
+        gpu, spec, chosen = choice.gpu, choice.specs[0], choice.implementations[0]
+        self.ops = chosen.on(gpu)
+
+        def routed(tokens: int, router: RouterShape) -> SmallSpec:
+            return replace(spec, tokens=tokens, router=router)
+
+        self.routes: Picks[tuple[int, bool, bool], RoutePath] = Picks(
+            lambda key: path_for(chosen.route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        )
+        self.sandwich_routes: Picks[tuple[int, bool, bool, int], SandwichRoutePath] = Picks(
+            lambda key: path_for(chosen.sandwich_route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        )
+
+
+class Small:
+    """The small ops, bound to a GPU. What each computes is in ``kernels/small/reference.py``."""
+
+    def __init__(self, kind: SmallKind) -> None:
+        self._kind = kind
+        # As they are: a call costs nothing more.
+        ops = kind.ops
+        self.rms_norm, self.add_rms_norm = ops.rms_norm, ops.add_rms_norm
+        self.add_rms_norm_mxfp8 = ops.add_rms_norm_mxfp8
+        self.norm_add_norm, self.rope_and_write_kv = ops.norm_add_norm, ops.rope_and_write_kv
+        self.route, self.gated = ops.route, ops.gated
+
+    def add_norm_route(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+    ) -> Routed:
+        """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm."""
+        path = self._kind.routes[x.shape[0], router.bias is not None, router.expert_scale is not None]
+        return self._kind.ops.add_norm_route(x, residual, weight, epsilon, router, top_k, path)
+
+    def norm_add_norm_route(
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    ) -> Routed:
+        """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
+        has = router.bias is not None, router.expert_scale is not None
+        path = self._kind.sandwich_routes[x.shape[0], *has, sandwich.after.shape[0] - 1]
+        return self._kind.ops.norm_add_norm_route(x, residual, sandwich, router, top_k, path)
 
 
 class Embedding:

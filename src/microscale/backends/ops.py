@@ -24,6 +24,8 @@ from microscale.backends.bound import (
     Moe,
     MoeKind,
     Sampling,
+    Small,
+    SmallKind,
 )
 from microscale.backends.decision import Plan
 from microscale.backends.oracle import Preference
@@ -52,7 +54,7 @@ from microscale.kernels.sampling.spec import (
     SamplingSpec,
     Status,
 )
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 
 
 class Ops:
@@ -78,6 +80,7 @@ class Ops:
         self._moe_kinds: dict[str, MoeKind] = {}
         self._dense_kinds: dict[str, DenseKind] = {}
         self._attention_kinds: dict[str, AttentionKind] = {}
+        self._small_kinds: dict[str, SmallKind] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,9 +136,10 @@ class Ops:
         choice = self._choose("attention", layer, spec, registry.attention)
         return Attention(self._attention_kinds.setdefault(layer, AttentionKind(choice)), sinks)
 
-    def small(self, spec: SmallSpec, layer: str = "small") -> SmallOps:
+    def small(self, spec: SmallSpec, layer: str = "small") -> Small:
         """Norms, rope, KV write and routing: one implementation for all of them."""
-        return self._choose("small", layer, spec, registry.small).implementations[0].on(self.gpu)
+        choice = self._choose("small", layer, spec, registry.small)
+        return Small(self._small_kinds.setdefault(layer, SmallKind(choice)))
 
     def sampling(self, vocab: int) -> Sampling:
         return Sampling(self._choose("sampling", "sampling", SamplingSpec(vocab, tokens=1), registry.sampling))
@@ -201,7 +205,7 @@ __all__ = [
     "SamplingSpec",
     "Sandwich",
     "SideStream",
-    "SmallOps",
+    "Small",
     "SmallSpec",
     "Status",
     "Use",

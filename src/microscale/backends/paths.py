@@ -20,6 +20,7 @@ from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation, Path, Reason
+from microscale.kernels.small.spec import SmallOps
 
 PathT = TypeVar("PathT", bound=Path[Any])
 EVERY_SIZE_TO = 128
@@ -97,6 +98,9 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
         yield Form("", entry.paths, _tokens)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
         yield Form("with a dense MLP", entry.mlp_paths, _tokens)
+    if isinstance(entry, SmallOps):
+        yield Form("behind a sum", entry.route_paths, _tokens)
+        yield Form("between norms", entry.sandwich_route_paths, _tokens)
 
 
 def _tokens(spec: Any, tokens: int) -> Any:
