@@ -213,8 +213,8 @@ def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"num_experts": 8, "hidden": 512, "intermediate": 512}
-    small = {name: replace(layer, **sizes) for name, layer in bench_moe.LAYERS.items()}
+    layers = bench_moe.LAYERS.items()
+    small = {name: replace(layer, num_experts=8, hidden=512, intermediate=512) for name, layer in layers}
     monkeypatch.setattr(bench_moe, "LAYERS", small)
     monkeypatch.setattr(tune_experts, "NUM_LAYERS", 1)
     of = {
