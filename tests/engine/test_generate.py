@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Ops, Wish
+from microscale.backends.ops import Activations, Ops, Preference
 from microscale.engine.generate import Generation, check_prompt
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -32,7 +32,7 @@ class Scripted:
     device = torch.device("cpu")
     page_size = 4
     sampling = sampling_on_cpu(VOCAB)
-    ops = Ops(hardware.cpu(), Activations.FLOAT32, Wish())
+    ops = Ops(hardware.cpu(), Activations.FLOAT32, Preference())
 
     def __init__(self) -> None:
         self.steps: list[list[int]] = []

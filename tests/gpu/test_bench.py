@@ -29,7 +29,7 @@ def test_kernels_of_an_op(op: KernelBench) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_steps_of_a_model(name: str) -> None:
     """Prompts and decoding, at the model's full width and in fewer layers."""
     overrides = {"num_hidden_layers": 6}

@@ -37,7 +37,7 @@ from microscale.kernels.op import Activations
 from support.errors import step
 
 pytestmark = pytest.mark.odd_shapes
-IMPLEMENTATIONS: list[DenseOp] = [registry.dense(f"triton_{fmt}") for fmt in FORMATS]
+IMPLEMENTATIONS: list[DenseOp[Any]] = [registry.dense(f"triton_{fmt}") for fmt in FORMATS]
 # One token, odd numbers of tokens, more than a program's columns, both column counts; K of half a tile, of fewer tiles
 # than slices, of a real layer; rows of one tile, of no whole block.
 SHAPES = [(1, 128, 2880), (3, 2880, 4096), (8, 48, 96), (13, 4000, 704), (16, 16, 32), (2, 5120, 2880), (37, 2880, 704)]

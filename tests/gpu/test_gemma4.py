@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
@@ -22,21 +22,21 @@ BOUND = 0.03
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
 
 
-def load(dtype: str, wish: Wish) -> AnyModel:
+def load(dtype: str, preference: Preference) -> AnyModel:
     options = LoadOptions(
-        "gemma-4-26b-a4b", load_format="dummy", device="cuda", dtype=dtype, wish=wish, overrides=SHAPE
+        "gemma-4-26b-a4b", load_format="dummy", device="cuda", dtype=dtype, preference=preference, overrides=SHAPE
     )
     return load_model(options)
 
 
 @pytest.fixture(scope="module")
 def truth() -> Tensor:
-    return torch.cat(all_logits(load("float32", Wish("reference")), PROMPTS, 512))
+    return torch.cat(all_logits(load("float32", Preference("reference")), PROMPTS, 512))
 
 
 @pytest.fixture(scope="module")
 def model() -> AnyModel:
-    return load("bfloat16", Wish())
+    return load("bfloat16", Preference())
 
 
 @pytest.mark.parametrize("chunk", [1200, 20])

@@ -11,7 +11,7 @@ import pytest
 
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.families import SM90, SM120
-from microscale.hardware.tiles import attention, dense, experts, gemm
+from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
 from microscale.hardware.tiles.experts import ExpertGemm, Shape
 from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates, choose, possible
@@ -169,10 +169,15 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
 
 
 def test_one_wave_is_what_registers_leave() -> None:
+    """Rows of gate and up end where all programs still run at once, with 7 % to spare for the kernel before, whose
+    programs hold registers (88 registers, 99 % full: 24.8 us and not 20.8)."""
     h200 = known("h200")
-    assert experts.one_wave(experts.Tile(1, 1, 1, 5, 168), h200) == pytest.approx(0.93 * 12)
-    assert experts.one_wave(experts.Tile(1, 1, 2, 5, 128), h200) == pytest.approx(0.93 * 8)
-    assert experts.one_wave(experts.Tile(1, 1, 1, 5), h200) == experts.ANY_LOAD
+    for key, row in tuned.measured(experts.SECTION, SM90).items():
+        tile = row.tile
+        if key.gemm in (ExpertGemm.GATE_UP_DIRECT, ExpertGemm.GATE_UP_WITH_MLP) and key.up_to < experts.ANY_LOAD:
+            assert tile.registers is not None
+            room = h200.registers_per_sm // (32 * tile.registers) // tile.slices
+            assert 0.9 * room <= key.up_to <= 0.94 * room
 
 
 def test_a_dense_gemm_has_half_the_accumulators() -> None:

@@ -23,7 +23,7 @@ from microscale.hardware.tiles.attention import HEAD_DIMS, Heads, Kv, Work, spli
 from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, HeadsKind, PagedKv
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
@@ -219,6 +219,7 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
 
 
 FusedShape = tuple[int, int, int, int | None, int, list[int]]
+PLAIN_HEADS = (False, False, False)
 FUSED: list[FusedShape] = [
     # heads, kv_heads, dim, window, page_size, context lengths, the new token included
     (8, 1, 64, None, 16, [1]),
@@ -238,6 +239,7 @@ if ON_GPU:
         (64, 8, 64, 128, 16, LENGTHS),
         (64, 8, 64, None, 16, [131071, 1, 9000]),
         (32, 8, 128, None, 16, LENGTHS),
+        (32, 4, 128, None, 16, LENGTHS),
         (16, 8, 256, 1024, 16, LENGTHS),
         (16, 8, 256, 1024, 16, [1000]),
         (16, 8, 256, 1024, 16, [20000]),
@@ -266,9 +268,10 @@ class FusedCase:
 
 
 def make_fused_case(
-    case: FusedShape, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
+    case: FusedShape, fp8: bool, kind: HeadsKind, sink: float | None = None, empty: int | None = None
 ) -> FusedCase:
     """``empty`` is a sequence without a new token."""
+    norm, norm_v, shared = kind
     heads, kv_heads, dim, window, page_size, lens = case
     new = [int(seq != empty) for seq in range(len(lens))]
     sequences = [(n - 1, count) for n, count in zip(lens, new, strict=True)]
@@ -286,7 +289,7 @@ def make_fused_case(
     norms = None
     if norm:
         q_weight, k_weight = (1 + 0.2 * torch.randn(2, dim, generator=generator)).bfloat16().to(DEVICE)
-        norms = HeadNorms(q_weight, k_weight, 1e-6)
+        norms = HeadNorms(q_weight, k_weight, 1e-6, values=norm_v)
         spec = replace(spec, scale=0.25)
     transform = HeadTransform(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
     noise = torch.randn(heads, generator=generator)
@@ -329,28 +332,32 @@ def check_fused(problem: FusedCase) -> None:
 
 @pytest.mark.parametrize("case", FUSED, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("kind", [(False, False), (True, False), (True, True)], ids=["plain", "normed", "shared"])
-def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [PLAIN_HEADS, (True, True, False), (True, True, True), (True, False, False)],
+    ids=["plain", "normed", "shared", "values_left_alone"],
+)
+def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: HeadsKind) -> None:
     if kind not in kinds(case[2]):
         pytest.skip("no kernel: no model has such heads")
     few = (FUSED.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
     if not ON_GPU and few:
         pytest.skip("one of three: the interpreter is slow")
-    check_fused(make_fused_case(case, fp8, *kind, sink=None if kind[0] else 0.5))
+    check_fused(make_fused_case(case, fp8, kind, sink=None if kind[0] else 0.5))
 
 
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
 def test_one_launch_with_sinks(sink: float | None) -> None:
-    check_fused(make_fused_case((16, 2, 64, None, 16, [1, 20, 600]), False, False, False, sink))
+    check_fused(make_fused_case((16, 2, 64, None, 16, [1, 20, 600]), False, PLAIN_HEADS, sink))
 
 
 def test_one_launch_and_a_sequence_without_a_token() -> None:
-    check_fused(make_fused_case((8, 1, 64, None, 16, [5, 300, 70]), False, False, False, 0.0, empty=1))
+    check_fused(make_fused_case((8, 1, 64, None, 16, [5, 300, 70]), False, PLAIN_HEADS, 0.0, empty=1))
 
 
 def test_one_launch_with_rows_of_no_one() -> None:
     """Rows that fill a graph's batch share one slot of a page that belongs to nobody: none sees another's key."""
-    problem = make_fused_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, False, False)
+    problem = make_fused_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, PLAIN_HEADS)
     problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
     ours = problem.copy_of_kv()
     out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
@@ -360,7 +367,7 @@ def test_one_launch_with_rows_of_no_one() -> None:
 
 
 def test_what_is_not_one_launch() -> None:
-    problem = make_fused_case((8, 2, 64, None, 16, [70, 1]), False, False, False)
+    problem = make_fused_case((8, 2, 64, None, 16, [70, 1]), False, PLAIN_HEADS)
     arguments = (problem.qkv, problem.transform, problem.kv)
 
     def refused(spec: AttentionSpec, gpu: Gpu, batch: AttentionBatch, reason: str) -> None:
@@ -372,7 +379,7 @@ def test_what_is_not_one_launch() -> None:
     refused(replace(problem.spec, num_heads=30), GPU, problem.batch, "up to 14 query heads per KV head, not 15")
     with fused_up_to(0, problem.spec.head_dim):
         refused(problem.spec, GPU, problem.batch, "up to 0 sequences, not 2")
-    refused(replace(problem.spec, head_dim=256), GPU, problem.batch, "these have no norms")
+    refused(replace(problem.spec, head_dim=256), GPU, problem.batch, "some of these have no norm")
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
@@ -384,7 +391,7 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
     num_heads, kv_heads, dim, window, norm = heads
     # Within the window: keys that it has left are broken on purpose.
     lengths = [1500 if window is None else window, 700, 30]
-    problem = make_fused_case((num_heads, kv_heads, dim, window, 16, lengths), False, norm, norm and dim == 512)
+    problem = make_fused_case((num_heads, kv_heads, dim, window, 16, lengths), False, (norm, norm, norm and dim == 512))
     spec, batch, transform = problem.spec, problem.batch, problem.transform
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
     run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from microscale.backends import registry
-from microscale.backends.calls import run_attention, run_dense, run_logits, run_moe
+from microscale.backends.bound import Small
+from microscale.backends.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale.backends.decision import Plan
-from microscale.backends.ops import Embedding, Ops, Wish
+from microscale.backends.ops import Embedding, Ops, Preference
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
-from microscale.backends.precision import PLANS
+from microscale.backends.precision import PRECISIONS
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs
@@ -121,7 +122,7 @@ def test_attention(entry: AttentionOp, rows: int) -> None:
             check_capturable(partial(run_attention, entry, spec, gpu, q, PagedKv(k, v), batch, sinks))
 
 
-def small_calls(ops: SmallOps, spec: SmallSpec, rows: int) -> dict[str, Call]:
+def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     """Every op of ``SmallOps`` by its name."""
     dtype, width = torch_dtype(spec.activations), spec.hidden
     x, residual = tokens_of(spec, rows, width), tokens_of(spec, rows, width)
@@ -170,8 +171,11 @@ def small_calls(ops: SmallOps, spec: SmallSpec, rows: int) -> dict[str, Call]:
 def test_small(entry: SmallOps, rows: int) -> None:
     for spec, gpu in runnable(entry, SmallSpec(128, 8, 2, 64, 8, 2, Activations.BF16, tokens=rows)):
         assert isinstance(spec, SmallSpec)
-        calls = small_calls(entry.on(gpu), spec, rows)
-        assert calls.keys() == SmallOps.__abstractmethods__ - {"supports", "cost"}
+        calls = small_calls(bind_small(entry, spec, gpu), spec, rows)
+        assert calls.keys() == SmallOps.__abstractmethods__ - {"supports", "cost"} | {
+            "add_norm_route",
+            "norm_add_norm_route",
+        }
         for call in calls.values():
             check_capturable(call)
 
@@ -237,10 +241,10 @@ def plan_of(
     model: str, card: str, activations: Activations, precision: str = "exact", backend: str | None = None
 ) -> Plan:
     shape = outline(model, PRESETS[model], activations, 16, 4096)
-    return make_plan(model, shape.uses, Setup(KNOWN[card], activations, Wish(backend), PLANS[precision]))
+    return make_plan(model, shape.uses, Setup(KNOWN[card], activations, Preference(backend), PRECISIONS[precision]))
 
 
-@pytest.mark.parametrize("precision", PLANS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("card", KNOWN)
 def test_what_a_card_runs_in_bf16_is_captured(card: str, precision: str) -> None:
     """Up to as many sequences as decode together. A kernel that forgot to say so would cost the graphs."""
@@ -252,7 +256,7 @@ def test_float32_and_the_reference_are_not() -> None:
     wide = plan_of("gpt-oss-tiny", "h200", Activations.FLOAT32)
     assert uncapturable(wide, 1) is not None
     reference = plan_of("gpt-oss-20b", "h200", Activations.BF16, backend="reference")
-    ops = Ops(KNOWN["h200"], Activations.BF16, Wish("reference"), plan=reference)
+    ops = Ops(KNOWN["h200"], Activations.BF16, Preference("reference"), plan=reference)
     reason = ops.uncapturable(4)
     assert reason is not None
     assert "reference" in reason
@@ -262,13 +266,13 @@ def test_float32_and_the_reference_are_not() -> None:
 @pytest.mark.skipif(ON_GPU, reason="the engine's own tests capture whole steps there")
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("card", ["a100", "h200", "rtx5090"])
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_a_decoding_step_reads_nothing_on_the_host(model: str, card: str, rows: int) -> None:
     """All of a model's own code too, and what has launches of its own only in company."""
-    own = "num_experts" if "gemma" in model else "num_local_experts"
+    own = "num_local_experts" if "gpt-oss" in model else "num_experts"
     small = {"num_hidden_layers": 6, own: 8, "hidden_size": 256, "vocab_size": 512}
     weights = open_weights(model, load_format="dummy", overrides=small)
-    ops = Ops(KNOWN[card], Activations.BF16, Wish())
+    ops = Ops(KNOWN[card], Activations.BF16, Preference())
     built = build_model(weights, ops, torch.device("cpu"), 16, lambda: None)
     assert ops.uncapturable(rows) is None
     pools = {kind: PagePool(rows) for kind in LayerKind}

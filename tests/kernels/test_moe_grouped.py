@@ -10,8 +10,8 @@ import torch
 from microscale.backends.calls import run_moe
 from microscale.backends.shards import shape_only
 from microscale.hardware import KNOWN, Feature, Gpu, known
-from microscale.kernels.launch import recording
-from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
+from microscale.kernels.launch import Kernel, recording
+from microscale.kernels.moe import grouped, grouped_wgmma
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
@@ -94,16 +94,19 @@ def test_other_specs_are_refused_with_the_reason(implementation: BlockScaledMoe,
     assert implementation.supports(narrow, gpu) == "needs widths that are multiples of 32, not 2888 and 2880"
 
 
+def started(implementation: BlockScaledMoe, fmt: str, tokens: int) -> list[Kernel]:
+    problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
+    spec = replace(spec_of(fmt, tokens), num_experts=problem.packed.num_experts, hidden=32, intermediate=32)
+    with recording() as found:
+        run_moe(implementation, problem.packed, spec, known("gb10"), problem.x, problem.routing)
+    return list(found)
+
+
 @pytest.mark.parametrize("implementation, fmt", BOTH)
-def test_few_tokens_keep_bf16_activations(
-    implementation: BlockScaledMoe, fmt: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    monkeypatch.setattr(type(implementation.small_batch), "run", lambda self, packed, spec, *rest: calls.append(spec))
-    monkeypatch.setattr(grouped, "run", lambda *args, **options: calls.append(options))
-    for tokens in (small_batch.MAX_TOKENS, small_batch.MAX_TOKENS + 1):
-        problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
-        run_moe(implementation, problem.packed, spec_of(fmt, tokens), known("gb10"), problem.x, problem.routing)
-    assert calls == [spec_of(fmt, small_batch.MAX_TOKENS, Activations.BF16), {"block_scaled": True}]
+def test_few_tokens_keep_bf16_activations(implementation: BlockScaledMoe, fmt: str) -> None:
+    few, more = ({kernel.short_name for kernel in started(implementation, fmt, tokens)} for tokens in (64, 65))
+    assert "gate_up_small" in few
+    assert "quantise_tokens" not in few
+    assert "quantise_tokens" in more
     costs = [implementation.cost(spec_of(fmt, tokens), known("gb10")) for tokens in (1, 512)]
     assert [cost.unit for cost in costs] == [Unit.BF16, Unit.FP8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microscale.backends.ops import Activations, Ops, Wish, recording
+from microscale.backends.ops import Activations, Ops, Preference, recording
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, BlockScaled, encode
 from microscale.hardware import KNOWN, Gpu, known
@@ -49,7 +49,7 @@ def test_one_wave_where_it_is_served(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
 def test_a_model_with_both_starts_them_where_they_are_served(gpu: Gpu) -> None:
-    model = bind_shapes(PRESETS["gemma-4-26b-a4b"], Ops(gpu, Activations.BF16, Wish()))
+    model = bind_shapes(PRESETS["gemma-4-26b-a4b"], Ops(gpu, Activations.BF16, Preference()))
     for tokens in (1, 2, 3):
         with recording() as found:
             run_step(model, Step(tokens, tokens, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))

@@ -13,8 +13,9 @@ from transformers import Mxfp4Config
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, MicroscaleError, Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, preset, read_model_config
-from microscale.models.gpt_oss.config import YarnRope, alternating
+from microscale.models.gpt_oss.config import alternating
 from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
+from microscale.models.rope import YarnRope
 from support.families import gpt_oss_preset
 from support.tiny_checkpoints import CASES, has_original_form, original_json
 

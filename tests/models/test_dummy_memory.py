@@ -12,7 +12,7 @@ import pytest
 # embeddings and lm_head are 2.3 GB.
 SCRIPT = """
 import json, resource
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
@@ -20,7 +20,8 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 
 options = LoadOptions(
-    "gpt-oss-120b", load_format="dummy", device="cpu", wish=Wish("reference"), overrides={"num_hidden_layers": 2}
+    "gpt-oss-120b", load_format="dummy", device="cpu", preference=Preference("reference"),
+    overrides={"num_hidden_layers": 2},
 )
 model = load(prepare(options))
 completion = Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=1)).run()[0]

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4TextConfig
 
-from microscale.backends.ops import Ops, Wish
+from microscale.backends.ops import Ops, Preference
 from microscale.backends.precision import EXACT
 from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
@@ -293,7 +293,7 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
 
 
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
-    ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
+    ops = Ops(cpu(), Activations.BF16, Preference(), EXACT)
     model = Gemma4(DummyGemma4(gemma4_preset("gemma-4-tiny"), RandomTensors()), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]
 

@@ -279,6 +279,24 @@ def test_messages(server: Live, stream: bool) -> None:
     assert [(call.name, call.input) for call in calls] == [("f", json.loads(CITY)), ("g", {})]
 
 
+def test_raw_text_shows_marks_that_are_not_special(server: Live) -> None:
+    """As the tokenizer's file says: programs cut thoughts off at the ``</think>`` of a completion."""
+    body = {"prompt": "Hi", "max_tokens": 400, "logprobs": 0, "seed": SEED["calls"]}
+    stops = [tiny_chatml().control["<|im_end|>"]]
+    [choice] = post(server, "/v1/completions", **body, stop_token_ids=stops)["choices"]
+    assert choice["text"] == TURNS["calls"].removesuffix("<|im_end|>")
+    told = choice["logprobs"]
+    places = list(zip(told["text_offset"], told["tokens"], strict=True))[:-1]
+    assert all(choice["text"].startswith(token, at) for at, token in places if not token.startswith("bytes:"))
+
+
+def test_log_probabilities_are_those_of_shown_tokens(server: Live) -> None:
+    told = chat(server, "answer", logprobs=True)["choices"][0]["logprobs"]
+    content = b"".join(bytes(entry["bytes"]) for entry in told["content"]).decode()
+    assert content == "The answer is 4.\n\nTruly, 日本."
+    assert b"".join(bytes(entry["bytes"]) for entry in told["reasoning"]).decode().rstrip("\n") == THOUGHT
+
+
 def test_completions_put_nothing_before_a_prompt(server: Live) -> None:
     body = {"prompt": "<|im_start|>user\nHi", "max_tokens": 3, "return_token_ids": True, "seed": SEED["text"]}
     [choice] = post(server, "/v1/completions", **body)["choices"]

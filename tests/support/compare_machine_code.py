@@ -48,7 +48,7 @@ OF_LLIR = (
     "profile_scratch_align",
 )
 """What the skipped stages would say of the kernel."""
-MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "demo")
+MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b", "demo")
 
 
 def stripped(ptx: str) -> str:

@@ -38,7 +38,7 @@ from microscale.backends.ops import (
 from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.hardware import detect, known
 
-PREFERENCE: Any = getattr(backend, "Preference", None) or backend.Wish
+PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
 Work = Callable[[], object]
 CALLS = 300
 ROUNDS = 15

@@ -28,8 +28,8 @@ from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.families import build_model, open_weights
 
-PREFERENCE: Any = getattr(backend, "Preference", None) or backend.Wish
-LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6, "demo": 2}
+PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
+LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6, "qwen3-30b-a3b": 2, "demo": 2}
 PRECISIONS = {
     "exact": {},
     "balanced": {"name": "balanced"},

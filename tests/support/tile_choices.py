@@ -59,8 +59,8 @@ def _attention(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield f"attention {work} {dim} {kv}", show(*numbers)
     for dim in HEAD_DIMS:
         split = attention.split_kv(dim, gpu)
-        numbers = (split.splits_per_sm, split.least_keys, split.merged_inside, split.fused_sequences)
-        yield f"split_kv {dim}", show(*numbers)
+        limits = (split.splits_per_sm, split.least_keys, split.merged_inside, split.fused_sequences)
+        yield f"split_kv {dim}", show(*limits)
 
 
 def _experts(gpu: Gpu) -> Iterator[tuple[str, str]]:

@@ -237,8 +237,9 @@ def test_the_fast_path_and_groups_change_nothing(text: str, size: int, tools: tu
     for token in ids:
         plain = fast.feed_plain(token)
         if plain is not None:
-            is_thought = plain[0] is Kind.REASONING
-            deltas.append(Delta((token,), **{"reasoning" if is_thought else "content": plain[1]}))
+            kind, shown = plain
+            is_thought = kind is Kind.REASONING
+            deltas.append(Delta((token,), shown if is_thought else "", "" if is_thought else shown))
         elif delta := fast.feed([token]):
             deltas.append(delta)
     assert [*deltas, fast.finish()] == truth

@@ -6,23 +6,36 @@ for before it is called: ``refuses_…`` says why a batch has to take the ops ap
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from microscale.backends.paths import path_for
 from microscale.backends.picks import Choice, Picks
 from microscale.backends.quantise import Weight, take_rows
 from microscale.errors import Unsupported
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
 from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Reason
 from microscale.kernels.sampling.spec import Sampled, SamplingBatch, SamplingOp, SamplingSpec
-from microscale.kernels.small.spec import HeadNorms, RopeTable
+from microscale.kernels.small.spec import (
+    HeadNorms,
+    RopeTable,
+    Routed,
+    RoutePath,
+    Router,
+    RouterShape,
+    Sandwich,
+    SandwichRoutePath,
+    SmallOps,
+    SmallSpec,
+)
 
 MlpPicks = Picks[int, tuple[MoeOp[Any], MoeSpec, MlpPath[Any]] | Reason]
 
@@ -131,15 +144,14 @@ class Dense:
 
 BatchKey = tuple[int, int, int, int, torch.dtype]
 """Tokens, sequences, the most new tokens of a sequence, width of the page table, and how keys are stored."""
-HeadsKey = tuple[BatchKey, bool, bool]
-"""And whether heads are normed, and whether K = V."""
+HeadsKey = tuple[BatchKey, HeadsKind]
 
 
 def _batch_key(tokens: int, kv: PagedKv, batch: AttentionBatch) -> BatchKey:
     return tokens, batch.context_lens.shape[0], batch.max_query_len, batch.page_table.shape[1], kv.k.dtype
 
 
-def _shape(key: BatchKey, heads: tuple[bool, bool] | None = None) -> BatchShape:
+def _shape(key: BatchKey, heads: HeadsKind | None = None) -> BatchShape:
     return BatchShape(*key[1:4], key[4] == torch.uint8, heads)
 
 
@@ -152,7 +164,7 @@ class AttentionKind:
             lambda key: choice.picked(lambda entry: entry.paths, key[0], batch=_shape(key))
         )
         self.fused: Picks[HeadsKey, tuple[AttentionOp, AttentionSpec, FusedPath] | Reason] = Picks(
-            lambda key: choice.fused(lambda entry: entry.fused_paths, key[0][0], batch=_shape(key[0], key[1:]))
+            lambda key: choice.fused(lambda entry: entry.fused_paths, key[0][0], batch=_shape(*key))
         )
 
 
@@ -172,7 +184,8 @@ class Attention:
 
     def _heads_key(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> HeadsKey:
         tokens, heads, _ = qkv.shape
-        return _batch_key(tokens, kv, batch), norms is not None, heads == self._shared_heads
+        kind = norms is not None, norms is not None and norms.values, heads == self._shared_heads
+        return _batch_key(tokens, kv, batch), kind
 
     def refuses_heads(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> Reason | None:
         """Why a batch's heads are rotated and written by ``small.rope_and_write_kv`` first; ``None``: ``from_heads``
@@ -190,8 +203,55 @@ class Attention:
         if isinstance(found, str):
             raise Unsupported(f"Attention cannot take these heads: {found}; ask refuses_heads first.")
         entry, spec, path = found
-        transform = HeadTransform(rope, norms, shared=key[2])
+        transform = HeadTransform(rope, norms, shared=key[1][2])
         return entry.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks, path)
+
+
+class SmallKind:
+    """The small ops of one kind of layers."""
+
+    def __init__(self, choice: Choice[SmallOps, SmallSpec]) -> None:
+        # One implementation for all sizes: they have no weights to share a layout of.
+        gpu, spec, chosen = choice.gpu, choice.specs[0], choice.implementations[0]
+        self.ops = chosen.on(gpu)
+
+        def routed(tokens: int, router: RouterShape) -> SmallSpec:
+            return replace(spec, tokens=tokens, router=router)
+
+        self.routes: Picks[tuple[int, bool, bool], RoutePath] = Picks(
+            lambda key: path_for(chosen.route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        )
+        self.sandwich_routes: Picks[tuple[int, bool, bool, int], SandwichRoutePath] = Picks(
+            lambda key: path_for(chosen.sandwich_route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        )
+
+
+class Small:
+    """The small ops, bound to a GPU. What each computes is in ``kernels/small/reference.py``."""
+
+    def __init__(self, kind: SmallKind) -> None:
+        self._kind = kind
+        # As they are: a call costs nothing more.
+        ops = kind.ops
+        self.rms_norm, self.add_rms_norm = ops.rms_norm, ops.add_rms_norm
+        self.add_rms_norm_mxfp8 = ops.add_rms_norm_mxfp8
+        self.norm_add_norm, self.rope_and_write_kv = ops.norm_add_norm, ops.rope_and_write_kv
+        self.route, self.gated = ops.route, ops.gated
+
+    def add_norm_route(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+    ) -> Routed:
+        """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm."""
+        path = self._kind.routes[x.shape[0], router.bias is not None, router.expert_scale is not None]
+        return self._kind.ops.add_norm_route(x, residual, weight, epsilon, router, top_k, path)
+
+    def norm_add_norm_route(
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    ) -> Routed:
+        """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
+        has = router.bias is not None, router.expert_scale is not None
+        path = self._kind.sandwich_routes[x.shape[0], *has, sandwich.after.shape[0] - 1]
+        return self._kind.ops.norm_add_norm_route(x, residual, sandwich, router, top_k, path)
 
 
 class Embedding:

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from microscale.backends.bound import Small, SmallKind
 from microscale.backends.paths import path_for
+from microscale.backends.picks import Choice
 from microscale.hardware import Gpu
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp
@@ -17,6 +19,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, Logits
 from microscale.kernels.moe.spec import MoeOp, MoeSpec, Routing
 from microscale.kernels.op import PackedT
+from microscale.kernels.small.spec import SmallOps, SmallSpec
 
 
 def run_moe(entry: MoeOp[PackedT], packed: PackedT, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
@@ -51,3 +54,8 @@ def run_fused(
     """Refused with the reasons where no path is meant for the batch."""
     spec = replace(spec, tokens=qkv.shape[0], batch=BatchShape.of(kv, batch, transform.kind))
     return entry.run_fused(spec, gpu, qkv, transform, kv, batch, sinks, path_for(entry.fused_paths, spec, gpu))
+
+
+def bind_small(entry: SmallOps, spec: SmallSpec, gpu: Gpu) -> Small:
+    """The small ops of an implementation for layers of these sizes."""
+    return Small(SmallKind(Choice((spec,), (entry,), gpu)))

@@ -44,7 +44,7 @@ class Decision:
     """The prediction rests on a measurement on this family, not on the implementation's stated efficiency."""
     spec: Any = None
     """The spec as the chosen implementation runs it: with the weights' format and the activations of the decision."""
-    paths: tuple[PathSpan, ...] = ()
+    path_spans: tuple[PathSpan, ...] = ()
     """By which of its paths, for the batch sizes of this decision; none where it has one way for all of them."""
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Decision:
             "rejected": [asdict(entry) for entry in self.rejected],
             "predicted_us": round(self.predicted_us, 3),
             "tuned": self.tuned,
-            "paths": [asdict(span) for span in self.paths],
+            "paths": [asdict(span) for span in self.path_spans],
         }
 
 
@@ -76,11 +76,11 @@ class Span:
     def tokens(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
-    def paths(self) -> list[PathSpan]:
+    def path_spans(self) -> list[PathSpan]:
         """By which paths, form by form; those of neighbouring decisions together."""
         by_form: dict[str, list[PathSpan]] = {}
         for decision in self.decisions:
-            for span in decision.paths:
+            for span in decision.path_spans:
                 same = by_form.setdefault(span.form, [])
                 if same and same[-1].path == span.path:
                     same[-1] = replace(same[-1], last=span.last)

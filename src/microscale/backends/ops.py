@@ -1,6 +1,6 @@
 """What models call. A model asks for an op with its weights and gets back something to call with tokens.
 
-``Ops`` is made once per model with the GPU, the activations' type, the user's wishes and precision. Binding a layer
+``Ops`` is made once per model with the GPU, the activations' type, the user's preference and precision. Binding a layer
 takes its decision from ``plan`` (or makes it there), brings the weights into the format of the precision, packs them
 for the implementation, and calling it runs just that. Weights change format layer by layer, on the device.
 """
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.beside import Beside
 from microscale.backends.bound import (
     Attention,
     AttentionKind,
@@ -25,13 +24,16 @@ from microscale.backends.bound import (
     Moe,
     MoeKind,
     Sampling,
+    Small,
+    SmallKind,
 )
 from microscale.backends.decision import Plan
-from microscale.backends.oracle import Wish
+from microscale.backends.oracle import Preference
 from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
+from microscale.backends.side_stream import SideStream
 from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
@@ -52,7 +54,7 @@ from microscale.kernels.sampling.spec import (
     SamplingSpec,
     Status,
 )
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 
 
 class Ops:
@@ -62,22 +64,23 @@ class Ops:
         self,
         gpu: Gpu,
         activations: Activations,
-        wish: Wish,
+        preference: Preference,
         precision: Precision = EXACT,
         plan: Plan | None = None,
         threads: int | None = None,
     ) -> None:
         """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for."""
-        wish.check()
+        preference.check()
         self.gpu = gpu
         self.activations = activations
-        self.wish = wish
+        self.preference = preference
         self.precision = precision
         self.plan = Plan() if plan is None else plan
         self.threads = threads
         self._moe_kinds: dict[str, MoeKind] = {}
         self._dense_kinds: dict[str, DenseKind] = {}
         self._attention_kinds: dict[str, AttentionKind] = {}
+        self._small_kinds: dict[str, SmallKind] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,15 +136,16 @@ class Ops:
         choice = self._choose("attention", layer, spec, registry.attention)
         return Attention(self._attention_kinds.setdefault(layer, AttentionKind(choice)), sinks)
 
-    def small(self, spec: SmallSpec, layer: str = "small") -> SmallOps:
+    def small(self, spec: SmallSpec, layer: str = "small") -> Small:
         """Norms, rope, KV write and routing: one implementation for all of them."""
-        return self._choose("small", layer, spec, registry.small).implementations[0].on(self.gpu)
+        choice = self._choose("small", layer, spec, registry.small)
+        return Small(self._small_kinds.setdefault(layer, SmallKind(choice)))
 
     def sampling(self, vocab: int) -> Sampling:
         return Sampling(self._choose("sampling", "sampling", SamplingSpec(vocab, tokens=1), registry.sampling))
 
     def _choose(self, op: str, layer: str, spec: SpecT, find: Callable[[str], OpT]) -> Choice[OpT, SpecT]:
-        setup = Setup(self.gpu, self.activations, self.wish, self.precision)
+        setup = Setup(self.gpu, self.activations, self.preference, self.precision)
         if not self.plan.of(op, layer):
             self.plan.add(decide_use(Use(op, layer, spec), setup))
         decisions = self.plan.of(op, layer)
@@ -175,7 +179,6 @@ __all__ = [
     "Attention",
     "AttentionBatch",
     "AttentionSpec",
-    "Beside",
     "Bias",
     "Dense",
     "DenseSpec",
@@ -192,6 +195,7 @@ __all__ = [
     "MoeWeights",
     "Ops",
     "PagedKv",
+    "Preference",
     "RopeTable",
     "Router",
     "Routing",
@@ -200,10 +204,10 @@ __all__ = [
     "SamplingBatch",
     "SamplingSpec",
     "Sandwich",
-    "SmallOps",
+    "SideStream",
+    "Small",
     "SmallSpec",
     "Status",
     "Use",
-    "Wish",
     "recording",
 ]

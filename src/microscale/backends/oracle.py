@@ -43,8 +43,8 @@ class Spec(Protocol):
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked for. A wish is met or refused with a reason; it is never changed in silence."""
+class Preference:
+    """What the user asked for. A preference is met or refused with a reason; it is never changed in silence."""
 
     backend: str | None = None
     """``--backend``: one implementation for every op that has it (``reference`` runs everything on plain torch)."""
@@ -103,14 +103,14 @@ _Column = Mapping[str, "_Offer | Reason"]
 
 
 def decide_layer(
-    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish, freedom: Freedom | None = None
+    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, preference: Preference, freedom: Freedom | None = None
 ) -> list[Decision]:
     """One decision per spec (the same layer at several batch sizes), all on one layout of the weights."""
     freedom = freedom or Freedom()
     columns: list[_Column] = []
     for spec in specs:
         columns.append({entry.name: _offer(entry, spec, gpu, freedom) for entry in registry.of_op(op)})
-    columns = _what_fits(_as_wished(op, columns, gpu, wish), gpu, freedom)
+    columns = _what_fits(_as_preferred(op, columns, gpu, preference), gpu, freedom)
     columns = [_doubted(column if gpu.is_cpu else _as_narrow(column)) for column in columns]
     layouts = {entry.layout: 0.0 for entry in registry.of_op(op)}
     for layout in layouts:
@@ -127,9 +127,11 @@ def decide_layer(
     return decisions
 
 
-def decide(op: str, layer: str, spec: Spec, gpu: Gpu, wish: Wish, freedom: Freedom | None = None) -> Decision:
+def decide(
+    op: str, layer: str, spec: Spec, gpu: Gpu, preference: Preference, freedom: Freedom | None = None
+) -> Decision:
     """The decision for one spec."""
-    return decide_layer(op, layer, [spec], gpu, wish, freedom)[0]
+    return decide_layer(op, layer, [spec], gpu, preference, freedom)[0]
 
 
 def _offer(entry: Implementation[Any], spec: Any, gpu: Gpu, freedom: Freedom) -> _Offer | Reason:
@@ -145,17 +147,17 @@ def _offer(entry: Implementation[Any], spec: Any, gpu: Gpu, freedom: Freedom) ->
     return min(offers, key=lambda offer: offer.rank) if offers else min(reasons)[-1]
 
 
-def _as_wished(op: str, columns: Sequence[_Column], gpu: Gpu, wish: Wish) -> list[_Column]:
-    """The columns with all but the wanted implementation out; a wish that cannot be met is an error."""
-    wanted = wish.for_op(op)
+def _as_preferred(op: str, columns: Sequence[_Column], gpu: Gpu, preference: Preference) -> list[_Column]:
+    """The columns with all but the wanted implementation out; a preference that cannot be met is an error."""
+    wanted = preference.for_op(op)
     if wanted is None:
         return list(columns)
     for column in columns:
         offered = column[wanted]
         if isinstance(offered, str):
             best = _fastest(columns)
-            works = f"{wish.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
-            raise Unsupported(f"{wish.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
+            works = f"{preference.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
+            raise Unsupported(f"{preference.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
     return [{n: o if n == wanted else f"{wanted} was asked for" for n, o in column.items()} for column in columns]
 
 
@@ -239,7 +241,7 @@ def _with_paths(decision: Decision, first: int, gpu: Gpu, freedom: Freedom) -> D
     entry = registry.find(decision.op, decision.chosen)
     spec, last = replace(decision.spec, tokens=1), decision.tokens
     found = paths.spans(entry, decision.layer, spec, gpu, min(first, last), last, freedom.kv_size == 1)
-    return replace(decision, paths=found)
+    return replace(decision, path_spans=found)
 
 
 def _lost(offer: _Offer, best: _Offer) -> Rejected:

@@ -20,6 +20,7 @@ from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation, Path, Reason
+from microscale.kernels.small.spec import SmallOps
 
 PathT = TypeVar("PathT", bound=Path[Any])
 EVERY_SIZE_TO = 128
@@ -59,13 +60,18 @@ def pick(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> Pick[PathT]:
     return Pick(chosen, tuple(rejected))
 
 
+def first_path(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT | None:
+    """What ``pick`` picks, without asking the others."""
+    return next((path for path in paths if path.supports(spec, gpu) is None), None)
+
+
 def path_for(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT:
     """The path that runs the spec, or an error with every reason."""
-    found = pick(paths, spec, gpu)
-    if found.path is None:
-        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in found.rejected)
+    found = first_path(paths, spec, gpu)
+    if found is None:
+        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in pick(paths, spec, gpu).rejected)
         raise Unsupported(f"No path runs this on {gpu.name}: {reasons or 'there is none'}.")
-    return found.path
+    return found
 
 
 # ---- for every batch size --------------------------------------------------------------------------------------------
@@ -92,6 +98,9 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
         yield Form("", entry.paths, _tokens)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
         yield Form("with a dense MLP", entry.mlp_paths, _tokens)
+    if isinstance(entry, SmallOps):
+        yield Form("behind a sum", entry.route_paths, _tokens)
+        yield Form("between norms", entry.sandwich_route_paths, _tokens)
 
 
 def _tokens(spec: Any, tokens: int) -> Any:
@@ -130,7 +139,7 @@ def spans(
 
 def _spans_of(form: Form, spec: Any, gpu: Gpu, first: int, last: int) -> Iterator[PathSpan]:
     def path_at(tokens: int) -> Path[Any] | None:
-        return pick(form.paths, form.at(spec, tokens), gpu).path
+        return first_path(form.paths, form.at(spec, tokens), gpu)
 
     begins = [first]
     path = path_at(first)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from microscale import hardware
 from microscale.backends.ops import Ops
-from microscale.backends.oracle import Wish
+from microscale.backends.oracle import Preference
 from microscale.backends.plan import Use
 from microscale.backends.quantise import Weight
 from microscale.backends.specs import dense_spec, moe_spec
@@ -37,7 +37,7 @@ class RecordingOps(Ops):
 
     def __init__(self, activations: Activations) -> None:
         # No decision is made, so any machine will do.
-        super().__init__(hardware.cpu(), activations, Wish())
+        super().__init__(hardware.cpu(), activations, Preference())
         self.layers: list[list[Use]] = [[]]
         """The uses of each decoder layer in the order of binding; the last entry is what stands outside of them."""
         self.weight_bytes = 0

@@ -33,12 +33,24 @@ ROTATED_BYTES = GIB
 MAX_LAYERS = 16
 
 
+Layer = tuple[str, LayerKind]
+"""A preset, and which of its layers."""
+SINKS_FULL, SINKS_SLIDING = ("gpt-oss-20b", LayerKind.FULL), ("gpt-oss-20b", LayerKind.SLIDING)
+WIDE_FULL, WIDE_SLIDING = ("gemma-4-26b-a4b", LayerKind.FULL), ("gemma-4-26b-a4b", LayerKind.SLIDING)
+LAYERS: tuple[Layer, ...] = (SINKS_FULL, SINKS_SLIDING, WIDE_FULL, WIDE_SLIDING)
+
+
+def spec_of(layer: Layer) -> AttentionSpec:
+    """The layer as its model binds it, for one token."""
+    model, kind = layer
+    return layer_spec(model, kind.value, AttentionSpec)
+
+
 @dataclass(frozen=True)
 class Case:
     """``sequences`` sequences with ``new`` new tokens each, after which their context is ``context``."""
 
-    layer: tuple[str, LayerKind]
-    """A preset, and which of its layers."""
+    layer: Layer
     sequences: int
     context: int
     new: int = 1
@@ -53,14 +65,10 @@ class Case:
 
     @property
     def spec(self) -> AttentionSpec:
-        """The layer as its model binds it, with this work."""
-        model, kind = self.layer
-        bound = layer_spec(model, kind.value, AttentionSpec)
-        return replace(bound, tokens=self.sequences * self.new, context=self.context)
+        """The layer with this work."""
+        return replace(spec_of(self.layer), tokens=self.sequences * self.new, context=self.context)
 
 
-SINKS_FULL, SINKS_SLIDING = ("gpt-oss-20b", LayerKind.FULL), ("gpt-oss-20b", LayerKind.SLIDING)
-WIDE_FULL, WIDE_SLIDING = ("gemma-4-26b-a4b", LayerKind.FULL), ("gemma-4-26b-a4b", LayerKind.SLIDING)
 CASES = (
     *(Case(SINKS_FULL, n, 8192) for n in (1, 8, 64)),
     *(Case(SINKS_FULL, n, 131072) for n in (1, 8)),

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from microscale.backends.bound import Small
+from microscale.backends.calls import bind_small
 from microscale.backends.ops import MLP_RUN
 from microscale.bench.layers import layer_spec
 from microscale.bench.rows import Row, check, row
@@ -25,7 +27,7 @@ from microscale.kernels.dense.spec import DenseSpec
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.small import cost, reference
 from microscale.kernels.small.fused import TritonSmall
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallSpec
 
 DEVICE = "cuda"
 TOKENS = (1, 8, 64, 1024)
@@ -45,7 +47,8 @@ class Work:
     """One op on inputs of its own: what ours and the reference compute, what torch takes, and the bytes."""
 
     name: str
-    run: Callable[[SmallOps], Tensor]
+    spec: SmallSpec
+    run: Callable[[Small], Tensor]
     torch: Callable[[], object] | None
     num_bytes: int
 
@@ -66,7 +69,7 @@ def add_rms_norm(tokens: int) -> Work:
         return F.rms_norm(x + residual, (spec.hidden,), weight, EPSILON)
 
     num_bytes = cost.add_rms_norm(spec)
-    return Work("add_rms_norm", lambda o: o.add_rms_norm(x, residual, weight, EPSILON)[0], by_torch, num_bytes)
+    return Work("add_rms_norm", spec, lambda o: o.add_rms_norm(x, residual, weight, EPSILON)[0], by_torch, num_bytes)
 
 
 def add_norm_route(tokens: int) -> Work:
@@ -78,10 +81,10 @@ def add_norm_route(tokens: int) -> Work:
         normed = F.rms_norm(x + residual, (spec.hidden,), weight, EPSILON)
         return F.linear(normed, router.weight, router.bias).topk(spec.top_k).values.softmax(-1)
 
-    def run(ops: SmallOps) -> Tensor:
+    def run(ops: Small) -> Tensor:
         return ops.add_norm_route(x, residual, weight, EPSILON, router, spec.top_k)[0]
 
-    return Work("add_norm_route", run, by_torch, cost.add_norm_route(spec))
+    return Work("add_norm_route", spec, run, by_torch, cost.add_norm_route(spec))
 
 
 def _heads(spec: SmallSpec, norms: HeadNorms | None, shared: bool) -> Work:
@@ -95,11 +98,11 @@ def _heads(spec: SmallSpec, norms: HeadNorms | None, shared: bool) -> Work:
     slots = torch.randperm(shape[0] * PAGE_SIZE, device=DEVICE)[:tokens]
     positions = torch.arange(tokens, device=DEVICE)
 
-    def run(ops: SmallOps) -> Tensor:
+    def run(ops: Small) -> Tensor:
         return ops.rope_and_write_kv(qkv, spec.num_heads, positions, table, kv, slots, norms)
 
     name = "rope_and_write_kv" + ("" if norms is None else ", normed, K = V")
-    return Work(name, run, None, cost.rope_and_write_kv(spec))
+    return Work(name, spec, run, None, cost.rope_and_write_kv(spec))
 
 
 def heads(tokens: int) -> Work:
@@ -122,8 +125,9 @@ def gated(tokens: int) -> Work:
         g, up = (part.flatten(1) for part in x.view(tokens, -1, 2, gate.run).unbind(2))
         return F.gelu(g, approximate="tanh") * up
 
-    num_bytes = cost.gated(_spec(NORMED, tokens), units)
-    return Work("gated, gelu", lambda ops: ops.gated(x, gate), by_torch, num_bytes)
+    spec = _spec(NORMED, tokens)
+    num_bytes = cost.gated(spec, units)
+    return Work("gated, gelu", spec, lambda ops: ops.gated(x, gate), by_torch, num_bytes)
 
 
 WORK = (add_rms_norm, add_norm_route, heads, normed_heads, gated)
@@ -143,15 +147,15 @@ def run(tokens: Sequence[int] = TOKENS, repeats: int = 20) -> Iterator[Row]:
 
 def measure(work: Sequence[Work], tokens: int, gpu: Gpu, ceilings: Ceilings, repeats: int) -> Row:
     """One row, checked and timed over all copies of the work."""
-    ops = TritonSmall(gpu)
-    first = work[0]
+    first, entry = work[0], TritonSmall(gpu)
+    ops = bind_small(entry, first.spec, gpu)
     case = f"{first.name}, {tokens}"
     got = first.run(ops).float()
-    want = first.run(reference.ReferenceSmall()).float()
+    want = first.run(bind_small(reference.ReferenceSmall(), first.spec, gpu)).float()
     error = float((got - want).norm() / want.norm())
-    check(ops.name, case, gpu.name, error, RMS_TOLERANCE)
+    check(entry.name, case, gpu.name, error, RMS_TOLERANCE)
     us = graph_us(lambda: [item.run(ops) for item in work], repeats) / len(work)
     other = None
     if first.torch is not None:
         other = graph_us(lambda: [item.torch() for item in work if item.torch is not None], repeats) / len(work)
-    return row("small", case, ops.name, us, first.num_bytes, 0, ceilings, error, other)
+    return row("small", case, entry.name, us, first.num_bytes, 0, ceilings, error, other)

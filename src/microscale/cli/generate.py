@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
@@ -88,7 +88,7 @@ def generate(
         load_format=load_format,
         device=device,
         dtype=dtype,
-        wish=Wish(backend, moe_backend),
+        preference=Preference(backend, moe_backend),
         precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
         workload=Workload(
             context=max_model_len or len(prompt) + max_tokens,

@@ -19,6 +19,7 @@ from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
+from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
@@ -35,7 +36,6 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
-from microscale.hardware.tiles import GemmPath
 from microscale.kernels.op import Activations
 from microscale.models.families import LoadFormat
 from microscale.prove import run_prove
@@ -209,15 +209,22 @@ def bench_kernels(
 
 
 def tune(
-    path: Annotated[list[GemmPath] | None, typer.Option(help="Only this path; may be given several times.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(help="Only these: grouped_gemm, attention, small_batch_experts, small_batch_dense; with commas."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option(help="A few tiles of a few cases, in a minute or two: whether tuning works here.")
+    ] = False,
     directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
 ) -> None:
-    """Measure the expert kernels' tiles on this machine's GPU and write the file for its family.
+    """Measure the kernels' tiles on this machine's GPU and write the file for its family.
 
-    Until a family is tuned, a rule that knows the card's shared memory, registers and SMs chooses the tiles.
+    Each tile is checked against the reference before it is timed. Until a family is tuned, a rule that knows the card's
+    shared memory, registers and bandwidth chooses the tiles. All kernels take an hour or more; most of it is compiling.
     """
     settings.load()
-    written = run_tune(hardware.detect(), directory, paths=path)
+    written = run_tune(hardware.detect(), directory, kernels=parse_kernels(kernels), quick=quick, console=err)
     out.print(f"Wrote {written}", soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Activations
-from microscale.backends.oracle import Wish
+from microscale.backends.oracle import Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.fit import plan_and_reckon, refusal
@@ -34,7 +34,7 @@ class Question:
     gpu: str | None = None
     """A known card; ``None``: the one of this machine."""
     precision: Precision = EXACT
-    wish: Wish = field(default_factory=Wish)
+    preference: Preference = field(default_factory=Preference)
     context: int | None = None
     """``None``: ``CONTEXT``, or the model's own limit if that is less."""
     batch: int = 1
@@ -85,7 +85,7 @@ def explain(question: Question) -> Report:
         raise BadSetting(f"--batch {question.batch} is less than 1.")
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization)
     workload.check(question.model, config.max_context)
-    setup = Setup(gpu, activations, question.wish, question.precision)
+    setup = Setup(gpu, activations, question.preference, question.precision)
     shape = outline(question.model, config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)

@@ -19,8 +19,9 @@ from microscale.models.family import AnyModel, Family, ModelConfig, ModelWeights
 from microscale.models.gemma4.family import GEMMA4
 from microscale.models.gpt_oss.family import GPT_OSS
 from microscale.models.json_object import read_json_object
+from microscale.models.qwen3_moe.family import QWEN3_MOE
 
-FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4)
+FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
 

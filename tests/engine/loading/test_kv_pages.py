@@ -20,6 +20,8 @@ CASES = [
     ("gpt-oss-120b", "rtxpro6000", Workload(context=131072)),
     ("gpt-oss-120b", "h200", Workload(context=8192, sequences=200, step_tokens=8192)),
     ("gpt-oss-tiny", "rtx3090", Workload(context=8, step_tokens=4)),
+    # No sliding layers: full ones get all, and pages that take no memory are few.
+    ("qwen3-30b-a3b", "h200", Workload(sequences=64)),
 ]
 
 
@@ -39,6 +41,8 @@ def test_pages_fill_the_memory_and_keep_the_promise(model: str, card: str, workl
     page = 16 * max(kv.full_per_token, kv.sliding_per_position)
     assert memory.usable - 2 * page < memory.fixed + taken <= memory.usable
     assert full >= workload.sequences * -(-memory.context // 16)
+    if not kv.sliding_per_position:
+        assert sliding == 2 * workload.sequences + min(workload.step_tokens, memory.context) // 16
     assert sliding >= workload.sequences * min(-(-config.sliding_window // 16) + 1, -(-memory.context // 16))
 
 

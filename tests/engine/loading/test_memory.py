@@ -10,9 +10,9 @@ import torch
 
 from microscale import hardware
 from microscale.backends import quantise, registry
-from microscale.backends.ops import Activations, Ops, Wish
+from microscale.backends.ops import Activations, Ops, Preference
 from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PLANS, make_precision
+from microscale.backends.precision import PRECISIONS, make_precision
 from microscale.engine.loading.fit import check_fits, plan_and_reckon, ways
 from microscale.engine.loading.memory import ROOM, Memory, Workload, usable_memory, weight_bytes
 from microscale.engine.step.limits import SCORED_TOKENS
@@ -34,7 +34,7 @@ def shape(model: str) -> Outline:
 
 
 def setup(card: str, precision: str = "exact") -> Setup:
-    return Setup(KNOWN[card], Activations.BF16, precision=PLANS[precision])
+    return Setup(KNOWN[card], Activations.BF16, precision=PRECISIONS[precision])
 
 
 def sums(model: str, card: str, workload: Workload, precision: str = "exact", available: int | None = None) -> Memory:
@@ -67,7 +67,7 @@ def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> No
     assert fast.kv.bytes(4096, 3) * 2 == exact.kv.bytes(4096, 3)
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_max_context_and_sequences_are_the_largest_that_fit(model: str) -> None:
     for card in KNOWN:
         memory = sums(model, card, Workload(context=8192, sequences=4))
@@ -143,20 +143,20 @@ def test_workloads_out_of_range_are_refused(change: dict[str, Any], message: str
 TINY = replace(gpt_oss_preset("gpt-oss-tiny"), num_heads=4, head_dim=64)
 
 
-@pytest.mark.parametrize("precision", PLANS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_binding_decides_is_what_the_plan_says(precision: str) -> None:
     """For a GPU that is not there: packing is plain torch."""
     for gpu in (hardware.cpu(), KNOWN["h100"], KNOWN["rtx5090"]):
         activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
-        chosen = Setup(gpu, activations, precision=PLANS[precision])
+        chosen = Setup(gpu, activations, precision=PRECISIONS[precision])
         made = make_plan("tiny", outline("tiny", TINY, activations, 16, TINY.max_context).uses, chosen)
-        ops = Ops(gpu, activations, Wish(), PLANS[precision])
+        ops = Ops(gpu, activations, Preference(), PRECISIONS[precision])
         GptOss(DummyWeights(TINY, RandomTensors()), ops, torch.device("cpu"))
         assert ops.plan.decisions == made.decisions
         # With the plan given, binding takes it as it is.
         GptOss(
             DummyWeights(TINY, RandomTensors()),
-            Ops(gpu, activations, Wish(), PLANS[precision], made),
+            Ops(gpu, activations, Preference(), PRECISIONS[precision], made),
             torch.device("cpu"),
         )
 
@@ -164,8 +164,8 @@ def test_what_binding_decides_is_what_the_plan_says(precision: str) -> None:
 def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantise, "CHUNK", 1 << 10)
     precision = make_precision("fast", ["embed=mxfp4"])
-    wish = Wish(backend="reference")  # holds weights as they are quantised; its peak is the loader's
-    chosen = Setup(hardware.cpu(), Activations.FLOAT32, wish, precision)
+    preference = Preference(backend="reference")  # holds weights as they are quantised; its peak is the loader's
+    chosen = Setup(hardware.cpu(), Activations.FLOAT32, preference, precision)
     model = outline("tiny", TINY, Activations.FLOAT32, 16, TINY.max_context)
     weights = sum(weight_bytes(model, make_plan("tiny", model.uses, chosen), chosen).values())
     with LiveBytes() as live:
@@ -180,7 +180,7 @@ def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch
 
 def test_every_implementation_says_what_its_weights_take() -> None:
     """Or the oracle and the memory check would take them for nothing."""
-    for model in ("gpt-oss-20b", "gemma-4-26b-a4b"):
+    for model in ("gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"):
         for use in shape(model).uses:
             if use.op in ("moe", "dense"):
                 for entry in registry.of_op(use.op):

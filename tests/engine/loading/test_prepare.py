@@ -119,7 +119,7 @@ def test_the_callers_check_comes_before_the_plan(calls: Counter[str]) -> None:
         (replace(TINY, threads=0), BadSetting, "--threads 0 is not between"),
         (replace(TINY, device="tpu"), BadSetting, "tpu"),
         (replace(TINY, dtype="int8"), BadSetting, "Unknown dtype 'int8'"),
-        (replace(TINY, wish=replace(TINY.wish, backend="magic")), MicroscaleError, "magic"),
+        (replace(TINY, preference=replace(TINY.preference, backend="magic")), MicroscaleError, "magic"),
     ],
     ids=["block size", "threads", "device", "dtype", "backend"],
 )

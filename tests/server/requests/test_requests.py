@@ -14,8 +14,8 @@ import pytest
 from microscale.server.http.faults import BadField
 from microscale.server.openai.chat.request import ChatRequest
 from microscale.server.openai.completions.request import CompletionRequest
-from microscale.server.requests.ignored import MAX_NAMED
-from microscale.server.requests.parsing import IGNORED_HEADER, parse
+from microscale.server.requests.ignored import IGNORED_HEADER, MAX_NAMED
+from microscale.server.requests.parsing import parse
 from support.live_server import KEY, SEEDS, Live, live
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -144,8 +144,16 @@ def test_what_is_running(open_page: Open) -> None:
         assert rows.locator(".name").all_inner_texts()[:5] == names
         experts = rows.nth(4)
         expect(experts.locator(".kernel").first).to_have_text("triton_w4a16")
-        experts.locator("summary").click()
+        experts.locator("summary.layer").click()
         expect(experts).to_contain_text("reads mxfp8 experts, not mxfp4")
+        spans = experts.locator("table.paths tr")
+        expect(spans).to_have_count(3)
+        expect(spans.nth(1)).to_contain_text("3 to 64")
+        expect(spans.nth(1)).to_contain_text("small batch, list")
+        expect(spans.nth(2)).to_contain_text("65 and more")
+        spans.nth(2).locator("summary").click()
+        expect(spans.nth(2)).to_contain_text("wgmma: needs wgmma, which NVIDIA GeForce RTX 5090 does not have")
+        spans.nth(2).locator("summary").click()
         plot = page.locator(".plot").first
         expect(plot.locator("path.line.c1")).to_have_count(1, timeout=PATIENCE_MS)
         expect(plot.locator("svg")).to_have_attribute("aria-label", re.compile(r"Throughput in tok/s.*generated \d"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PLANS
+from microscale.backends.precision import PRECISIONS
 from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon, usable_memory
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, KNOWN
@@ -102,8 +102,8 @@ def _candidates(outline: Outline, setup: Setup, memory: Memory) -> Iterator[tupl
         if options:
             yield options, other, workload
         yield from _smaller(options, outline, other, memory)
-    if setup.gpu.is_cpu and setup.wish.backend is None:
-        reference = replace(setup, wish=replace(setup.wish, backend="reference", moe_backend=None))
+    if setup.gpu.is_cpu and setup.preference.backend is None:
+        reference = replace(setup, preference=replace(setup.preference, backend="reference", moe_backend=None))
         yield "--backend reference, which decodes the experts on every step", reference, workload
 
 
@@ -112,10 +112,10 @@ def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
     precision = setup.precision
     if precision.kv_format != "fp8":
         yield "--kv-cache-dtype fp8", replace(setup, precision=replace(precision, kv_cache_dtype="fp8"))
-    names = list(PLANS)
+    names = list(PRECISIONS)
     for name in names[names.index(precision.name) + 1 :]:
         asked = replace(
-            PLANS[name],
+            PRECISIONS[name],
             chosen=precision.chosen,
             moe_activations=precision.moe_activations,
             kv_cache_dtype=precision.kv_cache_dtype,

@@ -22,7 +22,7 @@ def load(prepared: Prepared, on_layer: Callable[[], None] = lambda: None) -> Any
     log.info("%s\n%s", _headline(prepared), prepared.plan.table())
     # Packing has all of them, also after a model whose last step had few.
     torch.set_num_threads(threads or all_threads())
-    ops = Ops(setup.gpu, setup.activations, setup.wish, setup.precision, prepared.plan, threads)
+    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, prepared.plan, threads)
     return build_model(prepared.weights, ops, prepared.device, prepared.page_size, on_layer)
 
 

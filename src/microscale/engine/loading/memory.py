@@ -19,7 +19,7 @@ from microscale.backends.precision import BITS
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
-from microscale.models.config import LayerKind
+from microscale.models.config import NO_SLIDING_LAYERS, LayerKind
 from microscale.models.outline import AT_THE_END, Outline
 
 RUNTIME = GIB
@@ -149,6 +149,8 @@ class Memory:
 
             usable = fixed | sliding: a window and a page a sequence, one step | full: 7/8 of the rest | more windows
 
+        Without sliding layers, full ones get all of the rest, and the pages of sliding ones, which have no bytes, stay
+        few.
         Full layers get at least what was promised: every sequence at the context that must fit. On a CPU, whose memory
         is not ours to fill, they get no more than every sequence at full length.
         """
@@ -158,15 +160,17 @@ class Memory:
             return -(-positions // kv.page_size)
 
         context = pages(self.context)
-        sliding = work.sequences * min(pages(kv.window) + 1, context) + min(pages(work.step_tokens), context)
-        # A model without one of the kinds gives its pages no bytes; then any number will do.
+        window = max(kv.window, NO_SLIDING_LAYERS)
+        sliding = work.sequences * min(pages(window) + 1, context) + min(pages(work.step_tokens), context)
+        # A model without full layers gives their pages no bytes; then any number will do.
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
-        sliding_bytes = max(kv.sliding_per_position * kv.page_size, 1)
+        sliding_bytes = kv.sliding_per_position * kv.page_size
         left = self.usable - self.fixed - sliding * sliding_bytes
-        full = max((left - left // KEPT_WINDOWS) // full_bytes, work.sequences * context)
+        kept = left // KEPT_WINDOWS if sliding_bytes else 0
+        full = max((left - kept) // full_bytes, work.sequences * context)
         if self.gpu.is_cpu:
             full = min(full, work.sequences * pages(work.context or self.model_context))
-        windows = max(left - full * full_bytes, 0) // sliding_bytes
+        windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
         if self.gpu.is_cpu:
             windows = min(windows, sliding)
         return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Wish
+from microscale.backends.ops import Activations, Preference
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.memory import Workload
 from microscale.engine.step.threads import check_threads
@@ -29,7 +29,7 @@ class LoadOptions:
     """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``."""
     dtype: str = "auto"
     """Type of the activations: ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
-    wish: Wish = field(default_factory=Wish)
+    preference: Preference = field(default_factory=Preference)
     precision: Precision = EXACT
     workload: Workload = field(default_factory=Workload)
     """What must fit beside the weights."""
@@ -43,7 +43,7 @@ class LoadOptions:
         """Refuse what is wrong whatever the model is, before that is looked for."""
         self.workload.check_page_size()
         check_threads(self.threads)
-        self.wish.check()
+        self.preference.check()
 
 
 def choose_device(name: str) -> torch.device:

@@ -55,7 +55,7 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
     """
     options.check()
     device = choose_device(options.device)
-    setup = Setup(gpu_of(device), choose_activations(options.dtype, device), options.wish, options.precision)
+    setup = Setup(gpu_of(device), choose_activations(options.dtype, device), options.preference, options.precision)
     weights = open_weights(
         options.model,
         load_format=options.load_format,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
@@ -121,7 +121,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
         load_format=config.load_format,
         device=config.device,
         dtype=config.dtype,
-        wish=Wish(config.backend, config.moe_backend),
+        preference=Preference(config.backend, config.moe_backend),
         precision=make_precision(config.precision, config.layer_format, config.moe_activations, config.kv_cache_dtype),
         workload=Workload(
             context=config.max_model_len,

@@ -11,8 +11,6 @@ from microscale.hardware.tiles.tuned import Kernels, Section, measured
 ANY_LOAD = float(1 << 20)
 """More row tiles for an SM than any row ends at."""
 MAX_REGISTERS = 255
-# Of the machine's room: programs of the kernel before still hold some (88 registers, 99 % full: 24.8 us and not 20.8).
-WAVE_SHARE = 0.93
 # The rule. With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200:
 # 14.6 against 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
 FEW_WARPS = 24
@@ -151,13 +149,6 @@ def max_registers(tile: Tile, warps: int, gpu: Gpu) -> int | None:
         return tile.registers
     programs = max(1, SLOW_WARPS // warps)
     return min(MAX_REGISTERS, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
-
-
-def one_wave(tile: Tile, gpu: Gpu) -> float:
-    """Row tiles for each SM up to which all programs run at once."""
-    if tile.registers is None:
-        return ANY_LOAD
-    return WAVE_SHARE * (gpu.registers_per_sm // (32 * tile.registers)) * tile.row_tiles / tile.warps
 
 
 def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[Tile]:

@@ -162,8 +162,8 @@ class _Call:
         constants: dict[str, Any] = {}
         if self.transform is not None:
             attend, others = fused_decode_jit.attend_fused, self.transform.arguments(self.q)
-            norm, shared = self.transform.kind
-            constants = {"EARLY": tile.early, "NORM": norm, "SHARED": shared}
+            norm, norm_v, shared = self.transform.kind
+            constants = {"EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
         arguments = (
             self.q, *self.words(), self.sinks, self.out, sums, summary, spans, counters,
             *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others,

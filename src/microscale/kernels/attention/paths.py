@@ -71,7 +71,8 @@ def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) ->
     if splits <= 1:
         return "needs more keys than one split has"
     if way is Split.LAST_PROGRAM:
-        return None if splits <= inside else f"adds up to {inside} splits of {spec.head_dim} wide heads, not {splits}"
+        most = f"up to {inside} splits" if inside else "no splits"
+        return None if splits <= inside else f"adds up {most} of {spec.head_dim} wide heads, not {splits}"
     return None if splits > inside else f"is for more than {inside} splits, and a sequence has at most {splits}"
 
 
@@ -117,7 +118,9 @@ def fuses(way: Split) -> Supports:
         if shape.longest_query != 1:
             return f"takes one new token of each sequence, not {shape.longest_query}"
         if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
-            return f"norms heads that are {spec.head_dim} wide, and these have no norms"
+            return (
+                f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
+            )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
         most = split_kv(spec.head_dim, gpu).fused_sequences

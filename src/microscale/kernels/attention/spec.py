@@ -17,6 +17,9 @@ from torch import Tensor
 
 from microscale.kernels.op import Activations
 
+HeadsKind = tuple[bool, bool, bool]
+"""Whether queries and keys are normed, whether values are, and whether K = V."""
+
 
 @dataclass(frozen=True)
 class BatchShape:
@@ -29,11 +32,11 @@ class BatchShape:
     """Width of the page table."""
     kv_fp8: bool = False
     """Whether keys and values are E4M3 codes."""
-    heads: tuple[bool, bool] | None = None
-    """Where queries and keys come straight from the projection: whether heads are normed, and whether K = V."""
+    heads: HeadsKind | None = None
+    """Where queries and keys come straight from the projection."""
 
     @classmethod
-    def of(cls, kv: PagedKv, batch: AttentionBatch, heads: tuple[bool, bool] | None = None) -> BatchShape:
+    def of(cls, kv: PagedKv, batch: AttentionBatch, heads: HeadsKind | None = None) -> BatchShape:
         sizes = batch.context_lens.shape[0], batch.max_query_len, batch.page_table.shape[1]
         return cls(*sizes, kv.k.dtype == torch.uint8, heads)
 

@@ -44,11 +44,8 @@ def _reads_weights_once(spec: DenseSpec, gpu: Gpu) -> Reason | None:
 def _small_batch(spec: DenseSpec, gpu: Gpu) -> Reason | None:
     if small_batch.takes(spec.tokens, spec.rows, gpu):
         return None
-    few_rows = threshold(Name.FEW_ROWS_TOKENS, gpu)
-    return (
-        f"pays up to {small_batch.MAX_TOKENS} tokens, with few rows up to {few_rows}; here are {spec.tokens} and "
-        f"{spec.rows} rows"
-    )
+    most, few_rows = small_batch.MAX_TOKENS, threshold(Name.FEW_ROWS_TOKENS, gpu)
+    return f"pays up to {most} tokens, with few rows up to {few_rows}, not for {spec.tokens} and {spec.rows} rows"
 
 
 def _unpack(spec: DenseSpec, gpu: Gpu) -> Reason | None:

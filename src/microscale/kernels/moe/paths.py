@@ -67,9 +67,9 @@ def _wgmma_bf16(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     if (reason := _wgmma(spec, gpu)) or spec.tokens > MAX_TOKENS or crowded:
         return reason
     if least is None:
-        return f"pays from {MAX_TOKENS + 1} tokens on; here are {spec.tokens}"
-    fewer = f"{least.tokens} tokens and {least.pairs} pairs an expert"
-    return f"pays from {MAX_TOKENS + 1} tokens on, or from {fewer}; here are {spec.tokens} and {share:.3g}"
+        return f"pays from {MAX_TOKENS + 1} tokens on, not for {spec.tokens}"
+    fewer = f"{least.tokens} with {least.pairs} pairs an expert"
+    return f"pays from {MAX_TOKENS + 1} tokens on, or from {fewer}; {spec.tokens} make {share:.3g} pairs"
 
 
 def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
@@ -81,7 +81,7 @@ def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
         return reason
     share = spec.tokens * spec.top_k / spec.num_experts
     least = threshold(Name.FP8_PAIRS, gpu)
-    return f"pays beyond {MAX_TOKENS} tokens and {least} pairs an expert; here are {spec.tokens} and {share:.3g}"
+    return f"pays beyond {MAX_TOKENS} tokens and {least} pairs an expert; {spec.tokens} make {share:.3g}"
 
 
 def _block_scaled(spec: MoeSpec, gpu: Gpu) -> Reason | None:
@@ -97,7 +97,7 @@ def _resident(fp8: bool) -> Supports:
         share, least = cdiv(spec.tokens * spec.top_k, spec.num_experts), resident_share(spec, gpu, fp8)
         if least is None:
             return f"has no tile for {gpu.name}"
-        return None if share >= least else f"is meant for {least} pairs an expert and more; here are {share}"
+        return None if share >= least else f"is meant for {least} pairs an expert and more, not {share}"
 
     return supports
 

@@ -43,14 +43,14 @@ def turn(x, partner, cos, sin, PLAIN: tl.constexpr):
 def rope_and_write_kv(
     qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
     k_scale_ptr, v_scale_ptr, scale, epsilon, heads, kv_heads, page_size, stride_page, stride_kv_head, stride_scale,
-    BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, FP8: tl.constexpr,
-    PDL: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, NORM_V: tl.constexpr, SHARED: tl.constexpr,
+    FP8: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of heads). Rotates q to ``q_ptr`` and k into the cache, and copies v there.
 
     A head's first and second halves are read once each; dimension i turns with i + HALF, and stays where its frequency
-    is 0. NORM: each head is normed first, q and k with weights, v without. SHARED: there is no v, and k before weight
-    and rotation stands for it.
+    is 0. NORM: q and k are normed first, with weights. NORM_V: and v, without one. SHARED: there is no v, and k before
+    weight and rotation stands for it.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -77,12 +77,17 @@ def rope_and_write_kv(
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     is_query = (head < heads)[:, None]
     turned = (head < heads + kv_heads)[:, None]
+    v_first = first
+    v_second = second
     if NORM:
         factor = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + epsilon)[:, None]
         first *= factor
         second *= factor
-    v_first = to_bf16(first, PLAIN)
-    v_second = to_bf16(second, PLAIN)
+        if NORM_V:
+            v_first = first
+            v_second = second
+    v_first = to_bf16(v_first, PLAIN)
+    v_second = to_bf16(v_second, PLAIN)
     if NORM:
         first = weigh_head(first, tl.where(is_query, q_low[None, :], k_low[None, :]), PLAIN)
         second = weigh_head(second, tl.where(is_query, q_high[None, :], k_high[None, :]), PLAIN)

@@ -6,7 +6,6 @@ sees only a window), output projection; norm, router, mixture of experts. Everyt
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -27,29 +26,9 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss.config import GptOssConfig, YarnRope
+from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.tensors import GptOssWeights, LayerTensors
-
-
-def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable:
-    """YaRN: high frequencies stay, low ones are divided by ``factor``, those between are blended.
-
-    A dimension turns ``original_context / wavelength`` times over the original context; ``beta_fast`` turns or more
-    count as high, ``beta_slow`` or fewer as low. Cosine and sine grow by ``0.1 ln(factor) + 1``.
-    """
-
-    def dimension(turns: float) -> float:
-        return head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
-    plain = 1.0 / rope.theta ** (index / head_dim)
-    # 0 where the frequency stays, 1 where it is divided; 0.001 keeps a ramp of no width from dividing by zero.
-    ramp = ((index / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
-    return RopeTable(plain * (1 - ramp) + plain / rope.factor * ramp, 0.1 * math.log(rope.factor) + 1.0)
+from microscale.models.rope import yarn_table
 
 
 class DecoderLayer:

@@ -44,8 +44,9 @@ from microscale.server.host import Host
 from microscale.server.http.exchange import Exchange, event_bytes
 from microscale.server.http.faults import BadField, SlowReader, code_of
 from microscale.server.prompts import ChatPrompt, output_of, render
+from microscale.server.reading import tell_ignored
 from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.parsing import parse, tell_ignored
+from microscale.server.requests.parsing import parse
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import OutputFormat
 from microscale.text.events import Kind

@@ -10,10 +10,10 @@ from microscale.server.http.exchange import Exchange
 from microscale.server.http.faults import BadField
 from microscale.server.openai.logprobs import token_text
 from microscale.server.prompts import render
+from microscale.server.reading import read_request
 from microscale.server.requests.body import Body
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, MARKS, Tokens
-from microscale.server.requests.parsing import read_request
 
 
 class TokenizeText(Body):

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from microscale.server.requests.body import Body
 
 log = logging.getLogger(__name__)
+IGNORED_HEADER = "x-microscale-ignored"
+"""In which a reply names them."""
 MAX_NAMED = 32
 """Ignored keys that one reply names."""
 MAX_LOGGED = 256

@@ -8,29 +8,13 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from microscale.server.host import Host
-from microscale.server.http.exchange import Exchange
 from microscale.server.http.faults import BadField
 from microscale.server.requests.body import MANY, Body
-from microscale.server.requests.ignored import Ignored, ignored_header, ignored_keys
+from microscale.server.requests.ignored import Ignored, ignored_keys
 
 T = TypeVar("T", bound=Body)
 MAX_CONTAINERS = 2 * MANY
 """Lists and objects of one body, 3 us to make each; counted by their brackets, those in text included."""
-IGNORED_HEADER = "x-microscale-ignored"
-
-
-async def read_request(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
-    """The request. What was ignored of it is logged and named in the reply's head."""
-    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
-    tell_ignored(host, ignored, exchange)
-    return request
-
-
-def tell_ignored(host: Host, ignored: list[Ignored], exchange: Exchange) -> None:
-    if ignored:
-        host.ignored.tell(ignored)
-        exchange.headers[IGNORED_HEADER] = ignored_header(ignored)
 
 
 def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[Ignored]]:

@@ -60,8 +60,10 @@ class CallReader:
             self._hold(text)
             return ""
         end = self._end_in(text)
-        if self.is_whole:
-            self._hold(text[end:])
+        if end is None:
+            return text
+        self.is_whole = True
+        self._hold(text[end:])
         return text[:end]
 
     def _look_for_head(self, text: str) -> str:
@@ -80,8 +82,8 @@ class CallReader:
         self._held.append(text)
         self._num_held += len(text)
 
-    def _end_in(self, text: str) -> int:
-        """How far the arguments reach into a text."""
+    def _end_in(self, text: str) -> int | None:
+        """Where the arguments end in a text; ``None`` if they go on after it."""
         at = 0
         if self._is_escaped:
             self._is_escaped, at = False, 1
@@ -95,9 +97,8 @@ class CallReader:
             else:
                 self._depth += 1 if found[0] in "{[" else -1
                 if self._depth == 0:
-                    self.is_whole = True
                     return at
-        return len(text)
+        return None
 
 
 def whole_call(text: str) -> tuple[str, str]:

@@ -57,6 +57,8 @@ class ChatmlParser(OutputParser):
         """Line breaks that are layout if a mark follows."""
         self._num_skipped = LAYOUT
         """Line breaks since the last mark, up to those that are its own."""
+        self._is_layout = False
+        """The last token was nothing but line breaks of the mark before it."""
         self._reader = CallReader(())
         self._arguments: list[str] = []
         self._num_calls = 0
@@ -66,6 +68,7 @@ class ChatmlParser(OutputParser):
 
     def feed(self, token: int) -> list[Event]:
         self._events = []
+        self._is_layout = False
         if self.is_control(token):
             self._add(self._detokenizer.flush())
             self._control(token)
@@ -90,7 +93,7 @@ class ChatmlParser(OutputParser):
 
     @property
     def body_kind(self) -> Kind | None:
-        return KINDS.get(self._state)
+        return None if self._is_layout else KINDS.get(self._state)
 
     def finish(self) -> list[Event]:
         self._events = []
@@ -180,6 +183,7 @@ class ChatmlParser(OutputParser):
             num_skipped = min(len(text) - len(shown), LAYOUT - self._num_skipped)
             text = text[num_skipped:]
             self._num_skipped = LAYOUT if text else self._num_skipped + num_skipped
+            self._is_layout = not text
         text = self._breaks + text
         num_held = min(len(text) - len(text.rstrip("\n")), LAYOUT) if self._holds_breaks else 0
         text, self._breaks = text[: len(text) - num_held], text[len(text) - num_held :]

@@ -32,7 +32,7 @@ from microscale.server.openai.chat.request import ChatRequest
 from microscale.server.openai.logprobs import ChatLogprobs, ChatLogprobSorter, joined
 from microscale.server.openai.usage import Usage, usage
 from microscale.server.prompts import ChatPrompt, output_of, render
-from microscale.server.requests.parsing import read_request
+from microscale.server.reading import read_request
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import read_output_format
 from microscale.text.events import Kind

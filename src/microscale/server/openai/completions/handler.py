@@ -6,12 +6,10 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from msgspec import UNSET, UnsetType
 
-from microscale.engine.output import Output
 from microscale.server.choice import Choice, Step
 from microscale.server.encoding import TextSlot, encode
 from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
@@ -19,36 +17,23 @@ from microscale.server.generation import FastPath, generate
 from microscale.server.host import Host
 from microscale.server.http.exchange import Exchange, event_bytes
 from microscale.server.http.faults import BadField
-from microscale.server.openai.completions.replies import PromptLogprob, TextChoice, TextLogprobs, TextReply
+from microscale.server.openai.completions.logprobs import (
+    LogprobWriter,
+    ScoredToken,
+    echoed,
+    generated,
+    joined,
+    prompt_logprobs,
+)
+from microscale.server.openai.completions.replies import PromptLogprob, TextChoice, TextReply
 from microscale.server.openai.completions.request import CompletionRequest
-from microscale.server.openai.logprobs import token_text
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.requests.parsing import read_request
+from microscale.server.reading import read_request
 from microscale.server.structured.grammar import completion_grammar
-from microscale.text.detokenize import Detokenizer
 from microscale.text.output import Delta, PlainOutput
-from microscale.text.tokenizer import Tokenizer
 
 DEFAULT_TOKENS = 16
 """OpenAI's."""
-
-
-class _Token(NamedTuple):
-    """One token of a prompt or of its continuation."""
-
-    token: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...]
-    was_added: bool = False
-    """Before the prompt, by the chat format: it is no part of the text."""
-
-
-@dataclass
-class _Place:
-    """Where the text of a choice ends. A character may come in several tokens."""
-
-    detokenizer: Detokenizer
-    offset: int = 0
 
 
 class Completions:
@@ -62,8 +47,8 @@ class Completions:
         self._record.request_id = f"cmpl-{secrets.token_hex(12)}"
         self._name = host.check_model(request.model)
         self._created = int(time.time())
-        self._places: dict[int, _Place] = {}
-        """Where each choice stands in its text."""
+        self._writers: dict[int, LogprobWriter] = {}
+        """Of log-probabilities, by choice."""
 
     async def run(self) -> None:
         host, request = self._host, self._request
@@ -155,7 +140,7 @@ class Completions:
         logprobs = None
         if request.logprobs is not None:
             scored = self._echoed(choice) if echo else []
-            logprobs = self._logprobs(choice, [*scored, *map(_said, step.outputs)])
+            logprobs = self._writer(choice).write([*scored, *map(generated, step.outputs)])
         return TextChoice(
             choice.index,
             self._text_of(choice) + step.delta.content if echo else step.delta.content,
@@ -164,7 +149,7 @@ class Completions:
             step.delta.token_ids if wants_ids else UNSET,
             self._prompt_of[choice.index] if wants_ids and step.first else UNSET,
             UNSET if choice.output.stopped is None or finish is None else choice.output.stopped,
-            self._prompt_logprobs(choice) if step.first and request.prompt_logprobs is not None else UNSET,
+            self._prompt_logprobs(choice) if step.first else UNSET,
         )
 
     def _text_of(self, choice: Choice) -> str:
@@ -178,12 +163,19 @@ class Completions:
         text = prompt if isinstance(prompt, str) else prompt[choice.index // (self._request.n or 1)]
         return text if isinstance(text, str) else None
 
-    def _echoed(self, choice: Choice) -> list[_Token]:
-        most = self._request.logprobs or 0
-        num_added = self._num_added(choice)
-        first = _Token(self._prompt_of[choice.index][0], None, (), num_added > 0)
-        others = enumerate(choice.scored, 1)
-        return [first, *(_Token(token, logprob, top[:most], at < num_added) for at, (token, logprob, top) in others)]
+    def _writer(self, choice: Choice) -> LogprobWriter:
+        if choice.index not in self._writers:
+            shows_control = self._request.skip_special_tokens is False or bool(self._request.echo)
+            self._writers[choice.index] = LogprobWriter(self._host.tokenizer, shows_control=shows_control)
+        return self._writers[choice.index]
+
+    def _echoed(self, choice: Choice) -> list[ScoredToken]:
+        prompt = self._prompt_of[choice.index]
+        return echoed(prompt, choice.scored, self._request.logprobs or 0, self._num_added(choice))
+
+    def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        most = self._request.prompt_logprobs
+        return UNSET if most is None else prompt_logprobs(self._host.tokenizer, choice.scored, most)
 
     def _num_added(self, choice: Choice) -> int:
         """Tokens that the chat format has put before a text prompt."""
@@ -191,38 +183,6 @@ class Completions:
         if text is None or self._request.add_special_tokens is False:
             return 0
         return len(self._host.chat_format.added_to(text))
-
-    def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None]:
-        """Of every token but the first: the most likely in its place, and itself."""
-        most = self._request.prompt_logprobs or 0
-        told: list[dict[str, PromptLogprob] | None] = [None]
-        for token, logprob, top in choice.scored:
-            ranked = {other: (likely, rank) for rank, (other, likely) in enumerate(top[:most], 1)}
-            entries = {token: ranked.get(token, (logprob, None)), **ranked}
-            told.append(
-                {
-                    str(other): PromptLogprob(likely, rank, token_text(self._host.tokenizer, other))
-                    for other, (likely, rank) in entries.items()
-                }
-            )
-        return told
-
-    def _logprobs(self, choice: Choice, tokens: Sequence[_Token]) -> TextLogprobs:
-        place = self._places.setdefault(choice.index, _Place(Detokenizer(self._host.tokenizer)))
-        logprobs = TextLogprobs([], [], [], [])
-        tokenizer = self._host.tokenizer
-        shows_control = self._request.skip_special_tokens is False or self._request.echo
-        for token in tokens:
-            text = token_text(tokenizer, token.token)
-            logprobs.tokens.append(text)
-            logprobs.token_logprobs.append(token.logprob)
-            logprobs.top_logprobs.append(_top(tokenizer, token))
-            logprobs.text_offset.append(place.offset)
-            if token.was_added:
-                continue
-            name = tokenizer.control_name(token.token) if shows_control else None
-            place.offset += len(name or place.detokenizer.feed(token.token))
-        return logprobs
 
     def _reply(self, choices: list[TextChoice], *, final: bool = False) -> TextReply:
         said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
@@ -239,28 +199,12 @@ def _scored(request: CompletionRequest) -> int | None:
     return max(wanted, default=None)
 
 
-def _said(output: Output) -> _Token:
-    return _Token(output.token or 0, output.logprob or 0.0, output.top_logprobs)
-
-
-def _top(tokenizer: Tokenizer, token: _Token) -> dict[str, float] | None:
-    if token.logprob is None:
-        return None
-    top = {token_text(tokenizer, other): logprob for other, logprob in token.top}
-    # The chosen one is always there, as OpenAI has it.
-    return top | {token_text(tokenizer, token.token): token.logprob}
-
-
 def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
     """The pieces of one choice as one."""
     first, last = pieces[0], pieces[-1]
     logprobs = None
     if first.logprobs is not None:
-        logprobs = TextLogprobs([], [], [], [])
-        for piece in pieces:
-            if piece.logprobs is not None:
-                for name in TextLogprobs.__struct_fields__:
-                    getattr(logprobs, name).extend(getattr(piece.logprobs, name))
+        logprobs = joined([piece.logprobs for piece in pieces if piece.logprobs is not None])
     ids: tuple[int, ...] | UnsetType = UNSET
     if first.token_ids is not UNSET:
         ids = tuple(token for piece in pieces for token in piece.token_ids or ())

@@ -40,8 +40,8 @@ from microscale.server.openai.responses.store import Kept
 from microscale.server.openai.responses.tool_specs import PassedTool
 from microscale.server.openai.responses.toolbox import Toolbox
 from microscale.server.prompts import output_of
+from microscale.server.reading import read_request
 from microscale.server.requests.body import Body
-from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 
 

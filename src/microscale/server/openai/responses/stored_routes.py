@@ -14,8 +14,7 @@ from microscale.server.http.faults import BadField, NoSuchItem
 from microscale.server.openai.responses.convert import shown
 from microscale.server.openai.responses.replies import Deleted, ItemList
 from microscale.server.openai.responses.store import KeptItem
-from microscale.server.requests.ignored import NAME, Ignored, ignored_header
-from microscale.server.requests.parsing import IGNORED_HEADER
+from microscale.server.requests.ignored import IGNORED_HEADER, NAME, Ignored, ignored_header
 
 MOST_LISTED = 100
 DEFAULT_LISTED = 20

@@ -51,6 +51,38 @@ function losers(decisions) {
   });
 }
 
+/** Which path of its kernel runs which batch sizes, by the kind of batch; neighbours with the same path together. */
+function pathSpans(decisions) {
+  const forms = new Map();
+  for (const { paths = [] } of decisions)
+    for (const span of paths) {
+      const same = forms.get(span.form) ?? [];
+      forms.set(span.form, same);
+      const last = same.at(-1);
+      if (last?.path === span.path) last.last = span.last;
+      else same.push({ ...span });
+    }
+  return [...forms];
+}
+
+/** The sizes of a span; the last one of a plan holds for all larger batches too. */
+function sizesOf(span, spans) {
+  const number = (n) => n.toLocaleString("en");
+  if (span === spans.at(-1)) return `${number(span.first)} and more`;
+  return span.first === span.last ? number(span.first) : `${number(span.first)} to ${number(span.last)}`;
+}
+
+/** A table of the paths, with why not the others under each; none where a kernel has one way only. */
+function pathTable(decisions) {
+  const forms = pathSpans(decisions);
+  if (!forms.some(([, spans]) => spans.some((span) => span.rejected.length))) return "";
+  const row = (form, span, spans) => h("tr", {}, h("th", { scope: "row" }, `${form} ${sizesOf(span, spans)}`.trim()),
+    h("td", {}, span.path ?? "apart, op by op", span.rejected.length
+      ? h("details", {}, h("summary", {}, "Why not the others"), h("ul", {}, span.rejected.map(({ name, reason }) => h("li", {}, `${name}: ${reason}`)))) : ""));
+  return h("table", { class: "paths" }, h("caption", {}, "Paths by tokens in a batch"),
+    h("tbody", {}, forms.flatMap(([form, spans]) => spans.map((span) => row(form, span, spans)))));
+}
+
 export function planTable(decisions) {
   const colour = colours(decisions);
   const layers = grouped(decisions);
@@ -73,7 +105,7 @@ function layerRow(decisions, colour) {
   const others = losers(decisions);
   return h("details", { class: "layer-row" },
     h("summary", { class: "layer" }, h("span", { class: "name" }, NAMES[first.layer] ?? first.layer), h("span", { class: "format" }, first.format || "–"), band, h("span", { class: "us" }, micro(first.predicted_us))),
-    h("div", { class: "reasons" }, chosen, others.length ? h("table", {}, h("caption", {}, "Why not the others"), h("tbody", {}, others.map(({ name, reason }) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, reason))))) : ""));
+    h("div", { class: "reasons" }, chosen, pathTable(decisions), others.length ? h("table", {}, h("caption", {}, "Why not the others"), h("tbody", {}, others.map(({ name, reason }) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, reason))))) : ""));
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Two pieces of work beside each other: on a GPU two streams, in a CUDA graph two branches that join again."""
+"""Two pieces of work at once: on a GPU two streams, in a CUDA graph two branches that join again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Beside:
+class SideStream:
     """Runs what does not depend on each other at once, where the device can."""
 
     def __init__(self, device: torch.device) -> None:
