@@ -18,8 +18,8 @@ from microscale.prove.inventory import Setting
 from support.forward import all_logits
 from support.loading import load_model
 
-# Widths and heads of the real one, few layers and few experts: of 128, whose logits lie close together, roundings choose
-# another one too often to compare. Their router has a test of its own (``tests/kernels/cases_small.py``).
+# Widths and heads of the real one, few layers and few experts: of 128, whose logits lie close together, roundings
+# choose another one too often to compare. Their router has a test of its own (``tests/kernels/cases_small.py``).
 MODEL = "qwen3-30b-a3b"
 SHAPE = {"num_hidden_layers": 4, "num_experts": 16, "vocab_size": 4096, "eos_token_id": [1]}
 FORMATS = [
