@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.tuned import Kernels
 
 pytestmark = pytest.mark.odd_shapes
-SECTIONS = {section.name: section for section in (gemm.SECTION, attention.SECTION, experts.SECTION, dense.SECTION)}
+SECTIONS: dict[str, tuned.Section[Any, Any]] = {
+    section.name: section for section in (gemm.SECTION, attention.SECTION, experts.SECTION, dense.SECTION)
+}
 
 
 @pytest.mark.slow

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.calls import run_attention, run_fused
-from microscale.bench.attention import (
-    RMS_TOLERANCE,
-    SINKS_FULL,
-    SINKS_SLIDING,
-    WIDE_FULL,
-    WIDE_SLIDING,
-    Case,
-    make_batch,
-    make_kv,
-    rms_error,
-)
+from microscale.bench.attention import LAYERS, RMS_TOLERANCE, Case, Layer, make_batch, make_kv, rms_error
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
@@ -31,7 +21,6 @@ from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
-from microscale.models.config import LayerKind
 
 DECODE_SEQUENCES, DECODE_CONTEXT = 8, 8192
 FUSED_CONTEXT = 192
@@ -39,10 +28,6 @@ PREFILL = 4096
 # Norm, rotation and the keys round to bf16 before attention does: see tests/kernels/cases_attention.py.
 FUSED_TOLERANCE = 1.5 * RMS_TOLERANCE
 LAYERS_IN_A_GRAPH = 4
-LAYERS = (SINKS_FULL, SINKS_SLIDING, WIDE_FULL, WIDE_SLIDING)
-
-
-Layer = tuple[str, LayerKind]
 
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
