@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -44,8 +44,13 @@ class Decision:
     """The prediction rests on a measurement on this family, not on the implementation's stated efficiency."""
     spec: Any = None
     """The spec as the chosen implementation runs it: with the weights' format and the activations of the decision."""
-    path_spans: tuple[PathSpan, ...] = ()
-    """By which of its paths, for the batch sizes of this decision; none where it has one way for all of them."""
+    find_paths: Callable[[], tuple[PathSpan, ...]] = field(default=tuple, compare=False, repr=False)
+    """Asks the oracle for ``path_spans``: who only binds a model does not wait for it."""
+
+    @property
+    def path_spans(self) -> tuple[PathSpan, ...]:
+        """By which of its paths, for the batch sizes of this decision; none where it has one way for all of them."""
+        return self.find_paths()
 
     def to_json(self) -> dict[str, Any]:
         return {

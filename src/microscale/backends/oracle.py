@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from microscale.backends import paths, registry
@@ -240,8 +241,9 @@ def _with_paths(decision: Decision, first: int, gpu: Gpu, freedom: Freedom) -> D
     """The decision with the paths of its batch sizes, from ``first`` on."""
     entry = registry.find(decision.op, decision.chosen)
     spec, last = replace(decision.spec, tokens=1), decision.tokens
-    found = paths.spans(entry, decision.layer, spec, gpu, min(first, last), last, freedom.kv_size == 1)
-    return replace(decision, path_spans=found)
+    kv_fp8 = freedom.kv_size == 1
+    found = partial(paths.spans, entry, decision.layer, spec, gpu, min(first, last), last, kv_fp8)
+    return replace(decision, find_paths=found)
 
 
 def _lost(offer: _Offer, best: _Offer) -> Rejected:
