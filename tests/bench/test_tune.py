@@ -193,8 +193,9 @@ def started(job: Job, tile: Any) -> list[Any]:
 
 
 def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_attention, "DECODE_CONTEXT", 512)
+    monkeypatch.setattr(tune_attention, "DECODE_CONTEXT", 256)
     monkeypatch.setattr(tune_attention, "PREFILL", 64)
+    monkeypatch.setattr(tune_attention, "LAYERS_IN_A_GRAPH", 1)
     names = {"decode": "attend_short", "fused_decode": "attend_fused"}
     seen = set()
     for job in tune_attention.jobs(H200, quick=False):
@@ -212,7 +213,8 @@ def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {name: replace(layer, num_experts=8) for name, layer in bench_moe.LAYERS.items()}
+    layers = bench_moe.LAYERS.items()
+    small = {name: replace(layer, num_experts=8, hidden=512, intermediate=512) for name, layer in layers}
     monkeypatch.setattr(bench_moe, "LAYERS", small)
     monkeypatch.setattr(tune_experts, "NUM_LAYERS", 1)
     of = {

@@ -63,10 +63,30 @@ def stripped(ptx: str) -> str:
 
 
 def renamed(ir: str) -> str:
-    """IR without locations, and with values numbered as they appear: their names are the source's."""
+    """IR without what says nothing to LLVM: locations, the names of values, the places of constants, casts to the same.
+
+    Layouts and constants are written where they are used and the other values numbered as they appear.
+    """
     ir = re.sub(r"^#loc.*$", "", ir, flags=re.MULTILINE)
     ir = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", ir)
     ir = re.sub(r"@\w+", "@kernel", ir)
+    known: dict[str, str] = {}
+    layouts: dict[str, str] = {}
+    lines = []
+    for written in filter(str.strip, ir.splitlines()):
+        line = re.sub(r"(?<=.)#[a-z]\w*(?![\w.])", lambda name: layouts[name[0]], written)
+        if layout := re.fullmatch(r"(#\w+) = (.*)", line):
+            layouts[layout[1]] = layout[2]
+        elif constant := re.fullmatch(r"\s*(%\S+) = arith\.constant (.*)", line):
+            known[constant[1]] = f"<{constant[2]}>"
+        elif cast := re.fullmatch(r"\s*(%\S+) = tt\.bitcast (%\S+) : (.*) -> \3", line):
+            known[cast[1]] = known[cast[2]]
+        else:
+            lines.append(re.sub(r"%[\w.$-]+", lambda name: known.setdefault(name[0], f"%{len(known)}"), line))
+    return _numbered("\n".join(lines))
+
+
+def _numbered(ir: str) -> str:
     numbers: dict[str, str] = {}
     return re.sub(r"%[\w.$-]+", lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), ir)
 

@@ -221,7 +221,7 @@ def tune(
     """Measure the kernels' tiles on this machine's GPU and write the file for its family.
 
     Each tile is checked against the reference before it is timed. Until a family is tuned, a rule that knows the card's
-    shared memory, registers and bandwidth chooses the tiles. All kernels take an hour or more; most of it is compiling.
+    shared memory, registers and bandwidth chooses the tiles. All kernels take some hours; most of it is compiling.
     """
     settings.load()
     written = run_tune(hardware.detect(), directory, kernels=parse_kernels(kernels), quick=quick, console=err)

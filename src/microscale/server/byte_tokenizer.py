@@ -1,5 +1,4 @@
-"""A tokenizer of bytes for random weights, which come without one: 256 bytes, then a chat format's
-control tokens."""
+"""A byte tokenizer for random weights, which come without one: 256 bytes, then the chat format's control tokens."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ encode = msgspec.json.Encoder().encode
 
 
 class TextSlot:
-    """JSON that was encoded but for one text, wherever it stands."""
+    """JSON that was encoded once, with a gap for one text."""
 
     def __init__(self, encoded: Callable[[str], bytes]) -> None:
-        """``encoded``: the JSON with a text, which is asked for once, with one that stands nowhere else."""
+        """``encoded`` makes the JSON for a text. It is called once, with a mark that occurs nowhere else."""
         mark = secrets.token_hex(16)
         self._around = encoded(mark).split(encode(mark))
 

@@ -16,7 +16,7 @@ from microscale.server.requests.sampling import SamplingFields
 
 @dataclass(frozen=True)
 class Ask:
-    """What the choices of one prompt share."""
+    """A prompt and its sampling parameters, which all of its choices share."""
 
     prompt: list[int]
     params: SamplingParams
@@ -30,7 +30,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The request's formats, with no more tokens than fit. OpenAI's defaults, not the engine's."""
+    """What the request asks for, with no more tokens than fit. The defaults are OpenAI's, not the engine's."""
     room = host.max_model_len - num_prompt
     # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
     if room < (0 if max_tokens == 0 else 1):
@@ -87,8 +87,8 @@ def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
 
 
 def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int) -> list[Request]:
-    """One for each choice: all choices of the first prompt, then of the second. Seeds count up over a prompt's own."""
-    # Who shares no key shares no cache: whether a prompt was there before is told, and would tell on others.
+    """One for each choice: all choices of the first prompt, then of the second. Seeds count up within a prompt."""
+    # Owners share no cache: a reply says how much was cached, which would reveal what others sent.
     salt = record.owner + (fields.cache_salt or "")
     if fields.cache_prompt is False:
         salt = secrets.token_hex(16)

@@ -15,7 +15,7 @@ from microscale.server.http.request_id import request_id_of
 
 
 def error_response(error: MicroscaleError, scope: Scope) -> Response:
-    """In the shape of the API that the request speaks."""
+    """An error that was raised on purpose, as a reply."""
     if speaks_anthropic(scope):
         body, status, headers = error_reply(error, request_id_of(scope))
         return Response(body, status, headers, "application/json")

@@ -1,6 +1,6 @@
 """From prompts to outputs: submits choices to the engine, merges what comes back, keeps count.
 
-Chat and plain completions share this; what a choice looks like to the client is theirs.
+All APIs share this; what a choice looks like to the client is theirs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_QUEUED = 4
 
 TOLD_TOGETHER = 64
 TOLD_AFTER_S = 0.5
-"""Tokens, and time, between two updates of the metrics: few for what they cost, and often enough to be watched."""
+"""Tokens, and time, between two updates of the metrics: rare enough to be cheap, often enough for a dashboard."""
 
 
 @dataclass(frozen=True)
 class FastPath:
-    """Of a token that is its own text and nothing else: from the engine's message to the client's in one call."""
+    """For a token that only adds text: from the engine's message to the client's socket in one call."""
 
     wire: Wire
     event: Callable[[Kind, str], bytes]
-    """What the client gets for it. Who asks sends it: tokens are counted by this."""
+    """The bytes that the client gets for a token. It also counts: call it once a token, and send the result."""
 
 
 async def generate(
@@ -92,7 +92,7 @@ async def generate(
 
 
 class _Clock:
-    """When tokens came. Told to the metrics many together, to keep locks and buckets out of each token's way."""
+    """When tokens came. Metrics are updated for many at once, to keep locks and buckets off each token's path."""
 
     def __init__(self, host: Host, record: Record, num_choices: int) -> None:
         self._metrics = host.metrics
@@ -170,7 +170,7 @@ async def _taken(stream: Stream) -> AsyncGenerator[list[Output], None]:
 async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, list[Output]], None]:
     """Outputs of all streams as they arrive, until all have ended."""
     if len(streams) == 1:
-        # Without ``_taken``: one generator less on the way of every token.
+        # Without ``_taken``: one generator less on every token's path.
         [stream] = streams
         if outputs := await stream.take():
             yield 0, outputs[:1]

@@ -27,7 +27,7 @@ from microscale.text.output import ChatOutput
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Token ids, and what may come of them."""
+    """Token ids, and how to read the output that follows them."""
 
     tokens: list[int]
     tools: frozenset[str]

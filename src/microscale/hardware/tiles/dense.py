@@ -136,12 +136,12 @@ def possible(weight_format: str, columns: int, gpu: Gpu) -> set[Tile]:
 def candidates(case: Case, gpu: Gpu) -> Iterator[Tile]:
     """What ``tune`` measures."""
     many = case.size is Size.MANY
-    blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (2, 2, 2), (1, 1, 2)]
+    blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
     words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
     seen = {tile_of(case, gpu): None, by_rule(case): None}
     for row_tiles, warps_n, slices in blocks:
         for registers in (128, 168, 255):
-            for ahead in (1, 2, 3, 4, 5):
+            for ahead in (1, 2, 3, 4):
                 # One to two batches of weights, and the sums of a row tile.
                 held = row_tiles // warps_n * (2 * ahead * words + case.columns // 2)
                 if held + 32 <= registers:

@@ -130,4 +130,5 @@ def gated(
     else:
         gate = tl.load(row + unit, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(row + units + unit, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * units + unit, to_bf16(activation(gate, up, GATE, ALPHA, LIMIT), PLAIN), mask=mask)
+    y = activation(gate, up, GATE, ALPHA, LIMIT)
+    tl.store(out_ptr + token * units + unit, to_bf16(y, PLAIN), mask=mask)

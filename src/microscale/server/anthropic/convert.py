@@ -1,4 +1,4 @@
-"""A Messages request as a chat: blocks become messages, tools the chat's, so that every API has one way in."""
+"""A Messages request as a chat: blocks become messages, tools the chat's, so that all APIs share one path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ versions, and would keep the prefix cache from ever matching."""
 
 
 def passed_over(request: CountRequest) -> Iterator[Ignored]:
-    """What of the request is no unknown key, and is ignored all the same."""
+    """Parts of the request that are known and still ignored."""
     for tool in request.tools or ():
         if isinstance(tool, HostedTool):
             yield Ignored(f"tools.{tool.type if NAME.fullmatch(tool.type) else '?'}", False)
@@ -148,7 +148,7 @@ def _readable(block: ResultBlock) -> str:
     return "\n".join(filter(None, (block.title, block.context, text)))
 
 
-# ---- the rest --------------------------------------------------------------------------------------------------------
+# ---- other fields ----------------------------------------------------------------------------------------------------
 
 
 def output_format_of(request: CountRequest, limits: Limits) -> OutputFormat | None:

@@ -54,15 +54,15 @@ from microscale.text.output import ChatOutput, Delta
 
 log = logging.getLogger(__name__)
 PING_S = 5.0
-"""How long a stream says nothing while reasoning is hidden or a tool's input is held back."""
+"""How long a stream may be silent while reasoning is hidden or a tool's input is held back."""
 COMMENT = b":\n\n"
-"""What a token's event is that the client does not see; readers of event streams skip it."""
+"""Sent for a token that the client does not see; readers of event streams skip comments."""
 Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
 T = TypeVar("T", bound=CountRequest)
 
 
 class Messages:
-    """One request's."""
+    """One request to ``/v1/messages``."""
 
     def __init__(self, host: Host, request: MessagesRequest, exchange: Exchange) -> None:
         self._host = host
@@ -109,7 +109,7 @@ class Messages:
         self._choice = Choice(0, output)
         return generate(host, self._record, asked, [self._choice], self._fast_path())
 
-    # ---- on the way --------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _advance(self, step: Step) -> Iterator[Event]:
         if step.delta.reasoning:
@@ -152,7 +152,7 @@ class Messages:
             self._record.request_id, self._name, content, usage, end.stop_reason, end.stop_sequence, end.flaws
         )
 
-    # ---- as it comes -------------------------------------------------------------------------------------------------
+    # ---- streamed ----------------------------------------------------------------------------------------------------
 
     async def _stream(self, steps: AsyncGenerator[tuple[Choice, Step], None]) -> None:
         async for _, step in steps:
@@ -221,7 +221,7 @@ async def _read(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T
     return request
 
 
-def in_anthropics_words(work: Work) -> Work:
+def with_anthropic_errors(work: Work) -> Work:
     """Errors of ``work`` are told in Anthropic's shape, and every reply has a ``request-id``."""
 
     @wraps(work)
@@ -252,14 +252,14 @@ async def _tell(host: Host, exchange: Exchange, error: MicroscaleError) -> None:
         await exchange.end_events(b"")
 
 
-@in_anthropics_words
+@with_anthropic_errors
 async def messages(host: Host, body: bytes, exchange: Exchange) -> None:
     host.check_open()
     request = await _read(host, MessagesRequest, body, exchange)
     await Messages(host, request, exchange).run(len(body))
 
 
-@in_anthropics_words
+@with_anthropic_errors
 async def count_tokens(host: Host, body: bytes, exchange: Exchange) -> None:
     """The prompt's tokens, as ``usage`` of the same request would have them, cached ones included."""
     request = await _read(host, CountRequest, body, exchange)

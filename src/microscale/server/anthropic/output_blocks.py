@@ -38,7 +38,7 @@ MALFORMED = "malformed_tool_input"
 
 
 class Blocks:
-    """One message's."""
+    """The blocks of one message."""
 
     def __init__(self, display: Display, eager: Collection[str] = ()) -> None:
         self.content: list[Block] = []

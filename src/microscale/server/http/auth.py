@@ -46,7 +46,7 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _owner(self, scope: Scope) -> str | None:
-        """Whose key it is, by a digest of it: what is kept for one is nothing to another."""
+        """Whose key it is, by a digest of it. Owners do not see each other's responses."""
         headers = dict(scope["headers"])
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         # OpenAI's way, and Anthropic's. Clients that know both may send a placeholder in one of them.
@@ -87,14 +87,14 @@ class AllowedHosts:
 
 
 def _name(host: str) -> str:
-    """What stands before the port."""
+    """The part before the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
 
 
 def _is_here(address: str) -> bool:
-    """A number and no name, so no other site's: that of loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
+    """An address, which no other site can claim: loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -18,7 +18,7 @@ DISCARD_FACTOR = 64
 async def read_body(request: Request, limits: Limits) -> bytes:
     """The body, unpacked.
 
-    The type is asked for since a browser sends any other to a local server from any page, without asking it first.
+    Only JSON is accepted: a browser sends other types to a local server from any page, without a preflight.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("Send the body as JSON, with the header Content-Type: application/json.")

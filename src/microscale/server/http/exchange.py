@@ -60,7 +60,7 @@ class Record:
 class Exchange:
     """The writing half. ``send`` waits while the socket is full; one that stays full ends the exchange.
 
-    A clock beside the writes watches for that, instead of a timer around each: there is one for every token.
+    One timer watches for that, instead of one around each write: every token is a write.
     """
 
     def __init__(self, scope: Scope, send: Send, limits: Limits, record: Record) -> None:
@@ -70,7 +70,7 @@ class Exchange:
         self.wire: Wire | None = scope.get("state", {}).get(WIRE)
         """For the fast path, where the server has one."""
         self.headers: dict[str, str] = {}
-        """Of the answer, beside those that its kind has. Lower case."""
+        """Further headers of the answer. Lower case."""
         self._send = send
         self._patience_s = limits.write_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class Exchange:
         await self._write(last, more=False)
 
     async def error(self, error: MicroscaleError) -> None:
-        """Tell the client, as well as that can still be done."""
+        """Tell the client: by a status, or by an event if the answer has begun."""
         if isinstance(error, SlowReader):
             self.abort()
         elif not self.status:

@@ -44,7 +44,7 @@ ONLY: Mapping[str, Only] = {
     "dry_multiplier": Only((0, 0.0), "use repetition_penalty"),
     "xtc_probability": Only((0, 0.0), "use top_p, top_k or min_p"),
 }
-"""Known, and not to be had but with these values, which ask for what is done anyway."""
+"""Keys that are accepted only with these values, which ask for what is done anyway."""
 
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -69,7 +69,7 @@ def unset_if_minus_one(value: object) -> object:
 
 
 def only_text(value: object) -> object:
-    """For the type of a part of a message: the parts that are none of text have nothing else in common."""
+    """Validates the type of a message's part. Types of text end in ``text``; all others are refused."""
     if isinstance(value, str) and not value.endswith("text"):
         raise PydanticCustomError("unsupported_value", "is {kind}: this model reads text only", {"kind": value[:64]})
     return value

@@ -54,7 +54,7 @@ def _joined(path: str, name: str) -> str:
 
 
 class IgnoredLog:
-    """Tells of each ignored key once a process."""
+    """Logs each ignored key once per process."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()

@@ -1,8 +1,8 @@
-"""Grammars are tried before the engine sees them: in a process that can be killed, within a time limit, and once.
+"""Compiles each grammar once before the engine sees it: in a process that can be killed, within a time limit.
 
-The process starts with the first grammar. One that takes too long, or dies of memory, is killed, and the next grammar
-starts another. What was found out of a grammar is kept, good and bad, as many as ``MAX_KNOWN``; that it took too much
-is kept for a minute, since that may have been the machine's fault.
+The process starts with the first grammar. If one takes too long or too much memory, the process is killed, and the next
+grammar starts another. Results are cached, good and bad, up to ``MAX_KNOWN``. That a grammar took too much is cached
+for a minute only, since the machine may have been busy.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from microscale.text.grammar import ANY_OBJECT, Schema, Turn
 
 
 async def completion_grammar(host: Host, fields: StructuredFields, sampling: SamplingFields) -> str | None:
-    """Of a text that is nothing but the wanted form."""
+    """The grammar of a text that is nothing but the wanted form."""
     output_format = await read_output_format(host, fields)
     if output_format is None:
         return None
@@ -35,7 +35,7 @@ async def turn_grammar(
     sampling: SamplingFields,
     begun: Sequence[int] = (),
 ) -> str | None:
-    """Of a whole turn, if anything in it must have a form. ``begun``: what its prompt holds of the turn."""
+    """The grammar of a whole turn, if anything in it must have a form. ``begun``: what its prompt holds of the turn."""
     tools = callable_tools(chat)
     must_call = chat.tool_choice not in (None, "auto", "none")
     if output_format is None and not must_call and not any(spec.function.strict for _, spec in tools):

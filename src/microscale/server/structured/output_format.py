@@ -1,7 +1,6 @@
-"""Forms that an answer or a call must have: from the request's fields to one grammar that was tried.
+"""The form that an answer must have: a schema, a regex, a choice, a grammar.
 
-Fields of OpenAI's and vLLM's names say the same in several ways; here they become one ``Form``, and with the tools that
-may or must be called the grammar of the whole turn. What is wrong is told with the field that holds it.
+OpenAI's and vLLM's fields say the same in several ways; here they become one ``OutputFormat``. Errors name the field.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """The form that the answer shall have, and the field that says so."""
+    """The form that the answer must have, and the field that says so."""
 
     form: Form
     where: str
@@ -40,7 +39,7 @@ async def read_output_format(host: Host, fields: StructuredFields) -> OutputForm
 
 
 def output_format_of(fields: StructuredFields, limits: Limits) -> OutputFormat | None:
-    """What the request asks of its answer; more than one output_format is refused."""
+    """What the request asks of its answer; more than one format is refused."""
     formats = [*_openai(fields, limits), *_vllm(fields, limits)]
     if len(formats) > 1:
         raise BadField(f"{formats[0].where} and {formats[1].where} each ask for a form; give one.", formats[1].where)
@@ -57,7 +56,7 @@ def _openai(fields: StructuredFields, limits: Limits) -> list[OutputFormat]:
 
 
 def text_format(wanted: JsonFormat | SchemaFields | None, where: str, limits: Limits) -> OutputFormat | None:
-    """Of ``/v1/responses``, whose formats are flat."""
+    """From ``text.format`` of ``/v1/responses``, which is flat."""
     if isinstance(wanted, JsonFormat):
         return OutputFormat(ANY_OBJECT, where)
     return None if wanted is None else schema_format(wanted, f"{where}.schema", limits)

@@ -61,7 +61,7 @@ class Gathered:
 
 
 class Chat:
-    """One request's."""
+    """One request to ``/v1/chat/completions``."""
 
     def __init__(self, host: Host, request: ChatRequest, exchange: Exchange) -> None:
         self._host = host
@@ -145,7 +145,7 @@ class Chat:
         self._host.metrics.finished(reason)
         return reason
 
-    # ---- at once -----------------------------------------------------------------------------------------------------
+    # ---- whole -------------------------------------------------------------------------------------------------------
 
     def _choice(self, choice: Choice, whole: Gathered) -> ChatChoice:
         calls = [_called(pieces) for pieces in whole.calls]
@@ -184,7 +184,7 @@ class Chat:
             prompt_token_ids=self._prompt if self._request.return_token_ids else UNSET,
         )
 
-    # ---- as it comes -------------------------------------------------------------------------------------------------
+    # ---- streamed ----------------------------------------------------------------------------------------------------
 
     def _fast_path(self, choice: Choice) -> FastPath | None:
         """Chunks of a plain token, made once: later ones differ by the text alone."""

@@ -37,7 +37,7 @@ DEFAULT_TOKENS = 16
 
 
 class Completions:
-    """One request's."""
+    """One request to ``/v1/completions``."""
 
     def __init__(self, host: Host, request: CompletionRequest, exchange: Exchange) -> None:
         self._host = host

@@ -46,7 +46,7 @@ from microscale.server.structured.grammar import turn_grammar
 
 
 class Responses:
-    """One request's."""
+    """One request to ``/v1/responses``."""
 
     def __init__(self, host: Host, request: ResponsesRequest, exchange: Exchange) -> None:
         self._host = host
@@ -73,7 +73,7 @@ class Responses:
         self._keep(data)
         await self._exchange.json(data)
 
-    # ---- the beginning -----------------------------------------------------------------------------------------------
+    # ---- start -------------------------------------------------------------------------------------------------------
 
     async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[Choice, Step], None]:
         host, request = self._host, self._request
@@ -130,7 +130,7 @@ class Responses:
             prompt_cache_key=_word(marks.get("prompt_cache_key")),
         )
 
-    # ---- on the way --------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _advance(self, step: Step) -> Iterator[Event]:
         if step.delta.reasoning:
@@ -198,7 +198,7 @@ class Responses:
         self._num_events += 1
         await self._exchange.event(encode(event), event.type.encode())
 
-    # ---- afterwards --------------------------------------------------------------------------------------------------
+    # ---- store -------------------------------------------------------------------------------------------------------
 
     def _keep(self, data: bytes) -> None:
         if self._request.store is False:

@@ -44,7 +44,7 @@ PREFIXES = {ToolKind.LOCAL_SHELL: "lsh", ToolKind.SHELL: "sh", ToolKind.APPLY_PA
 
 
 class Items:
-    """One response's."""
+    """The items of one response."""
 
     def __init__(self, toolbox: Toolbox, *, seals: bool = False) -> None:
         """``seals``: thoughts are given as ``encrypted_content``, too."""

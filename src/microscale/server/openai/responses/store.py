@@ -1,4 +1,4 @@
-"""Responses that were kept, to be continued or fetched: in memory, those that were not used for longest go first.
+"""Responses that were kept, to be continued or fetched: in memory, least recently used dropped first.
 
 response ──► its conversation: items shared with the responses before it
 item id ───► the item, while a response that holds it is kept
