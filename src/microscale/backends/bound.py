@@ -142,17 +142,17 @@ class Dense:
         return entry.run_logits(self._packed, spec, self._gpu, x, path)
 
 
-BatchKey = tuple[int, int, int, int, torch.dtype]
-"""Tokens, sequences, the most new tokens of a sequence, width of the page table, and how keys are stored."""
+BatchKey = tuple[int, tuple[int, int, int], torch.dtype]
+"""Tokens, ``AttentionBatch.sizes``, and how keys are stored."""
 HeadsKey = tuple[BatchKey, HeadsKind]
 
 
 def _batch_key(tokens: int, kv: PagedKv, batch: AttentionBatch) -> BatchKey:
-    return tokens, batch.context_lens.shape[0], batch.max_query_len, batch.page_table.shape[1], kv.k.dtype
+    return tokens, batch.sizes, kv.k.dtype
 
 
 def _shape(key: BatchKey, heads: HeadsKind | None = None) -> BatchShape:
-    return BatchShape(*key[1:4], key[4] == torch.uint8, heads)
+    return BatchShape(*key[1], key[2] == torch.uint8, heads)
 
 
 class AttentionKind:

@@ -112,7 +112,7 @@ class _Call:
 
     @property
     def sequences(self) -> int:
-        return self.batch.context_lens.shape[0]
+        return self.batch.sizes[0]
 
     def tile(self, decode: bool) -> Tile:
         return tile_of(self.spec, self.gpu, self.fp8, decode=decode, fused=self.transform is not None)
@@ -150,7 +150,7 @@ class _Call:
         wanted = wanted_splits(kv_heads, per_sm, self.gpu)
         least = by_heads.least_blocks(tile)
         split, inside = way is not Split.ONE_PASS, way is Split.LAST_PROGRAM
-        most = most_splits(self.spec, self.batch.page_table.shape[1], tile, self.gpu, fused=self.transform is not None)
+        most = most_splits(self.spec, self.batch.sizes[2], tile, self.gpu, fused=self.transform is not None)
         # Each sequence may have one more than its share.
         programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
         rows = programs * kv_heads * tile.block_m if split else 0

@@ -11,6 +11,7 @@ the value its plain norm, so both are written (``small.rope_and_write_kv``) and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,8 +38,7 @@ class BatchShape:
 
     @classmethod
     def of(cls, kv: PagedKv, batch: AttentionBatch, heads: HeadsKind | None = None) -> BatchShape:
-        sizes = batch.context_lens.shape[0], batch.max_query_len, batch.page_table.shape[1]
-        return cls(*sizes, kv.k.dtype == torch.uint8, heads)
+        return cls(*batch.sizes, kv.k.dtype == torch.uint8, heads)
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,8 @@ class AttentionBatch:
     page_table: Tensor  # [sequences, max_pages] int32: page of position p is page_table[s, p // page_size]
     max_query_len: int
     """The most new tokens of any sequence, known to the host: 1 where all sequences decode."""
+
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sequences, the most new tokens of one, and the width of the page table: read once for all layers."""
+        return self.context_lens.shape[0], self.max_query_len, self.page_table.shape[1]
