@@ -197,7 +197,7 @@ def attend_fused(
     """
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
-    live, seq, split, first_program, num_splits, query_first, _, first, last, begin, end = find_work(
+    live, seq, split, first_program, splits, query_first, _, first, last, begin, end = find_work(
         query_start_ptr, context_lens_ptr, num_sequences, window, 1, wanted, least, BLOCK_N, SPLIT
     )
     newest = last - 1
@@ -296,6 +296,6 @@ def attend_fused(
     finish(
         state, row_valid, query + tl.zeros_like(rows), head,
         out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
-        split, first_program, num_splits, query_first, 1, group, stride_out_token, stride_scale,
+        split, first_program, splits, query_first, 1, group, stride_out_token, stride_scale,
         HEAD_DIM, BLOCK_M, KV_FP8, SPLIT, INSIDE, PLAIN,
     )  # fmt: skip

@@ -221,7 +221,7 @@ def start_softmax(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.con
 @triton.jit
 def finish(
     state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
-    split, first_program, num_splits, query_first, query_len, group, stride_out_token, stride_scale,
+    split, first_program, splits, query_first, query_len, group, stride_out_token, stride_scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr, INSIDE: tl.constexpr,
     PLAIN: tl.constexpr,
 ):  # fmt: skip
@@ -238,8 +238,8 @@ def finish(
         if not INSIDE:
             if (split == 0) & (kv_head == 0):
                 tl.store(spans_ptr + 2 * seq, first_program)
-                tl.store(spans_ptr + 2 * seq + 1, num_splits)
-        if num_splits > 1:
+                tl.store(spans_ptr + 2 * seq + 1, splits)
+        if splits > 1:
             row = (tl.program_id(0) * kv_heads + kv_head) * BLOCK_M + rows
             _store_rows(partial_ptr, row * HEAD_DIM, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)
             tl.store(summary_ptr + row * 2, top, mask=row_valid)
@@ -248,13 +248,13 @@ def finish(
                 counter = counters_ptr + seq * kv_heads + kv_head
                 # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
                 tl.debug_barrier()
-                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1:
                     tl.store(counter, 0)
                     merge_in_place(
-                        partial_ptr, summary_ptr, out_ptr, first_program, num_splits, kv_head, kv_heads, query_first,
+                        partial_ptr, summary_ptr, out_ptr, first_program, splits, kv_head, kv_heads, query_first,
                         query_len * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
                     )  # fmt: skip
-        row_valid = row_valid & (num_splits == 1)
+        row_valid = row_valid & (splits == 1)
     at = query * stride_out_token + head * HEAD_DIM
     _store_rows(out_ptr, at, acc, factor / total, row_valid, HEAD_DIM, KV_FP8, PLAIN)
 
@@ -288,7 +288,7 @@ def attend_short(
     kv_head = tl.program_id(1)
     # Lengths and tables come with the step, sinks and scales with the model: all are older than the kernel before,
     # which only makes queries and keys.
-    live, seq, split, first_program, num_splits, query_first, query_len, first, last, begin, end = find_work(
+    live, seq, split, first_program, splits, query_first, query_len, first, last, begin, end = find_work(
         query_start_ptr, context_lens_ptr, num_sequences, window, BLOCK_M // group, wanted, least, BLOCK_N, SPLIT
     )
     k_head_ptr = k_ptr + kv_head * stride_kv_head
@@ -324,7 +324,7 @@ def attend_short(
         )  # fmt: skip
     finish(
         state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
-        split, first_program, num_splits, query_first, query_len, group, stride_out_token, stride_scale,
+        split, first_program, splits, query_first, query_len, group, stride_out_token, stride_scale,
         HEAD_DIM, BLOCK_M, KV_FP8, SPLIT, INSIDE, PLAIN,
     )  # fmt: skip
 

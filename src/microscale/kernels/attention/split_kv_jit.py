@@ -61,7 +61,7 @@ def _find_split(
     found = -1
     share = 0
     first = 0
-    num_splits = 0
+    splits = 0
     before = 0
     for at in tl.range(0, num_sequences, BLOCK_S):
         seq = at + lane
@@ -73,9 +73,9 @@ def _find_split(
         found += tl.sum(tl.where(mine, seq + 1, 0), axis=0)
         share += tl.sum(tl.where(mine, shares, 0), axis=0)
         first += tl.sum(tl.where(mine, begin, 0), axis=0)
-        num_splits += tl.sum(tl.where(mine, count, 0), axis=0)
+        splits += tl.sum(tl.where(mine, count, 0), axis=0)
         before += tl.sum(count, axis=0)
-    return found, share, first, num_splits
+    return found, share, first, splits
 
 
 @triton.jit
@@ -92,11 +92,11 @@ def find_work(
     if SPLIT:
         if num_sequences == 1:  # nothing to look for: these steps stand before the first load of a split
             blocks = _num_blocks(query_start_ptr, context_lens_ptr, 0, num_sequences > 0, window, block_q, BLOCK_N)
-            num_splits, size = _cut(blocks, tl.maximum(tl.cdiv(blocks, wanted), least))
-            seq = tl.where(program < num_splits, 0, -1)
+            splits, size = _cut(blocks, tl.maximum(tl.cdiv(blocks, wanted), least))
+            seq = tl.where(program < splits, 0, -1)
             first_program = 0
         else:
-            seq, size, first_program, num_splits = _find_split(
+            seq, size, first_program, splits = _find_split(
                 query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
             )
         live = seq >= 0
@@ -106,7 +106,7 @@ def find_work(
         seq = program
         split = 0
         first_program = program
-        num_splits = 1
+        splits = 1
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
     last = tl.load(context_lens_ptr + seq)
@@ -121,7 +121,7 @@ def find_work(
         live = live & short
     else:
         live = short
-    return live, seq, split, first_program, num_splits, query_first, query_len, first, last, begin, end
+    return live, seq, split, first_program, splits, query_first, query_len, first, last, begin, end
 
 
 @triton.jit
@@ -155,8 +155,8 @@ def prefetch_keys(
 
 @triton.jit
 def merge_in_place(
-    partial_ptr, summary_ptr, out_ptr, first, num_splits, kv_head, kv_heads, query_first, num_rows, group,
-    stride_out_token, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
+    partial_ptr, summary_ptr, out_ptr, first, splits, kv_head, kv_heads, query_first, num_rows, group, stride_out_token,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """What ``merge_splits`` does, for all rows of one sequence and one KV head, in the order of the splits."""
     dims = tl.arange(0, HEAD_DIM)
@@ -169,9 +169,9 @@ def merge_in_place(
         top = tl.full([MERGE_ROWS], -1.0e30, tl.float32)
         total = tl.zeros([MERGE_ROWS], tl.float32)
         acc = tl.zeros([MERGE_ROWS, HEAD_DIM], tl.float32)
-        for begin in tl.range(0, num_splits, MERGE_SPLITS):
+        for begin in tl.range(0, splits, MERGE_SPLITS):
             split = begin + tl.arange(0, MERGE_SPLITS)
-            ok = (split < num_splits)[:, None] & (row < num_rows)[None, :]
+            ok = (split < splits)[:, None] & (row < num_rows)[None, :]
             at = ((first + split) * kv_heads + kv_head)[:, None] * BLOCK_M + row[None, :]
             tops = tl.load(summary_ptr + at * 2, mask=ok, other=-1.0e30)
             totals = tl.load(summary_ptr + at * 2 + 1, mask=ok, other=0.0)
@@ -205,8 +205,8 @@ def merge_splits(
     if (query_len == 0) | (query_len > BLOCK_M // group):
         return
     first = tl.load(spans_ptr + 2 * seq)
-    num_splits = tl.load(spans_ptr + 2 * seq + 1)
-    if num_splits == 1:
+    splits = tl.load(spans_ptr + 2 * seq + 1)
+    if splits == 1:
         return
     dims = tl.arange(0, HEAD_DIM)
     kv_heads = tl.num_programs(1) // group
@@ -214,9 +214,9 @@ def merge_splits(
         top = -1.0e30
         total = 0.0
         acc = tl.zeros([HEAD_DIM], tl.float32)
-        for begin in tl.range(0, num_splits, BLOCK_P):
+        for begin in tl.range(0, splits, BLOCK_P):
             split = begin + tl.arange(0, BLOCK_P)
-            mask = split < num_splits
+            mask = split < splits
             row = ((first + split) * kv_heads + head // group) * BLOCK_M + token * group + head % group
             tops = tl.load(summary_ptr + row * 2, mask=mask, other=-1.0e30)
             totals = tl.load(summary_ptr + row * 2 + 1, mask=mask, other=0.0)
