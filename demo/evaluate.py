@@ -23,8 +23,8 @@ from demo.constrained import constrained
 from demo.tasks import all_tasks
 from microscale.cli.console import progress_bar
 from microscale.engine.generate import Generation
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.checks import is_exact, is_right, parse
 from microscale.quality.encoded import Encoded, encode

@@ -6,7 +6,7 @@ import pytest
 
 from microscale.backends.plan import Setup
 from microscale.bench.model import Case, header, line, make_cases, run
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.errors import BadSetting
 from microscale.models.outline import outline
 

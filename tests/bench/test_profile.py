@@ -10,7 +10,7 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench.profile import fit_gaps, run, table
 from microscale.bench.trace import HOST_GAP, LAUNCH_GAP, name_parts, read, times
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.models.outline import outline
 
 

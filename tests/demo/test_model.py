@@ -20,8 +20,8 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 from microscale.models import embedded
 from microscale.quality.checks import Answer, is_right, parse
 from microscale.quality.encoded import encode

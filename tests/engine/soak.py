@@ -16,10 +16,13 @@ import torch
 
 from microscale.backends.ops import Logits
 from microscale.engine.engine import Engine
-from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
-from microscale.engine.sampler import Sampler, SamplingParams
-from microscale.engine.scheduler import Limits, Scheduler, Work
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.scheduler import Scheduler
+from microscale.engine.step.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.models.config import LayerKind
 from support.sampling import sampling_on_cpu
@@ -33,8 +36,8 @@ GROWTH = 16 << 20
 class Flat:
     """All tokens are alike."""
 
-    def forward(self, plan: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
-        return summarise(torch.zeros(sum(work.wants_logits for work in plan), VOCAB))
+    def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
+        return summarise(torch.zeros(sum(work.wants_logits for work in schedule), VOCAB))
 
 
 def resident() -> int:

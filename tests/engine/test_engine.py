@@ -13,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from microscale.engine.engine import Engine, Output
-from microscale.engine.pages import PagePool
+from microscale.engine.engine import Engine
+from microscale.engine.output import Output
 from microscale.engine.request import Finish, Request
-from microscale.engine.sampler import Sampler, SamplingParams
-from microscale.engine.scheduler import Limits, Scheduler, Work
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.scheduler import Scheduler
+from microscale.engine.step.work import Work
 from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
@@ -110,10 +114,10 @@ def test_steps_run_ahead_of_their_tokens(run_ahead: bool) -> None:
     ahead = 0
 
     class Counting(MockRunner):
-        def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
             nonlocal ahead
             ahead += tokens is not None
-            return super().forward(plan, tokens)
+            return super().forward(schedule, tokens)
 
     stop = alone([1, 2, 3], 30, SMALL.window)[9]
     system = System(SMALL, 64, 32, eos=[stop], run_ahead=run_ahead)
@@ -254,9 +258,9 @@ def test_a_request_with_broken_logits_ends_alone() -> None:
     system = System(SMALL, 64, 32)
     forward = system.runner.forward
 
-    def broken(plan, tokens=None):  # type: ignore[no-untyped-def]
-        logits = forward(plan, tokens)
-        rows = [work.request.request_id for work in plan for _ in range(work.num_logits)]
+    def broken(schedule, tokens=None):  # type: ignore[no-untyped-def]
+        logits = forward(schedule, tokens)
+        rows = [work.request.request_id for work in schedule for _ in range(work.num_logits)]
         if "bad" in rows:
             logits.values[rows.index("bad")] = float("nan")
             return summarise(logits.values)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from microscale.engine.build import assemble
-from microscale.engine.load import LoadOptions
+from microscale.engine.loading.build import assemble
+from microscale.engine.loading.load import LoadOptions
 from microscale.engine.request import Request
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Limits
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
 from support.families import load_gpt_oss

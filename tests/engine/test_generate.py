@@ -11,7 +11,7 @@ import torch
 from microscale import hardware
 from microscale.backends.ops import Activations, Ops, Wish
 from microscale.engine.generate import Generation, check_prompt
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.engine.build import assemble
-from microscale.engine.client import EngineClient
-from microscale.engine.engine import Engine, Output, Scored
-from microscale.engine.load import LoadOptions
-from microscale.engine.memory import SCORED_TOKENS
-from microscale.engine.messages import MAX_SCORED, EngineConfig
+from microscale.engine.engine import Engine
+from microscale.engine.loading.build import assemble
+from microscale.engine.loading.load import LoadOptions
+from microscale.engine.output import Output, Scored
+from microscale.engine.process.client import EngineClient
+from microscale.engine.process.messages import MAX_SCORED, EngineConfig
 from microscale.engine.request import Finish, Request
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Limits
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import SCORED_TOKENS, Limits
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
@@ -222,7 +222,7 @@ def test_broken_logits_end_the_request_alone(folders: dict[str, Path]) -> None:
 
     def broken(batch: ForwardBatch, kv: KvCache) -> Logits:
         values = forward(batch, kv).values.clone()
-        if len(values) > 2:  # the prompt that is scored, first in the plan
+        if len(values) > 2:  # the prompt that is scored, first in the schedule
             values[1] = torch.nan
         return summarise(values)
 

@@ -26,8 +26,6 @@ from support.listed import assert_listed
 
 HERE = Path(__file__).parent
 REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
-ONLY_TESTED = {"route_few"}
-"""Started by no model: see ``tests/prove/test_inventory.py``."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,7 +77,7 @@ def every_kernel_is_listed(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     if request.node.get_closest_marker("odd_shapes") is not None:
         names = {kernel.name for kernel in (*of_real_models(), *of_block_scaled())}
-        unknown = {k.name for k in started if k.name not in names and k.short_name not in ONLY_TESTED}
+        unknown = {k.name for k in started} - names
         assert not unknown, f"no model starts {unknown}: is it needed?"
         return
     marker = request.node.get_closest_marker("starts")

@@ -7,7 +7,7 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench import kernels, model, moe
 from microscale.bench.kernels import KernelBench
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
 from microscale.models.outline import outline

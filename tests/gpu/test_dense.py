@@ -1,4 +1,4 @@
-"""Dense layers on the present GPU: the kernels for few tokens, which no interpreter runs, and the others' cases."""
+"""Dense layers on the present GPU: the kernels for small batches, which no interpreter runs, and the others' cases."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kernels.cases_dense import (  # noqa: F401
     test_gemm_logits,
     test_many_tokens_go_through_an_unpacked_copy,
     test_no_tokens,
-    test_the_tail_of_other_peoples_logits,
+    test_the_epilogue_of_other_peoples_logits,
     test_unpacked_weights_are_the_weights,
 )
 from microscale.backends import registry
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
-from microscale.kernels.dense import small
+from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
@@ -66,10 +66,12 @@ def run(implementation: DenseOp, problem: Problem, x: Tensor | None = None) -> T
 def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
     packed = packed_of(problem)
-    for tiles in small.possible(fmt, 8 if tokens <= 8 else 16, GPU):
-        check_bf16(small.run(packed, GPU, problem.x, problem.residual, tiles), problem.expected)
-        check_bf16(small.run(packed, GPU, problem.x, None, tiles), dense(problem.x, problem.weights))
-        check_logits(small.run_logits(packed, GPU, problem.x, tiles=tiles), dense(problem.x, problem.weights), columns)
+    for tiles in small_batch.possible(fmt, 8 if tokens <= 8 else 16, GPU):
+        check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tiles), problem.expected)
+        check_bf16(small_batch.run(packed, GPU, problem.x, None, tiles), dense(problem.x, problem.weights))
+        check_logits(
+            small_batch.run_logits(packed, GPU, problem.x, tiles=tiles), dense(problem.x, problem.weights), columns
+        )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)

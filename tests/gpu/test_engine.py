@@ -11,14 +11,15 @@ import random
 
 import pytest
 
-from microscale.engine.build import assemble
-from microscale.engine.decode import SHORT_CONTEXT
-from microscale.engine.engine import Engine, Scored
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.engine import Engine
+from microscale.engine.loading.build import assemble
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.output import Scored
 from microscale.engine.request import Request
-from microscale.engine.runner import Model
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Limits
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.decode import SHORT_CONTEXT
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.runner import Model
 from microscale.models.config import LayerKind
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from microscale.backends.ops import Wish
 from microscale.engine.generate import Generation
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from support.forward import all_logits
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Wish
-from microscale.engine.load import LoadOptions
+from microscale.engine.loading.load import LoadOptions
 from microscale.models.gpt_oss.model import GptOss
 from support.families import load_gpt_oss
 from support.forward import all_logits

@@ -16,7 +16,6 @@ from microscale.hardware.tiles import Tile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
-from microscale.kernels.moe.spec import Routing
 from support.moe_cases import CASES, GELU, SWIGLU, Case, Problem, check_rounded
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
@@ -103,16 +102,15 @@ def test_a_graph_follows_its_inputs() -> None:
 @pytest.mark.parametrize("tokens, num_experts, top_k", [(8192, 128, 4), (8192, 32, 4), (3000, 128, 8), (1000, 512, 16)])
 def test_routing_of_many_tokens(tokens: int, num_experts: int, top_k: int) -> None:
     logits = torch.randn(tokens, num_experts, device="cuda").bfloat16()  # bf16 logits tie often
-    chosen, work = routing.route_and_dispatch(logits, top_k, 64)
+    chosen = routing.route(logits, top_k)
     want = routing.reference_route(logits, top_k, routing.RouterKind.TOPK_SOFTMAX)
     assert torch.equal(chosen.expert_ids, want.expert_ids)
     torch.testing.assert_close(chosen.weights, want.weights, rtol=1e-5, atol=0)
     twin = routing.reference_dispatch(chosen.expert_ids, num_experts, 64)
-    again = routing.dispatch(Routing(chosen.expert_ids, chosen.weights).expert_ids, num_experts, 64)
-    for found in (work, again):
-        assert torch.equal(found.offsets, twin.offsets)
-        assert torch.equal(found.order, twin.order)
-        assert torch.equal(found.tiles, twin.tiles)
+    found = routing.dispatch(chosen.expert_ids, num_experts, 64)
+    assert torch.equal(found.offsets, twin.offsets)
+    assert torch.equal(found.order, twin.order)
+    assert torch.equal(found.tiles, twin.tiles)
 
 
 # ---- assembly against its plain twin --------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ import torch
 
 from microscale import hardware
 from microscale.kernels.attention import paged
-from microscale.kernels.attention.fresh import Fresh, kinds
+from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.attention.tiles import HEAD_DIMS, choose_tile, wanted_pieces
+from microscale.kernels.attention.tiles import HEAD_DIMS, choose_tile, wanted_splits
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
@@ -81,9 +81,9 @@ CASES: list[AttentionCase] = [
     (4, 2, 256, None, 16, [(20, 3), (50, 1)]),
     (8, 1, 512, 30, 16, [(33, 1), (12, 1)]),
     (16, 1, 64, 20, 16, [(10, 30), (0, 0), (25, 4)]),
-    (8, 1, 64, None, 64, [(2600, 1), (0, 0), (700, 2), (90, 2)]),  # pieces of several sequences; two rows of tokens
-    (3, 1, 256, 700, 16, [(800, 1), (90, 2), (0, 1), (0, 0)]),  # the last program adds up nine pieces, three rows
-    (8, 1, 64, None, 16, [(1900, 1), (700, 2), (255, 1), (0, 0)]),  # the same: up to seven pieces, eight rows
+    (8, 1, 64, None, 64, [(2600, 1), (0, 0), (700, 2), (90, 2)]),  # splits of several sequences; two rows of tokens
+    (3, 1, 256, 700, 16, [(800, 1), (90, 2), (0, 1), (0, 0)]),  # the last program adds up nine splits, three rows
+    (8, 1, 64, None, 16, [(1900, 1), (700, 2), (255, 1), (0, 0)]),  # the same: up to seven splits, eight rows
     (8, 1, 64, 5000, 16, [(600, 1), (0, 40), (520, 2)]),  # a window longer than any sequence; short and long together
 ]
 if ON_GPU:
@@ -184,7 +184,7 @@ def test_the_scale_of_the_scores() -> None:
         (4, 2, 256, 200, [(300, 1), (90, 1)]),
     ],
 )
-def test_pieces_add_up_in_order(case: tuple[int, int, int, int | None, list[tuple[int, int]]]) -> None:
+def test_splits_add_up_in_order(case: tuple[int, int, int, int | None, list[tuple[int, int]]]) -> None:
     """By a launch of their own, or by the last program: the second call finds its counters as the first left them."""
     heads, kv_heads, dim, window, sequences = case
     spec, q, kv, batch = make_case(heads, kv_heads, dim, window, 16, sequences, False)
@@ -200,7 +200,7 @@ def test_pieces_add_up_in_order(case: tuple[int, int, int, int | None, list[tupl
 def test_a_graph_reads_lengths_and_tables_on_the_device(
     heads: tuple[int, int, int], longest: tuple[int, int, int]
 ) -> None:
-    """Pieces with a launch for their sum, and so few that the last program adds them up."""
+    """Splits with a launch for their sum, and so few that the last program adds them up."""
     spec, q, kv, batch = make_case(*heads, None, 16, [(n - 1, 1) for n in longest], False)
     PagedAttention().run(spec, GPU, q, kv, batch, None)
     graph = torch.cuda.CUDAGraph()
@@ -214,20 +214,20 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
         assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
 
 
-FreshShape = tuple[int, int, int, int | None, int, list[int]]
-FRESH: list[FreshShape] = [
+FusedShape = tuple[int, int, int, int | None, int, list[int]]
+FUSED: list[FusedShape] = [
     # heads, kv_heads, dim, window, page_size, context lengths, the new token included
     (8, 1, 64, None, 16, [1]),
     (16, 2, 64, 128, 16, [1, 2, 31, 127, 128, 129, 130, 300]),
-    (28, 2, 64, None, 32, [2049, 1, 257]),  # 14 heads in a group; pieces that the last program adds up
-    (8, 1, 64, None, 64, [2600, 3, 513]),  # and pieces that have a launch for it
+    (28, 2, 64, None, 32, [2049, 1, 257]),  # 14 heads in a group; splits that the last program adds up
+    (8, 1, 64, None, 64, [2600, 3, 513]),  # and splits that have a launch for it
     (4, 2, 128, 1, 16, [1, 40]),
     (4, 2, 256, 40, 16, [1, 32, 33, 34, 41, 65, 100]),
     (16, 2, 512, None, 16, [1, 2, 33, 65, 129]),
 ]
 if ON_GPU:
     LENGTHS = [1, 2, 31, 32, 33, 64, 65, 127, 128, 129, 1000, 1024, 1025, 2047, 2048, 2049, 4100]
-    FRESH += [
+    FUSED += [
         (64, 8, 64, None, 16, [n]) for n in LENGTHS
     ] + [
         (64, 8, 64, None, 16, LENGTHS),
@@ -245,12 +245,12 @@ if ON_GPU:
 
 
 @dataclass(frozen=True)
-class FreshCase:
+class FusedCase:
     """One step of decoding from the projection's heads on. The newest slot holds NaN, as all that nobody wrote."""
 
     spec: AttentionSpec
     qkv: torch.Tensor
-    fresh: Fresh
+    transform: HeadTransform
     kv: PagedKv
     batch: AttentionBatch
     positions: torch.Tensor
@@ -261,9 +261,9 @@ class FreshCase:
         return replace(self.kv, k=self.kv.k.clone(), v=self.kv.v.clone())
 
 
-def make_fresh_case(
-    case: FreshShape, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
-) -> FreshCase:
+def make_fused_case(
+    case: FusedShape, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
+) -> FusedCase:
     """``empty`` is a sequence without a new token."""
     heads, kv_heads, dim, window, page_size, lens = case
     new = [int(seq != empty) for seq in range(len(lens))]
@@ -284,25 +284,25 @@ def make_fresh_case(
         q_weight, k_weight = (1 + 0.2 * torch.randn(2, dim, generator=generator)).bfloat16().to(DEVICE)
         norms = HeadNorms(q_weight, k_weight, 1e-6)
         spec = replace(spec, scale=0.25)
-    fresh = Fresh(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
+    transform = HeadTransform(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
     noise = torch.randn(heads, generator=generator)
     sinks = None if sink is None else (sink + noise).bfloat16().to(DEVICE)
-    return FreshCase(spec, qkv.bfloat16().to(DEVICE), fresh, kv, batch, positions, slots, sinks)
+    return FusedCase(spec, qkv.bfloat16().to(DEVICE), transform, kv, batch, positions, slots, sinks)
 
 
-def check_fresh(problem: FreshCase) -> None:
+def check_fused(problem: FusedCase) -> None:
     """Against the two references, and what is in the cache against the two launches' answer."""
-    spec, fresh, batch = problem.spec, problem.fresh, problem.batch
+    spec, transform, batch = problem.spec, problem.transform, problem.batch
     ours, exact, apart = problem.copy_of_kv(), problem.copy_of_kv(), problem.copy_of_kv()
-    heads = (spec.num_heads, problem.positions, fresh.rope)
-    q = rope_and_write_kv(problem.qkv, *heads, exact, problem.slots, fresh.norms)
+    heads = (spec.num_heads, problem.positions, transform.rope)
+    q = rope_and_write_kv(problem.qkv, *heads, exact, problem.slots, transform.norms)
     want = attention(q, exact, batch, spec, problem.sinks)
-    with patch.object(paged, "FRESH_SEQUENCES", dict.fromkeys(HEAD_DIMS, batch.context_lens.shape[0])):
-        out = PagedAttention().run_fresh(spec, GPU, problem.qkv, fresh, ours, batch, problem.sinks)
+    with patch.object(paged, "FUSED_SEQUENCES", dict.fromkeys(HEAD_DIMS, batch.context_lens.shape[0])):
+        out = PagedAttention().run_fused(spec, GPU, problem.qkv, transform, ours, batch, problem.sinks)
     assert out is not None
     assert out.shape == q.shape
     # A head's sum of squares in another order: now and then a rounding to bf16, or then to E4M3, is the other one.
-    TritonSmall(GPU).rope_and_write_kv(problem.qkv, *heads, apart, problem.slots, fresh.norms)
+    TritonSmall(GPU).rope_and_write_kv(problem.qkv, *heads, apart, problem.slots, transform.norms)
     for name, got, ref in (("k", ours.k, apart.k), ("v", ours.v, apart.v)):
         bits = got if got.dtype == torch.uint8 else got.view(torch.int16)
         bits_ref = ref if ref.dtype == torch.uint8 else ref.view(torch.int16)
@@ -318,33 +318,33 @@ def check_fresh(problem: FreshCase) -> None:
     assert_close(out, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
 
 
-@pytest.mark.parametrize("case", FRESH, ids=str)
+@pytest.mark.parametrize("case", FUSED, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("kind", [(False, False), (True, False), (True, True)], ids=["plain", "normed", "shared"])
-def test_heads_to_attention_in_one_launch(case: FreshShape, fp8: bool, kind: tuple[bool, bool]) -> None:
+def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: tuple[bool, bool]) -> None:
     if kind not in kinds(case[2]):
         pytest.skip("no kernel: no model has such heads")
-    few = (FRESH.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
+    few = (FUSED.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
     if not ON_GPU and few:
         pytest.skip("one of three: the interpreter is slow")
-    check_fresh(make_fresh_case(case, fp8, *kind, sink=None if kind[0] else 0.5))
+    check_fused(make_fused_case(case, fp8, *kind, sink=None if kind[0] else 0.5))
 
 
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
 def test_one_launch_with_sinks(sink: float | None) -> None:
-    check_fresh(make_fresh_case((16, 2, 64, None, 16, [1, 20, 600]), False, False, False, sink))
+    check_fused(make_fused_case((16, 2, 64, None, 16, [1, 20, 600]), False, False, False, sink))
 
 
 def test_one_launch_and_a_sequence_without_a_token() -> None:
-    check_fresh(make_fresh_case((8, 1, 64, None, 16, [5, 300, 70]), False, False, False, 0.0, empty=1))
+    check_fused(make_fused_case((8, 1, 64, None, 16, [5, 300, 70]), False, False, False, 0.0, empty=1))
 
 
 def test_one_launch_with_rows_of_no_one() -> None:
     """Rows that fill a graph's batch share one slot of a page that belongs to nobody: none sees another's key."""
-    problem = make_fresh_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, False, False)
+    problem = make_fused_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, False, False)
     problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
     ours = problem.copy_of_kv()
-    out = PagedAttention().run_fresh(problem.spec, GPU, problem.qkv, problem.fresh, ours, problem.batch)
+    out = PagedAttention().run_fused(problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
     assert out is not None
     values = problem.qkv[1:, -2:].repeat_interleave(4, dim=1)  # a context of one token: its value
     assert torch.equal(out[1:], values)
@@ -352,13 +352,13 @@ def test_one_launch_with_rows_of_no_one() -> None:
 
 
 def test_what_is_not_one_launch() -> None:
-    problem = make_fresh_case((8, 2, 64, None, 16, [70, 1]), False, False, False)
-    run = PagedAttention().run_fresh
-    arguments = (problem.qkv, problem.fresh, problem.kv)
+    problem = make_fused_case((8, 2, 64, None, 16, [70, 1]), False, False, False)
+    run = PagedAttention().run_fused
+    arguments = (problem.qkv, problem.transform, problem.kv)
     assert run(problem.spec, GPU, *arguments, replace(problem.batch, max_query_len=2)) is None
     assert run(problem.spec, hardware.known("rtx4090"), *arguments, problem.batch) is None
     assert run(replace(problem.spec, num_heads=30), GPU, *arguments, problem.batch) is None
-    with patch.object(paged, "FRESH_SEQUENCES", dict.fromkeys(HEAD_DIMS, 0)):
+    with patch.object(paged, "FUSED_SEQUENCES", dict.fromkeys(HEAD_DIMS, 0)):
         assert run(problem.spec, GPU, *arguments, problem.batch) is None
     assert run(replace(problem.spec, head_dim=256), GPU, *arguments, problem.batch) is None
 
@@ -372,15 +372,15 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
     num_heads, kv_heads, dim, window, norm = heads
     # Within the window: keys that it has left are broken on purpose.
     lengths = [1500 if window is None else window, 700, 30]
-    problem = make_fresh_case((num_heads, kv_heads, dim, window, 16, lengths), False, norm, norm and dim == 512)
-    spec, batch, fresh = problem.spec, problem.batch, problem.fresh
+    problem = make_fused_case((num_heads, kv_heads, dim, window, 16, lengths), False, norm, norm and dim == 512)
+    spec, batch, transform = problem.spec, problem.batch, problem.transform
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
-    run = PagedAttention().run_fresh
-    run(spec, GPU, problem.qkv, fresh, problem.copy_of_kv(), batch)
+    run = PagedAttention().run_fused
+    run(spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)
     graph = torch.cuda.CUDAGraph()
     batch.context_lens.sub_(8)
     with torch.cuda.graph(graph):
-        out = run(spec, GPU, problem.qkv, fresh, ours, batch)
+        out = run(spec, GPU, problem.qkv, transform, ours, batch)
     assert out is not None
     generator = torch.Generator().manual_seed(5)
     for _ in range(8):
@@ -389,16 +389,16 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
         graph.replay()
         positions = batch.context_lens.long() - 1
         slots = batch.page_table.long().gather(1, positions[:, None] // 16)[:, 0] * 16 + positions % 16
-        q = rope_and_write_kv(problem.qkv, spec.num_heads, positions, fresh.rope, exact, slots, fresh.norms)
+        q = rope_and_write_kv(problem.qkv, spec.num_heads, positions, transform.rope, exact, slots, transform.norms)
         want = attention(q, exact, batch, spec, None)
         spread = float(want.abs().max() / want.square().mean().sqrt())
         assert_close(out, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
 
 
-def test_pieces_fill_the_machine() -> None:
+def test_splits_fill_the_machine() -> None:
     h200 = hardware.known("h200")
-    assert 2 * 132 <= 8 * wanted_pieces(8, 4, h200) <= 4 * 132
-    assert wanted_pieces(100000, 4, h200) == 1
+    assert 2 * 132 <= 8 * wanted_splits(8, 4, h200) <= 4 * 132
+    assert wanted_splits(100000, 4, h200) == 1
 
 
 def test_every_tile_fits_every_card() -> None:

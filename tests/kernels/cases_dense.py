@@ -12,7 +12,7 @@ from torch import Tensor
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu, detect, known
 from microscale.hardware.tiles import Tile
-from microscale.kernels.dense import gemm, small, tail, unpack
+from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.packed import PackedDense, pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import DenseWeights, Logits
@@ -130,18 +130,18 @@ def test_no_tokens() -> None:
     x = torch.empty(0, 64, dtype=torch.bfloat16, device=DEVICE)
     assert gemm.run(packed, GPU, x, None).shape == (0, 32)
     assert gemm.run_logits(packed, GPU, x).values.shape == (0, 32)
-    assert small.run_logits(packed, GPU, x).block_max.shape[0] == 0
-    assert tail.summarise(torch.empty(0, 32, device=DEVICE)).block_max.shape == (0, 1)
+    assert small_batch.run_logits(packed, GPU, x).block_max.shape[0] == 0
+    assert logits_epilogue.summarise(torch.empty(0, 32, device=DEVICE)).block_max.shape == (0, 1)
 
 
 @pytest.mark.parametrize("rows", [1, 1024, 1500])
-def test_the_tail_of_other_peoples_logits(rows: int) -> None:
+def test_the_epilogue_of_other_peoples_logits(rows: int) -> None:
     """Equal values, signed zeros, NaN and infinities; the last block is short."""
     values = torch.randn(4, rows, generator=torch.Generator().manual_seed(rows)).to(DEVICE)
     values[1] = values[1].round()  # many equals
     values[2] = torch.where(values[2] > 0, 0.0, -0.0)
     values[3, rows // 2] = math.nan
-    actual, want = tail.summarise(values), summarise(values, tail.BLOCK_ROWS)
+    actual, want = logits_epilogue.summarise(values), summarise(values, logits_epilogue.BLOCK_ROWS)
     torch.testing.assert_close(actual.block_max, want.block_max, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(actual.block_argmax, want.block_argmax)
     torch.testing.assert_close(actual.block_sum, want.block_sum, rtol=1e-5, atol=0, equal_nan=True)
@@ -154,10 +154,10 @@ def test_capped_logits(rows: int) -> None:
     values = (torch.randn(4, rows, generator=generator) * torch.tensor([[0.01], [3.0], [30.0], [1e4]])).to(DEVICE)
     values[3, rows // 2] = math.nan
     want = capped(values, 30.0)
-    actual = tail.capped(tail.summarise(values.clone()), 30.0)
+    actual = logits_epilogue.capped(logits_epilogue.summarise(values.clone()), 30.0)
     # Four roundings of numbers up to 1 (the exponential, the quotient, the difference; torch's own tanh), times 30.
     torch.testing.assert_close(actual.values, want, rtol=0, atol=30 * 4 * step("float32"), equal_nan=True)
-    blocks = summarise(actual.values, tail.BLOCK_ROWS)
+    blocks = summarise(actual.values, logits_epilogue.BLOCK_ROWS)
     torch.testing.assert_close(actual.block_max, blocks.block_max, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(actual.block_argmax, blocks.block_argmax)
     torch.testing.assert_close(actual.block_sum, blocks.block_sum, rtol=1e-5, atol=0, equal_nan=True)

@@ -12,7 +12,7 @@ from support.errors import step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-# tokens, experts, top_k. The one-program path ends at 64 tokens (128 experts) or 16 tokens (512 experts).
+# tokens, experts, top_k. One program routes up to 64 tokens (64 experts), 32 (128 experts) or 8 (512 experts).
 SIZES = [
     (1, 4, 1),
     (1, 128, 4),
@@ -51,18 +51,16 @@ def test_route_is_the_twin(tokens: int, num_experts: int, top_k: int, kind: Rout
 @pytest.mark.parametrize("block", [8, 32])
 @pytest.mark.parametrize("tokens, num_experts, top_k", SIZES)
 def test_dispatch_is_the_twin(tokens: int, num_experts: int, top_k: int, block: int) -> None:
-    logits = make_logits(tokens, num_experts, torch.bfloat16)
-    chosen, both = routing.route_and_dispatch(logits, top_k, block)
+    chosen = routing.route(make_logits(tokens, num_experts, torch.bfloat16), top_k)
     want = reference_dispatch(chosen.expert_ids, num_experts, block)
-    assert torch.equal(chosen.expert_ids, routing.route(logits, top_k).expert_ids)
-    assert_same_dispatch(both, want)
     assert_same_dispatch(routing.dispatch(chosen.expert_ids, num_experts, block), want)
 
 
 @pytest.mark.parametrize("tokens", [9, 150])
 def test_all_tokens_on_the_same_experts(tokens: int) -> None:
     logits = torch.zeros(tokens, 128, device=DEVICE)  # all tie: experts 0 to 3 win
-    chosen, found = routing.route_and_dispatch(logits, 4, 16)
+    chosen = routing.route(logits, 4)
+    found = routing.dispatch(chosen.expert_ids, 128, 16)
     assert chosen.expert_ids.tolist() == [[0, 1, 2, 3]] * tokens
     assert found.counts.tolist() == [tokens] * 4 + [0] * 124
     assert_same_dispatch(found, reference_dispatch(chosen.expert_ids, 128, 16))
@@ -82,7 +80,8 @@ def test_broken_logits_stay_in_range(tokens: int, bad: float) -> None:
     logits = make_logits(tokens, 40)
     logits[1, 7] = bad
     logits[2, :] = bad
-    chosen, found = routing.route_and_dispatch(logits, 4, 8)
+    chosen = routing.route(logits, 4)
+    found = routing.dispatch(chosen.expert_ids, 40, 8)
     want = reference_route(logits, 4, RouterKind.TOPK_SOFTMAX)
     assert torch.equal(chosen.expert_ids, want.expert_ids)
     assert chosen.expert_ids[2].tolist() == [0, 1, 2, 3]
@@ -101,7 +100,8 @@ def test_rows_of_a_wider_matrix() -> None:
 
 
 def test_no_tokens() -> None:
-    chosen, found = routing.route_and_dispatch(torch.empty(0, 16, device=DEVICE), 4, 8)
+    chosen = routing.route(torch.empty(0, 16, device=DEVICE), 4)
+    found = routing.dispatch(chosen.expert_ids, 16, 8)
     assert chosen.expert_ids.shape == chosen.weights.shape == (0, 4)
     assert_same_dispatch(found, reference_dispatch(chosen.expert_ids, 16, 8))
 

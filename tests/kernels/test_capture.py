@@ -16,11 +16,11 @@ from microscale.backends.decision import Plan
 from microscale.backends.ops import Embedding, Ops, Wish
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.backends.precision import PLANS
-from microscale.engine.decode import DecodeInputs
-from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Work
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.decode import DecodeInputs
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.work import Work
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
 from microscale.hardware import KNOWN, Gpu, cpu, detect
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv

@@ -97,7 +97,7 @@ def test_few_tokens_keep_bf16_activations(
     implementation: BlockScaledMoe, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr(type(implementation.few), "run", lambda self, packed, spec, *rest: calls.append(spec))
+    monkeypatch.setattr(type(implementation.small_batch), "run", lambda self, packed, spec, *rest: calls.append(spec))
     monkeypatch.setattr(grouped, "run", lambda *args, **options: calls.append(options))
     for tokens in (small_batch.MAX_TOKENS, small_batch.MAX_TOKENS + 1):
         problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")

@@ -65,16 +65,22 @@ def test_the_bound_is_reached_and_tight() -> None:
 
 @pytest.mark.parametrize(("experts", "top_k"), [(32, 4), (128, 8), (512, 16)])
 def test_kernels_depend_on_the_path_and_not_on_the_number_of_tokens(experts: int, top_k: int) -> None:
-    """Few tokens: one kernel for each power of two. Many: the same three for all."""
+    """A router of up to 64 tokens: one kernel for each power of two; of more: one. A sort: the same three for all."""
 
-    def kernels(tokens: int) -> set[Kernel]:
+    def routers(tokens: int) -> set[Kernel]:
         logits = torch.empty((tokens, experts), dtype=torch.bfloat16, device="meta")
         with recording() as found:
-            routing.route_and_dispatch(logits, top_k, 64)
+            routing.route(logits, top_k)
         return set(found)
 
-    assert [kernel.short_name for kernel in kernels(5)] == ["route_few"]
-    assert kernels(5) == kernels(7) == kernels(8) != kernels(4)
-    many = kernels(3000)
-    assert {kernel.short_name for kernel in many} == {"choose_many", "prefix_counts", "place_many"}
-    assert many == kernels(3001) == kernels(4096)
+    def sorters(tokens: int) -> set[Kernel]:
+        ids = torch.empty((tokens, top_k), dtype=torch.int32, device="meta")
+        with recording() as found:
+            routing.dispatch(ids, experts, 64)
+        return set(found)
+
+    assert [kernel.short_name for kernel in routers(5)] == ["choose_many"]
+    assert routers(5) == routers(7) == routers(8) != routers(4)
+    assert routers(3000) == routers(3001) == routers(4096) != routers(5)
+    assert {kernel.short_name for kernel in sorters(3000)} == {"choose_many", "prefix_counts", "place_many"}
+    assert sorters(65) == sorters(3000) == sorters(3001) == sorters(4096)

@@ -14,8 +14,8 @@ SCRIPT = """
 import json, resource
 from microscale.backends.ops import Wish
 from microscale.engine.generate import Generation
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 
 options = LoadOptions(
     "gpt-oss-120b", load_format="dummy", device="cpu", wish=Wish("reference"), overrides={"num_hidden_layers": 2}

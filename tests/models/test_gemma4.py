@@ -20,8 +20,8 @@ from transformers import Gemma4ForCausalLM
 from microscale.backends.ops import Wish
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.models.gemma4.config import PartialRope
 from microscale.models.gemma4.model import partial_table

@@ -17,7 +17,7 @@ from transformers import Gemma4TextConfig
 
 from microscale.backends.ops import Ops, Wish
 from microscale.backends.precision import EXACT
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu

@@ -16,8 +16,8 @@ from transformers import GptOssForCausalLM
 
 from microscale.backends.ops import Wish
 from microscale.engine.generate import Generation
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.config import YarnRope
 from microscale.models.gpt_oss.model import GptOss, yarn_table
 from support.families import load_gpt_oss

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from microscale.cli import app
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
 from microscale.quality.checks import Answer, is_exact, is_right

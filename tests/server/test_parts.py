@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from microscale import errors
 from microscale.cli.serve import read_keys, serve
-from microscale.engine.engine import Output
+from microscale.engine.output import Output
 from microscale.engine.request import Finish
 from microscale.errors import BadCheckpoint, BadSetting, MicroscaleError
 from microscale.server import faults

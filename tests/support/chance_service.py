@@ -11,11 +11,13 @@ import torch
 
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.messages import EngineConfig, Ready
-from microscale.engine.pages import PagePool
-from microscale.engine.sampler import Sampler
-from microscale.engine.scheduler import Limits, Scheduler, Work
-from microscale.engine.service import Service
+from microscale.engine.process.messages import EngineConfig, Ready
+from microscale.engine.process.service import Service
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.scheduler import Scheduler
+from microscale.engine.step.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
@@ -34,10 +36,10 @@ class Chance:
         for token, text in enumerate(vocabulary.tokens):
             self._likes[token] = ENDS.get(text, 0.0)
 
-    def forward(self, plan: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
-        newest: list[list[int]] = [[] for _ in plan] if tokens is None else tokens[:, None].tolist()
-        seen = [work.request.tokens + new for work, new in zip(plan, newest, strict=True)]
-        rows = [self._row(seen[at]) for at, work in enumerate(plan) for _ in range(work.num_logits)]
+    def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
+        newest: list[list[int]] = [[] for _ in schedule] if tokens is None else tokens[:, None].tolist()
+        seen = [work.request.tokens + new for work, new in zip(schedule, newest, strict=True)]
+        rows = [self._row(seen[at]) for at, work in enumerate(schedule) for _ in range(work.num_logits)]
         return summarise(torch.stack(rows) if rows else torch.empty(0, VOCAB))
 
     def _row(self, tokens: Sequence[int]) -> torch.Tensor:

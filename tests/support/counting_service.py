@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from microscale.engine.messages import MAX_TOP, EngineConfig, Piece, Ready, StatsReply, Submit
+from microscale.engine.process.messages import MAX_TOP, EngineConfig, Ready, RequestOutput, StatsReply, Submit
 from microscale.errors import BadCheckpoint
 
 STEP_S = 0.005
@@ -31,24 +31,24 @@ class Counting:
     def abort(self, number: int) -> None:
         self._open.pop(number, None)
 
-    def step(self) -> list[Piece]:
+    def step(self) -> list[RequestOutput]:
         if self._fault != "hurries":
             time.sleep(3600 if self._fault == "hangs in a step" else STEP_S)
-        pieces = []
+        outputs = []
         for number, (token, left) in list(self._open.items()):
             if self._fault == "fails in a step" and token == 5:
                 raise ZeroDivisionError("five is too much")
             top = ((token, -0.5),) * MAX_TOP if self._fault == "hurries" else ()
-            pieces.append(Piece(number, token, -0.5, top, "length" if left == 1 else None))
+            outputs.append(RequestOutput(number, token, -0.5, top, "length" if left == 1 else None))
             self._open[number] = (token + 1, left - 1)
             if left == 1:
                 del self._open[number]
-        return pieces
+        return outputs
 
-    def abort_all(self) -> list[Piece]:
-        pieces = [Piece(number, None, finish="abort") for number in self._open]
+    def abort_all(self) -> list[RequestOutput]:
+        outputs = [RequestOutput(number, None, finish="abort") for number in self._open]
         self._open.clear()
-        return pieces
+        return outputs
 
     def stats(self) -> StatsReply:
         return StatsReply(0, len(self._open), 0, 0, 0, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.models.dummy_weights import DummyWeights
 from microscale.models.families import PRESETS, open_weights
 from microscale.models.gemma4.config import Gemma4Config

@@ -7,11 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from microscale.engine.inputs import Chunk, build_batch
+from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-
 
 E4M3_NAN = 0x7F
 

@@ -23,7 +23,7 @@ from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.hardware import detect, known
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.dense import small
+from microscale.kernels.dense import small_batch as dense_small_batch
 from microscale.kernels.dense.packed import row_major
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import small_batch
@@ -77,7 +77,7 @@ def make_work(device: str) -> dict[str, Work]:
     x = bf16(1, hidden)
     return {
         "add_rms_norm": lambda: norms.add_rms_norm(x, x, weight, 1e-5),
-        "dense, one token": lambda: small.run(dense, gpu, x, None),
+        "dense, one token": lambda: dense_small_batch.run(dense, gpu, x, None),
         "experts, one token": moe(1),
         "experts, 8 tokens": moe(8),
         "attention, one token": lambda: PagedAttention().run(spec, gpu, q, kv, batch, sinks),

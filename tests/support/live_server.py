@@ -84,8 +84,8 @@ def live(
 def main() -> int:
     # Imported here, as a program: the tests that only start one need none of it.
     from microscale.cli.serve import run
-    from microscale.engine.client import Launch
-    from microscale.engine.messages import EngineConfig
+    from microscale.engine.process.launch import Launch
+    from microscale.engine.process.messages import EngineConfig
     from microscale.server.limits import Limits
     from microscale.server.run import ServeOptions
     from support.tiny_tokenizers import tiny

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from microscale.engine.pages import NOWHERE, PagePool
-from microscale.engine.scheduler import Limits, Work
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import NOWHERE, PagePool
+from microscale.engine.step.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
@@ -38,21 +39,21 @@ class MockRunner:
             raise AssertionError(f"{request_id} reads position {position} of {kind}, whose page it dropped")
         return page * self._limits.page_size + position % self._limits.page_size
 
-    def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+    def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         known = (
             {}
             if tokens is None
-            else dict(zip((work.request.request_id for work in plan), tokens.tolist(), strict=True))
+            else dict(zip((work.request.request_id for work in schedule), tokens.tolist(), strict=True))
         )
-        self.largest_step = max(self.largest_step, sum(work.count for work in plan))
-        for work in plan:
+        self.largest_step = max(self.largest_step, sum(work.count for work in schedule))
+        for work in schedule:
             for position in range(work.first, work.first + work.count):
                 for kind, cache in self._cache.items():
                     slot = self._slot(kind, work.request.request_id, position)
                     token = known.get(work.request.request_id)
                     cache[slot] = work.request.tokens[position] if token is None else token
         rows = []
-        for work in plan:
+        for work in schedule:
             for end in range(work.first + work.count - work.num_logits + 1, work.first + work.count + 1):
                 seen = self._read(LayerKind.FULL, work.request.request_id, 0, end)
                 near = self._read(LayerKind.SLIDING, work.request.request_id, max(0, end - self._limits.window), end)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from microscale.engine.messages import EngineConfig, Ready
+from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.text.harmony import tokens as names
 
 LAYERS = 12
@@ -31,7 +31,7 @@ def main() -> int:
     from microscale.cli.console import err
     from microscale.cli.loading import engine_in_terminal
     from microscale.cli.serve import run
-    from microscale.engine.client import Launch
+    from microscale.engine.process.launch import Launch
     from microscale.server.run import ServeOptions
     from support.tiny_tokenizers import tiny
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from microscale.engine.messages import EngineConfig, Piece, Ready, Sampling, StatsReply, Submit
+from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, Sampling, StatsReply, Submit
 from microscale.errors import BadRequest, QueueFull
 
 CRASH = 900
@@ -47,17 +47,19 @@ class Scripted:
     def abort(self, number: int) -> None:
         self._open.pop(number, None)
 
-    def step(self) -> list[Piece]:
+    def step(self) -> list[RequestOutput]:
         time.sleep(self._step_s)
         return [self._advance(number) for number in list(self._open)]
 
-    def _advance(self, number: int) -> Piece:
+    def _advance(self, number: int) -> RequestOutput:
         tokens, params, count, cached = self._open[number]
         if params.seed == CRASH:
             raise ZeroDivisionError("it was asked for")
         if params.seed == NOT_FINITE:
             del self._open[number]
-            return Piece(number, None, finish="error", error=("BadLogits", "The model's logits are not finite."))
+            return RequestOutput(
+                number, None, finish="error", error=("BadLogits", "The model's logits are not finite.")
+            )
         token = next(tokens)
         finish = "length" if next(count) == params.max_tokens else None
         if token in params.stop_token_ids:
@@ -65,12 +67,12 @@ class Scripted:
         if finish is not None:
             del self._open[number]
         top = tuple((other, -0.5 - other / VOCAB) for other in range(params.logprobs or 0))
-        return Piece(number, token, -0.5, top, finish, num_cached=cached)  # type: ignore[arg-type]
+        return RequestOutput(number, token, -0.5, top, finish, num_cached=cached)  # type: ignore[arg-type]
 
-    def abort_all(self) -> list[Piece]:
-        pieces = [Piece(number, None, finish="abort") for number in self._open]
+    def abort_all(self) -> list[RequestOutput]:
+        outputs = [RequestOutput(number, None, finish="abort") for number in self._open]
         self._open.clear()
-        return pieces
+        return outputs
 
     def stats(self) -> StatsReply:
         return StatsReply(0, len(self._open), 0, 10, 5, {"full": (1, 4)})

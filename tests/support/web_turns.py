@@ -6,8 +6,8 @@ from microscale import hardware
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import EXACT
-from microscale.engine.memory import Workload, reckon
-from microscale.engine.running import describe
+from microscale.engine.loading.description import describe
+from microscale.engine.loading.memory import Workload, reckon
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline

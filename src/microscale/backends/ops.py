@@ -23,7 +23,7 @@ from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name, take_rows
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
-from microscale.kernels.attention.fresh import Fresh
+from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.packed import PackedDense
@@ -134,8 +134,8 @@ class Attention:
         implementation, spec = self._choice.pick(qkv.shape[0])
         if not isinstance(implementation, PagedAttention):
             return None
-        fresh = Fresh(rope, norms, shared=qkv.shape[1] == spec.num_heads + spec.num_kv_heads)
-        return implementation.run_fresh(spec, self._gpu, qkv, fresh, kv, batch, self._sinks)
+        transform = HeadTransform(rope, norms, shared=qkv.shape[1] == spec.num_heads + spec.num_kv_heads)
+        return implementation.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks)
 
 
 class Embedding:

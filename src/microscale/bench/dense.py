@@ -21,7 +21,7 @@ from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu, detect
-from microscale.kernels.dense import small, unpack
+from microscale.kernels.dense import small_batch, unpack
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.reference import dense
 from microscale.kernels.dense.spec import FORMATS as WEIGHT_FORMATS
@@ -127,7 +127,7 @@ def _measure(
         packed.append(implementation.pack(random_weights(shape, weight_format, generator), spec_of(1)))
     head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
     for count in tokens:
-        if implementation.name == "triton_bf16" and count > small.MAX_TOKENS:
+        if implementation.name == "triton_bf16" and count > small_batch.MAX_TOKENS:
             continue  # it would read the weights several times, and cuBLAS shares its layout
         case = f"{shape.name} {weight_format}, {count} tokens"
         spec = spec_of(count)

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from microscale.backends.plan import Setup
-from microscale.engine.build import assemble
 from microscale.engine.engine import Engine
+from microscale.engine.loading.build import assemble
 from microscale.engine.request import Request
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Limits
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import Limits
 from microscale.errors import BadSetting
 from microscale.explain.predict import predict
 from microscale.models.config import LayerKind

@@ -100,7 +100,7 @@ class _Work:
 
 
 def _blocks(logits: Tensor) -> Logits:
-    """What an lm_head's tail gives."""
+    """What the logits epilogue gives."""
     rows, vocab = logits.shape
     parts = torch.nn.functional.pad(logits, (0, -vocab % LM_HEAD_BLOCK), value=-torch.inf).view(rows, -1, LM_HEAD_BLOCK)
     top, place = parts.max(-1)

@@ -22,9 +22,9 @@ from microscale.cli.options import (
     UtilizationOption,
 )
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
-from microscale.engine.load import LoadOptions
-from microscale.engine.memory import Workload
-from microscale.engine.sampler import SamplingParams
+from microscale.engine.loading.load import LoadOptions
+from microscale.engine.loading.memory import Workload
+from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel, LoadFormat
 

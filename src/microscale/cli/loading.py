@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from microscale.cli.console import err, progress_bar
-from microscale.engine.client import Launch
+from microscale.engine.process.launch import Launch
 
 LAST_LINES_S = 2.0
 """How long we wait at the end for what the engine wrote last."""

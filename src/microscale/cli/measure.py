@@ -32,8 +32,8 @@ from microscale.cli.options import (
     ThreadsOption,
     UtilizationOption,
 )
-from microscale.engine.load import LoadOptions
-from microscale.engine.memory import Workload
+from microscale.engine.loading.load import LoadOptions
+from microscale.engine.loading.memory import Workload
 from microscale.errors import BadSetting
 from microscale.hardware.tiles import GemmPath
 from microscale.kernels.op import Activations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from microscale.cli.console import progress_bar
-from microscale.engine.load import LoadOptions, load_model
+from microscale.engine.loading.load import LoadOptions, load_model
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel, ModelWeights
 from microscale.models.json_object import parse_json

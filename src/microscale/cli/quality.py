@@ -12,7 +12,7 @@ import typer
 
 from microscale import hardware, settings
 from microscale.cli.console import print_json, progress_bar
-from microscale.engine.load import choose_device
+from microscale.engine.loading.load import choose_device
 from microscale.errors import BadSetting
 from microscale.models import embedded
 from microscale.models.hub import resolve

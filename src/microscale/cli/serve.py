@@ -27,8 +27,8 @@ from microscale.cli.options import (
     ThreadsOption,
     UtilizationOption,
 )
-from microscale.engine.client import Launch
-from microscale.engine.messages import EngineConfig, Ready
+from microscale.engine.process.launch import Launch
+from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
 from microscale.models import embedded, hub
 from microscale.models.families import PRESETS, LoadFormat

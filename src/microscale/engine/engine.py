@@ -17,62 +17,28 @@ from typing import Protocol
 from torch import Tensor
 
 from microscale.backends.ops import Logits
-from microscale.engine.decode import take_rows
 from microscale.engine.grammar import Grammars, Matcher
+from microscale.engine.output import Output, Stats
 from microscale.engine.request import Finish, Request
-from microscale.engine.sampler import Choice, Drawn, Sampler
-from microscale.engine.scheduler import Scheduler, Work
+from microscale.engine.step.decode import take_rows
+from microscale.engine.step.reading import Choice
+from microscale.engine.step.sampler import Drawn, Sampler
+from microscale.engine.step.scheduler import Scheduler
+from microscale.engine.step.work import Work
 from microscale.errors import BadRequest, MicroscaleError
 
 
 class Runner(Protocol):
     """What the engine needs of a model: see ``runner.ModelRunner``."""
 
-    def forward(self, plan: Sequence[Work], tokens: Tensor | None = None) -> Logits: ...
-
-
-Scored = tuple[int, float, tuple[tuple[int, float], ...]]
-"""A prompt token, its log-probability, and the likeliest tokens in its place, all of the untempered distribution."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """What one step made of one request: a token, or its end without one, or log-probabilities of its prompt."""
-
-    request_id: str
-    token: int | None
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-    finish: Finish | None = None
-    error: MicroscaleError | None = None
-    """Why it ended, with ``Finish.ERROR``."""
-    num_cached: int = 0
-    """Prompt tokens that the prefix cache gave."""
-    prompt_logprobs: tuple[Scored, ...] = ()
-    """The next prompt tokens after the first of all, and how likely each was given those before it. A step tells those
-    that it ran, in outputs that hold nothing else and come before the request's first token, or its end."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Where the engine stands."""
-
-    num_waiting: int
-    num_running: int
-    num_preemptions: int
-    prefix_queries: int
-    """Tokens of admitted prompts that the prefix cache was asked for."""
-    prefix_hits: int
-    """Those that it had."""
-    pages: dict[str, tuple[int, int]]
-    """Pages in use and in all, by kind of layer."""
+    def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits: ...
 
 
 @dataclass(frozen=True)
 class _Flight:
     """A step that was launched and whose tokens nobody has read."""
 
-    plan: list[Work]
+    schedule: list[Work]
     outputs: list[Output]
     """What is known already."""
     ready: list[tuple[Request, int]]
@@ -83,7 +49,7 @@ class _Flight:
 
     @property
     def decodes(self) -> bool:
-        return all(work.decodes for work in self.plan)
+        return all(work.decodes for work in self.schedule)
 
 
 class Engine:
@@ -144,21 +110,21 @@ class Engine:
         return True
 
     def step(self) -> list[Output]:
-        """Plan, run, sample. An output for each request whose next token was due, or whose prompt is scored; those of a
-        step after which the next can run ahead come with the next call."""
+        """Schedule, run, sample. An output for each request whose next token was due, or whose prompt is scored.
+        Those of a step after which the next can run ahead come with the next call."""
         outputs: list[Output] = []
         flight, self._flight = self._flight, None
         if flight is not None and any(map(self._alive, flight.ready)):
             later = self._launch_after(flight)
             outputs = self._land(flight)
             if later is not None:
-                self._scheduler.computed(later.plan)
+                self._scheduler.computed(later.schedule)
                 return outputs + self._keep_or_land(later)
-        plan = self._scheduler.plan()
-        if not plan:
+        schedule = self._scheduler.schedule()
+        if not schedule:
             return outputs
-        flight = self._launch(plan)
-        self._scheduler.computed(plan)
+        flight = self._launch(schedule)
+        self._scheduler.computed(schedule)
         return outputs + self._keep_or_land(flight)
 
     def _keep_or_land(self, flight: _Flight) -> list[Output]:
@@ -173,15 +139,15 @@ class Engine:
         request, number = ready
         return self._rows.get(request.request_id) == number
 
-    def _launch(self, plan: list[Work], tokens: Tensor | None = None) -> _Flight:
-        logits = self._runner.forward(plan, tokens)
+    def _launch(self, schedule: list[Work], tokens: Tensor | None = None) -> _Flight:
+        logits = self._runner.forward(schedule, tokens)
         # Before the prompts are scored: after that they want fewer rows.
-        ends = list(accumulate(work.num_logits for work in plan))
-        outputs, last = self._scores(plan, ends, logits)
+        ends = list(accumulate(work.num_logits for work in schedule))
+        outputs, last = self._scores(schedule, ends, logits)
         ready: list[tuple[Request, int]] = []
         rows: list[int] = []
         ended = {output.request_id for output in last}
-        for work, end in zip(plan, ends, strict=True):
+        for work, end in zip(schedule, ends, strict=True):
             request = work.request
             if not work.wants_logits or request.request_id in ended:
                 continue
@@ -193,14 +159,14 @@ class Engine:
         if ready and len(rows) < len(logits.values):
             logits = take_rows(logits, rows)
         drawn = self._sampler.draw(logits.values, [number for _, number in ready], logits) if ready else None
-        return _Flight(plan, outputs, ready, drawn, last)
+        return _Flight(schedule, outputs, ready, drawn, last)
 
     def _launch_after(self, flight: _Flight) -> _Flight | None:
         """The step after ``flight``, if it can do without knowing its tokens."""
-        plan = self._scheduler.plan_ahead(flight.plan) if self._can_follow(flight) else None
-        if plan is None or flight.drawn is None:
+        schedule = self._scheduler.schedule_ahead(flight.schedule) if self._can_follow(flight) else None
+        if schedule is None or flight.drawn is None:
             return None
-        return self._launch(plan, flight.drawn.tokens)
+        return self._launch(schedule, flight.drawn.tokens)
 
     def _can_follow(self, flight: _Flight) -> bool:
         """All requests of a decoding step are still there, and none of them ends with it or must know its token."""
@@ -225,14 +191,14 @@ class Engine:
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
         return outputs + [self._advance(ready[0], choice) for ready, choice in choices if self._alive(ready)]
 
-    def _scores(self, plan: list[Work], ends: list[int], logits: Logits) -> tuple[list[Output], list[Output]]:
+    def _scores(self, schedule: list[Work], ends: list[int], logits: Logits) -> tuple[list[Output], list[Output]]:
         """Log-probabilities of prompts, where they are wanted, and the end of those whose logits are broken.
 
-        ``ends``: where each part of the plan ends in the rows of the logits.
+        ``ends``: where each part of the schedule ends in the rows of the logits.
         """
         outputs: list[Output] = []
         broken: list[Output] = []
-        for work, end in zip(plan, ends, strict=True):
+        for work, end in zip(schedule, ends, strict=True):
             if work.request.scoring and work.first + work.count > work.request.num_scored:
                 try:
                     outputs.append(self._score(work, logits.values[end - work.num_logits : end]))

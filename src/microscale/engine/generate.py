@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from microscale.engine.build import assemble
-from microscale.engine.engine import Output
+from microscale.engine.loading.build import assemble
+from microscale.engine.output import Output
 from microscale.engine.request import Request
-from microscale.engine.runner import Model
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.scheduler import Limits
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.runner import Model
 from microscale.errors import BadRequest
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig

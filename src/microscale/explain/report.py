@@ -13,8 +13,8 @@ from microscale.backends.ops import Activations
 from microscale.backends.oracle import Wish
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import EXACT, Precision
-from microscale.engine.fit import refusal, ways
-from microscale.engine.memory import Memory, Workload, reckon
+from microscale.engine.loading.fit import refusal, ways
+from microscale.engine.loading.memory import Memory, Workload, reckon
 from microscale.errors import BadSetting
 from microscale.explain.predict import Prediction, predict
 from microscale.models import hub

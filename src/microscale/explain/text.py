@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from microscale.backends.decision import Decision, Span
 from microscale.backends.plan import uncapturable
-from microscale.engine.fit import gib
+from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
 from microscale.hardware import GIB
 

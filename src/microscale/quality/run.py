@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from microscale.engine.load import LoadOptions, load_model
-from microscale.engine.memory import Workload
-from microscale.engine.runner import Model
+from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.step.runner import Model
 from microscale.errors import Unsupported
 from microscale.quality.choices import REFERENCE, Choice
 from microscale.quality.encoded import Encoded, encode

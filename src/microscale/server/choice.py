@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from microscale.engine.engine import Output, Scored
+from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish
 from microscale.errors import BadLogits, Draining
 from microscale.text.events import Kind

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from microscale.engine.engine import Output
+from microscale.engine.output import Output
 from microscale.server.answer import Exchange, event_bytes
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField

@@ -13,11 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from microscale.engine.client import EngineClient
-from microscale.engine.engine import Output
+from microscale.engine.output import Output
+from microscale.engine.process.client import EngineClient
+from microscale.engine.process.stream import Stream
 from microscale.engine.request import Request
-from microscale.engine.sampler import SamplingParams
-from microscale.engine.stream import Stream
+from microscale.engine.sampling_params import SamplingParams
 from microscale.server.answer import Record
 from microscale.server.choice import Choice, Step
 from microscale.server.faults import BadField, SlowReader

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from microscale.engine.engine import Output
+from microscale.engine.output import Output
 from microscale.server.choice import Step
 from microscale.server.replies import ChatLogprobs, TokenLogprob, TopLogprob
 from microscale.text.events import Kind

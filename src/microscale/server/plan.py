@@ -10,7 +10,7 @@ from microscale.server.replies import PlanReply
 
 
 class _Document(Struct, frozen=True):
-    """What ``engine/running.py`` writes."""
+    """What ``engine/loading/description.py`` writes."""
 
     table: str
     gpu: str

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 import msgspec
 import uvicorn
 
-from microscale.engine.client import EngineClient, Launch
 from microscale.engine.grammar import Vocabulary
-from microscale.engine.messages import EngineConfig, Ready
+from microscale.engine.process.client import EngineClient
+from microscale.engine.process.launch import Launch
+from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
 from microscale.server.host import Host

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from microscale.engine.messages import MAX_GRAMMAR
+from microscale.engine.process.messages import MAX_GRAMMAR
 from microscale.server.faults import BadField
 from microscale.server.host import Host
 from microscale.server.limits import Limits

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from microscale.engine.frames import HEADER, frame
 from microscale.engine.grammar import Vocabulary
-from microscale.engine.messages import error_of
+from microscale.engine.process.frames import HEADER, frame
+from microscale.engine.process.messages import error_of
 from microscale.errors import BadRequest, MicroscaleError, QueueFull
 from microscale.server.faults import BadField
 from microscale.server.structured_worker import Fault, Words

@@ -1,11 +1,11 @@
 """``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``tiles`` has the tiles.
 
-Short sequences (one new token, or two) cut their keys into pieces for the whole machine and merge them; long ones take
+Short sequences (one new token, or two) cut their keys into splits for the whole machine and merge them; long ones take
 blocks of query rows. A batch that mixes both takes both ways, so that a decoding sequence with much context does not
 hold up a prefill. Grids follow from sizes that the host knows (tokens, sequences, width of the page
 table); lengths are read on the device.
 
-Where all sequences decode, norms and rotation of the new heads and the KV write are in the same launch (``run_fresh``).
+Where all sequences decode, norms and rotation of the new heads and the KV write are in the same launch (``run_fused``).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.arrivals import arrivals
-from microscale.kernels.attention import fresh, fresh_jit, paged_jit, pieces_jit
+from microscale.kernels.attention import fused_decode, fused_decode_jit, paged_jit, split_kv_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
-from microscale.kernels.attention.fresh import Fresh
+from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.attention.tiles import (
-    FRESH_SEQUENCES,
+    FUSED_SEQUENCES,
     HEAD_DIMS,
-    INSIDE_PIECES,
-    PIECES_PER_SM,
+    INSIDE_SPLITS,
+    SPLITS_PER_SM,
     Tile,
     choose_tile,
     compile_options,
     spills_because,
-    wanted_pieces,
+    wanted_splits,
 )
+from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.op import Activations, Cost, Implementation, Reason
 
@@ -80,7 +80,7 @@ class _Call:
     batch: AttentionBatch
     sinks: Tensor
     out: Tensor
-    fresh: Fresh | None = None
+    transform: HeadTransform | None = None
     """Where ``q`` is the projection's whole answer, of one token in every sequence: what becomes of its heads."""
 
     @property
@@ -98,7 +98,7 @@ class _Call:
     def tile(self, decode: bool) -> Tile:
         window = self.spec.window is not None
         return choose_tile(
-            decode, self.spec.head_dim, self.fp8, self.gpu, window=window, heads_too=self.fresh is not None
+            decode, self.spec.head_dim, self.fp8, self.gpu, window=window, heads_too=self.transform is not None
         )
 
     @property
@@ -130,26 +130,27 @@ class _Call:
         tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
         max_keys = self.batch.page_table.shape[1] * self.kv.page_size
         if self.spec.window is not None:
-            max_keys = min(max_keys, self.spec.window + (self.short_len if self.fresh is None else 1) - 1)
-        per_sm = PIECES_PER_SM[self.spec.head_dim]
-        if self.fresh is not None and tile.registers is not None:
+            max_keys = min(max_keys, self.spec.window + (self.short_len if self.transform is None else 1) - 1)
+        per_sm = SPLITS_PER_SM[self.spec.head_dim]
+        if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
-        wanted = wanted_pieces(kv_heads, per_sm, self.gpu)
+        wanted = wanted_splits(kv_heads, per_sm, self.gpu)
         least = tile.least_blocks(self.spec.head_dim)
-        most = -(-max_keys // tile.block_n) // least  # pieces of a sequence
+        most = -(-max_keys // tile.block_n) // least  # splits of a sequence
         split = most > 1
-        inside = split and most <= INSIDE_PIECES[self.spec.head_dim]
+        inside = split and most <= INSIDE_SPLITS[self.spec.head_dim]
         # Each sequence may have one more than its share.
         programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
         rows = programs * kv_heads * tile.block_m if split else 0
         partial = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
         spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
-        counters = arrivals(device, self.sequences * kv_heads) if inside else spans
+        counters = last_program_counters(device, self.sequences * kv_heads) if inside else spans
         attend, others = paged_jit.attend_short, ()
         constants: dict[str, Any] = {}
-        if self.fresh is not None:
-            attend, others, (norm, shared) = fresh_jit.attend_fresh, self.fresh.arguments(self.q), self.fresh.kind
+        if self.transform is not None:
+            attend, others = fused_decode_jit.attend_fused, self.transform.arguments(self.q)
+            norm, shared = self.transform.kind
             constants = {"EARLY": tile.early, "NORM": norm, "SHARED": shared}
         arguments = (
             self.q, *self.words(), self.sinks, self.out, partial, summary, spans, counters,
@@ -170,7 +171,7 @@ class _Call:
         pdl = uses_pdl(self.gpu)
         constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": PLAIN}
         grid = (self.sequences, self.spec.num_heads)
-        launch(pieces_jit.merge_pieces, grid, arguments, constants, {"num_warps": MERGE_WARPS} | PDL_OPTION[pdl])
+        launch(split_kv_jit.merge_splits, grid, arguments, constants, {"num_warps": MERGE_WARPS} | PDL_OPTION[pdl])
 
     def run_long(self, short_len: int) -> None:
         """Sequences of more than ``short_len`` new tokens."""
@@ -231,14 +232,15 @@ class PagedAttention(Implementation[AttentionSpec]):
             call.run_long(call.short_len)
         return out
 
-    def run_fresh(
-        self, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, heads: Fresh, kv: PagedKv, batch: AttentionBatch,
+    def run_fused(
+        self, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, heads: HeadTransform, kv: PagedKv, batch: AttentionBatch,
         sinks: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip
         """What ``small.rope_and_write_kv`` and ``run`` do, of ``qkv [tokens, all heads, head_dim]``; ``None`` where
         it is not one launch. Position and slot of each token follow from its sequence's length and pages."""
-        possible = heads.kind in fresh.kinds(spec.head_dim) and spec.num_heads // spec.num_kv_heads <= fresh.MAX_HEADS
-        few = batch.context_lens.shape[0] <= FRESH_SEQUENCES[spec.head_dim]
+        group = spec.num_heads // spec.num_kv_heads
+        possible = heads.kind in fused_decode.kinds(spec.head_dim) and group <= fused_decode.MAX_HEADS
+        few = batch.context_lens.shape[0] <= FUSED_SEQUENCES[spec.head_dim]
         if not few or not possible or batch.max_query_len != 1 or not gpu.has(Feature.PDL):
             return None
         out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)

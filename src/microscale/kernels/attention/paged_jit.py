@@ -14,10 +14,10 @@ that one compiled kernel serves them all: ``page_shift`` is log2 of the page siz
 one, and a layer without sinks has sinks of minus infinity.
 
 A sequence is *short* when all its new rows fit one block: one new token, or two. ``attend_short`` cuts its keys into
-pieces, about as many in all as the machine runs at once, however the lengths differ: every program reads the lengths
-and finds its piece by itself. ``merge_pieces`` adds them up, always in the same order. A merge by the last program to
+splits, about as many in all as the machine runs at once, however the lengths differ: every program reads the lengths
+and finds its split by itself. ``merge_splits`` adds them up, always in the same order. A merge by the last program to
 finish, in the same launch, was slower: 25 µs and not 13 for one sequence of 8192 on H200, where one program per KV head
-reads what here one per query head does. It is for few pieces only (INSIDE, ``pieces_jit``). ``attend_long`` takes the
+reads what here one per query head does. It is for few splits only (INSIDE, ``split_kv_jit``). ``attend_long`` takes the
 other sequences, block of rows by block of rows.
 """
 
@@ -26,7 +26,7 @@ other sequences, block of rows by block of rows.
 import triton
 import triton.language as tl
 
-from microscale.kernels.attention.pieces_jit import find_work, merge_in_place, prefetch_keys
+from microscale.kernels.attention.split_kv_jit import find_work, merge_in_place, prefetch_keys
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 
@@ -220,12 +220,12 @@ def start_softmax(sinks_ptr, head, mask, BLOCK_M: tl.constexpr, HEAD_DIM: tl.con
 
 @triton.jit
 def finish(
-    state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr, v_scale_ptr, seq,
-    piece, first_program, pieces, query_first, query_len, group, stride_out_token, stride_scale,
+    state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
+    split, first_program, splits, query_first, query_len, group, stride_out_token, stride_scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr, INSIDE: tl.constexpr,
     PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """The answer of a sequence in one piece, or this piece of it for the merge, which the last program does itself if
+    """The answer of a sequence in one split, or this split of it for the merge, which the last program does itself if
     INSIDE."""
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
@@ -236,25 +236,25 @@ def finish(
         factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
     if SPLIT:
         if not INSIDE:
-            if (piece == 0) & (kv_head == 0):
+            if (split == 0) & (kv_head == 0):
                 tl.store(spans_ptr + 2 * seq, first_program)
-                tl.store(spans_ptr + 2 * seq + 1, pieces)
-        if pieces > 1:
+                tl.store(spans_ptr + 2 * seq + 1, splits)
+        if splits > 1:
             row = (tl.program_id(0) * kv_heads + kv_head) * BLOCK_M + rows
             _store_rows(partial_ptr, row * HEAD_DIM, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)
             tl.store(summary_ptr + row * 2, top, mask=row_valid)
             tl.store(summary_ptr + row * 2 + 1, total, mask=row_valid)
             if INSIDE:
-                counter = arrivals_ptr + seq * kv_heads + kv_head
+                counter = counters_ptr + seq * kv_heads + kv_head
                 # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
                 tl.debug_barrier()
-                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1:
                     tl.store(counter, 0)
                     merge_in_place(
-                        partial_ptr, summary_ptr, out_ptr, first_program, pieces, kv_head, kv_heads, query_first,
+                        partial_ptr, summary_ptr, out_ptr, first_program, splits, kv_head, kv_heads, query_first,
                         query_len * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
                     )  # fmt: skip
-        row_valid = row_valid & (pieces == 1)
+        row_valid = row_valid & (splits == 1)
     at = query * stride_out_token + head * HEAD_DIM
     _store_rows(out_ptr, at, acc, factor / total, row_valid, HEAD_DIM, KV_FP8, PLAIN)
 
@@ -272,23 +272,23 @@ def finish(
     ]
 )
 def attend_short(
-    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr,
+    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr,
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,
     num_sequences, window, page_shift, group, wanted, least, scale,
     stride_q_token, stride_out_token, stride_page, stride_kv_head, stride_table, stride_scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr,
     INSIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (pieces, KV heads) if SPLIT, else (sequences, KV heads): then a program takes all keys of a sequence.
+    """Grid: (splits, KV heads) if SPLIT, else (sequences, KV heads): then a program takes all keys of a sequence.
 
-    A sequence in one piece is done here. The pieces of others go to ``partial`` and ``summary``, and where they begin
+    A sequence in one split is done here. The splits of others go to ``partial`` and ``summary``, and where they begin
     and how many they are to ``spans [sequences, 2]``. If INSIDE, the last program of a sequence and a KV head adds them
-    up, by ``arrivals [sequences, KV heads]``. PREFETCH: keys of a piece that are fetched to L2 before the wait.
+    up, by ``counters [sequences, KV heads]``. PREFETCH: keys of a split that are fetched to L2 before the wait.
     """
     kv_head = tl.program_id(1)
     # Lengths and tables come with the step, sinks and scales with the model: all are older than the kernel before,
     # which only makes queries and keys.
-    live, seq, piece, first_program, pieces, query_first, query_len, first, last, begin, end = find_work(
+    live, seq, split, first_program, splits, query_first, query_len, first, last, begin, end = find_work(
         query_start_ptr, context_lens_ptr, num_sequences, window, BLOCK_M // group, wanted, least, BLOCK_N, SPLIT
     )
     k_head_ptr = k_ptr + kv_head * stride_kv_head
@@ -310,7 +310,7 @@ def attend_short(
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
-    state = start_softmax(sinks_ptr, head, row_valid & (piece == 0), BLOCK_M, HEAD_DIM, KV_FP8)
+    state = start_softmax(sinks_ptr, head, row_valid & (split == 0), BLOCK_M, HEAD_DIM, KV_FP8)
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
         let_next_begin_and_wait()
     if not live:
@@ -323,8 +323,8 @@ def attend_short(
             stride_page, page_shift, scale, BLOCK_N, HEAD_DIM, KV_FP8, PLAIN, True,
         )  # fmt: skip
     finish(
-        state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, arrivals_ptr, v_scale_ptr, seq,
-        piece, first_program, pieces, query_first, query_len, group, stride_out_token, stride_scale,
+        state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
+        split, first_program, splits, query_first, query_len, group, stride_out_token, stride_scale,
         HEAD_DIM, BLOCK_M, KV_FP8, SPLIT, INSIDE, PLAIN,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The tiles of ``triton_paged``: which card runs which heads in which blocks, and into how many pieces keys are cut."""
+"""The tiles of ``triton_paged``: which card runs which heads in which blocks, and into how many splits keys are cut."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from microscale.hardware import Feature, Gpu
 
 HEAD_DIMS = (64, 128, 256, 512)
-# Head size → pieces that an SM works on at once, by its registers.
-PIECES_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
-# Head size → keys in a piece, at least: less is not worth a merge. Gemma 4 on H200, one token at a context of 160, 30
+# Head size → splits that an SM works on at once, by its registers.
+SPLITS_PER_SM = {64: 4, 128: 3, 256: 3, 512: 1}
+# Head size → keys in a split, at least: less is not worth a merge. Gemma 4 on H200, one token at a context of 160, 30
 # layers: 1579 µs with 32 keys of 256, 1663 with 64, 1692 with 128; at 1000 no difference.
 LEAST_KEYS = {64: 256, 128: 128, 256: 32, 512: 64}
-# Head size → pieces of a sequence up to which the last program adds them up. The width of the page table or the window
-# bounds them; a window of 1024 is 33 pieces of 32 keys. Gemma 4's sliding layers have two rows of 256 in a piece, 2 KB;
-# its full layers have eight of 512, 16 KB. gpt-oss has eight of 64, 2 KB, and tables of 2048 keys are eight pieces.
-INSIDE_PIECES = {64: 8, 128: 0, 256: 40, 512: 0}
+# Head size → splits of a sequence up to which the last program adds them up. The width of the page table or the window
+# bounds them; a window of 1024 is 33 splits of 32 keys. Gemma 4's sliding layers have two rows of 256 in a split, 2 KB;
+# its full layers have eight of 512, 16 KB. gpt-oss has eight of 64, 2 KB, and tables of 2048 keys are eight splits.
+INSIDE_SPLITS = {64: 8, 128: 0, 256: 40, 512: 0}
 # Head size → sequences up to which decoding steps take their heads straight from the projection, in one launch. Its
 # kernel needs more registers, and with many programs an SM holds fewer of them (H200, 24 layers of gpt-oss-20b: one
 # sequence 1118 us and 1149 apart, 8 sequences the same, 64 of 576 tokens 6201 and 6076; 30 of Gemma 4: 64 of 576 tokens
 # 10,648 and 10,857).
-FRESH_SEQUENCES = {64: 8, 128: 8, 256: 64, 512: 64}
+FUSED_SEQUENCES = {64: 8, 128: 8, 256: 64, 512: 64}
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Tile:
     registers: int | None = None
     """The most registers a thread may have; without it, what ``compile_options`` says."""
     prefetch: int = 0
-    """Keys of a piece that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
+    """Keys of a split that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
     early: int = 0
-    """1: the keys of a piece's first block, 2: and its values come to registers while the kernel before runs
-    (``attend_fresh``); then ``prefetch`` counts from the second block on."""
+    """1: the keys of a split's first block, 2: and its values come to registers while the kernel before runs
+    (``attend_fused``); then ``prefetch`` counts from the second block on."""
 
     def least_blocks(self, head_dim: int) -> int:
-        """Blocks of keys in a piece, at least."""
+        """Blocks of keys in a split, at least."""
         return max(1, LEAST_KEYS[head_dim] // self.block_n)
 
     def shared_bytes(self, head_dim: int, kv_size: int, decode: bool) -> int:
@@ -99,18 +99,18 @@ _DECODE_FP8_WGMMA = _DECODE_FP8 | {
 }
 
 # With the newest heads' tile, and a first block of keys and values, in registers too.
-_FRESH: dict[int, tuple[Tile, ...]] = {
+_FUSED: dict[int, tuple[Tile, ...]] = {
     64: (Tile(16, 128, 4, 3, 255, prefetch=128, early=2),),
     128: (Tile(16, 64, 4, 3, 255, prefetch=64, early=2),),
     256: (Tile(16, 32, 4, 3, 255, prefetch=32, early=2),),
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
-_FRESH_FP8 = _FRESH | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-_FRESH_64 = {64: (Tile(16, 128, 4, 3, 168, early=2),)}
+_FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+_FUSED_64 = {64: (Tile(16, 128, 4, 3, 168, early=2),)}
 # H200, one token of Gemma 4 at a context of 192, 30 layers: 256 without a block in registers 1499 us, with 1530; 512
 # in blocks of 16 with one 1496, of 32 without 1530 (16 x 32 with one spills 16 bytes).
-_FRESH_WGMMA = _FRESH | _FRESH_64 | {256: (Tile(16, 32, 4, 3, 255, prefetch=32),)}
-_FRESH_FP8_WGMMA = _FRESH_FP8 | _FRESH_64
+_FUSED_WGMMA = _FUSED | _FUSED_64 | {256: (Tile(16, 32, 4, 3, 255, prefetch=32),)}
+_FUSED_FP8_WGMMA = _FUSED_FP8 | _FUSED_64
 
 
 def _operands_in_shared_memory(gpu: Gpu) -> bool:
@@ -146,9 +146,9 @@ def _decode_tiles(fp8: bool, gpu: Gpu) -> dict[int, tuple[Tile, ...]]:
 def choose_tile(
     decode: bool, head_dim: int, fp8: bool, gpu: Gpu, *, window: bool = False, heads_too: bool = False
 ) -> Tile:
-    """The best tile whose shared memory fits; the last one fits every card. ``heads_too``: for ``attend_fresh``."""
+    """The best tile whose shared memory fits; the last one fits every card. ``heads_too``: for ``attend_fused``."""
     if heads_too:
-        tiles = ((_FRESH_WGMMA, _FRESH_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_FRESH, _FRESH_FP8))[fp8]
+        tiles = ((_FUSED_WGMMA, _FUSED_FP8_WGMMA) if gpu.has(Feature.WGMMA) else (_FUSED, _FUSED_FP8))[fp8]
     elif decode:
         tiles = _decode_tiles(fp8, gpu)
     elif gpu.has(Feature.WGMMA) and not fp8:
@@ -164,6 +164,6 @@ def choose_tile(
     )
 
 
-def wanted_pieces(kv_heads: int, per_sm: int, gpu: Gpu) -> int:
-    """Pieces of all keys of one KV head for which the machine has room at once."""
+def wanted_splits(kv_heads: int, per_sm: int, gpu: Gpu) -> int:
+    """Splits of all keys of one KV head for which the machine has room at once."""
     return max(1, per_sm * gpu.num_sms // kv_heads)

@@ -7,7 +7,7 @@ from microscale.kernels.dense.spec import DenseSpec
 
 # Fraction of the sheet's bandwidth that lm_head (201088 x 2880) reaches at 1 and at 16 tokens, measured on an H200 with
 # Triton 3.6.0: bf16 275 and 278 us, fp8 138 and 145, mxfp8 143 and 148, mxfp4 84 and 107. Elsewhere an assumption.
-FEW_REACHED = {
+SMALL_BATCH_REACHED = {
     "bf16": (0.88, 0.87),
     "fp8": (0.87, 0.83),
     "mxfp8": (0.87, 0.84),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.hardware import Gpu
-from microscale.kernels.dense import reference, tail
+from microscale.kernels.dense import logits_epilogue, reference
 from microscale.kernels.dense.cost import CUBLAS_REACHED, activation_bytes, dense_flops
 from microscale.kernels.dense.packed import ROW_MAJOR, to_row_major
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
@@ -53,4 +53,4 @@ class DequantizedDense(DenseOp):
         if gpu.is_cpu or weight.dtype != torch.bfloat16:
             return reference.summarise(reference.capped(reference.dense(x, packed), spec.softcap))
         values = torch.mm(x, weight.T, out_dtype=torch.float32)
-        return tail.summarise(values if packed.bias is None else values + packed.bias.float(), spec.softcap)
+        return logits_epilogue.summarise(values if packed.bias is None else values + packed.bias.float(), spec.softcap)

@@ -1,6 +1,6 @@
 """``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
 
-Up to 16 tokens (64 with the fewest rows) are limited by reading the weights and take the kernel for few tokens; more
+Up to 16 tokens (64 with the fewest rows) are limited by reading the weights and take the kernel for small batches; more
 take a GEMM that decodes weights on their way into the matrix unit; from 256 on one layer's weights are unpacked to bf16
 and cuBLAS does the rest. All read one packed layout.
 
@@ -17,8 +17,14 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense import gemm, small, tail, unpack
-from microscale.kernels.dense.cost import CUBLAS_REACHED, FEW_REACHED, activation_bytes, dense_flops, weight_bytes
+from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
+from microscale.kernels.dense.cost import (
+    CUBLAS_REACHED,
+    SMALL_BATCH_REACHED,
+    activation_bytes,
+    dense_flops,
+    weight_bytes,
+)
 from microscale.kernels.dense.packed import PackedDense, layout_name, pack
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
 from microscale.kernels.layouts import TILE_ROWS
@@ -47,11 +53,11 @@ class Fragments(DenseOp):
         if spec.tokens >= unpack.MIN_TOKENS:
             copied = 2 * 2 * spec.rows * spec.columns  # written and read
             return Cost(total + copied, flops, efficiency=CUBLAS_REACHED, launches=2)
-        if not small.takes(spec.tokens, spec.rows, gpu):
+        if not small_batch.takes(spec.tokens, spec.rows, gpu):
             return Cost(total, flops, efficiency=gemm.EFFICIENCY)
         # Read again for each 16 tokens: from L2, at no less than the memory's speed.
-        again = (-(-spec.tokens // small.MAX_TOKENS) - 1) * weight_bytes(spec)
-        return Cost(total + again, flops, efficiency=FEW_REACHED[self.format][spec.tokens > 8])
+        again = (-(-spec.tokens // small_batch.MAX_TOKENS) - 1) * weight_bytes(spec)
+        return Cost(total + again, flops, efficiency=SMALL_BATCH_REACHED[self.format][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         padded = replace(spec, columns=-(-spec.columns // 64) * 64)  # whole tiles
@@ -62,58 +68,58 @@ class Fragments(DenseOp):
 
     def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         check_rows(self.name, x, residual)
-        if small.takes(x.shape[0], packed.rows, gpu):
-            return small.run(packed, gpu, x, residual)
+        if small_batch.takes(x.shape[0], packed.rows, gpu):
+            return small_batch.run(packed, gpu, x, residual)
         if x.shape[0] >= unpack.MIN_TOKENS:
             return unpack.run(packed, x, residual)
         return gemm.run(packed, gpu, x, residual)
 
     def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
         check_rows(self.name, x)
-        if x.shape[0] <= small.MAX_TOKENS:
-            return small.run_logits(packed, gpu, x, spec.softcap)
-        return tail.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
+        if x.shape[0] <= small_batch.MAX_TOKENS:
+            return small_batch.run_logits(packed, gpu, x, spec.softcap)
+        return logits_epilogue.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
 
 
 class BlockScaledFragments(DenseOp):
-    """MXFP8 activations; ``few`` runs few tokens, on the same packed weights."""
+    """MXFP8 activations; ``small_batch`` runs small batches, on the same packed weights."""
 
     uncapturable = None
-    few: ClassVar[Fragments]
+    small_batch: ClassVar[Fragments]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
-        if spec.weight_format != self.few.format:
-            return f"reads {self.few.format} weights, not {spec.weight_format}"
+        if spec.weight_format != self.small_batch.format:
+            return f"reads {self.small_batch.format} weights, not {spec.weight_format}"
         if spec.activations is not Activations.MXFP8:
             return f"multiplies with mxfp8 activations, not {spec.activations}"
         if not _block_scaled(gpu):
             return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
-        return self.few.supports(_with_bf16(spec), gpu)
+        return self.small_batch.supports(_with_bf16(spec), gpu)
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
-        if spec.tokens <= small.MAX_TOKENS:
-            return replace(self.few.cost(_with_bf16(spec), gpu), runs_as=self.few.name)
+        if spec.tokens <= small_batch.MAX_TOKENS:
+            return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
         # Half of the peak: unpacking runs beside the matrix unit. Not measured yet.
         total = weight_bytes(spec) + activation_bytes(spec)
         return Cost(total, dense_flops(spec), Unit.FP8, efficiency=0.5, launches=2)
 
     def packed_bytes(self, spec: DenseSpec) -> int:
-        return self.few.packed_bytes(spec)
+        return self.small_batch.packed_bytes(spec)
 
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedDense:
         return pack(weights)
 
     def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if x.shape[0] <= small.MAX_TOKENS:
-            return self.few.run(packed, _with_bf16(spec), gpu, x, residual)
+        if x.shape[0] <= small_batch.MAX_TOKENS:
+            return self.small_batch.run(packed, _with_bf16(spec), gpu, x, residual)
         check_rows(self.name, x, residual)
         return gemm.run(packed, gpu, x, residual, block_scaled=True)
 
     def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        if x.shape[0] <= small.MAX_TOKENS:
-            return self.few.run_logits(packed, _with_bf16(spec), gpu, x)
+        if x.shape[0] <= small_batch.MAX_TOKENS:
+            return self.small_batch.run_logits(packed, _with_bf16(spec), gpu, x)
         check_rows(self.name, x)
-        return tail.capped(gemm.run_logits(packed, gpu, x, block_scaled=True), spec.softcap)
+        return logits_epilogue.capped(gemm.run_logits(packed, gpu, x, block_scaled=True), spec.softcap)
 
 
 def _block_scaled(gpu: Gpu) -> bool:
@@ -152,13 +158,13 @@ class TritonMxfp8A8(BlockScaledFragments):
     """Both operands are E4M3 under scales per 32 values, which the matrix instruction applies."""
 
     name = "triton_mxfp8_a8"
-    few = TritonMxfp8()
-    layout = few.layout
+    small_batch = TritonMxfp8()
+    layout = small_batch.layout
 
 
 class TritonMxfp4A8(BlockScaledFragments):
     """E2M1 weights become E4M3 in registers, exactly up to 2**6, and keep their scales."""
 
     name = "triton_mxfp4_a8"
-    few = TritonMxfp4()
-    layout = few.layout
+    small_batch = TritonMxfp4()
+    layout = small_batch.layout

@@ -12,7 +12,7 @@ from microscale.hardware import Gpu
 from microscale.hardware.tiles import GemmPath, Tile, choose
 from microscale.kernels.dense import gemm_jit as jit
 from microscale.kernels.dense.packed import PackedDense
-from microscale.kernels.dense.small import empty_logits
+from microscale.kernels.dense.small_batch import empty_logits
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
 from microscale.kernels.moe.grouped import constants as tile_constants

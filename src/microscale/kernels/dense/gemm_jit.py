@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from microscale.kernels.dense.tail_jit import block_tail
+from microscale.kernels.dense.logits_epilogue_jit import block_summary
 from microscale.kernels.operands_jit import bf16_tokens, bf16_weights, dot, dot_scaled, e4m3_weights, unscale, x_scales
 from microscale.kernels.plain_jit import to_bf16
 
@@ -102,7 +102,7 @@ def _locate(tokens, BLOCK_M: tl.constexpr):
     return tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
 
 
-# Not specialised: see ``small_jit.small``.
+# Not specialised: see ``small_batch_jit.small_batch``.
 @triton.jit(do_not_specialize=["tokens", "stride_residual", "has_bias", "has_residual"])
 def gemm(
     x_ptr,  # bf16 [tokens, k], or E4M3 codes in fragment order
@@ -157,7 +157,7 @@ def gemm_logits(
         token = start + part * PART_M + tl.arange(0, PART_M)
         ok = (token < tokens)[:, None] & (row < rows)[None, :]
         tl.store(values_ptr + token.to(tl.int64)[:, None] * rows + row[None, :], v, mask=ok)
-        largest, first, total = block_tail(v, row, rows)
+        largest, first, total = block_summary(v, row, rows)
         at = token * tl.cdiv(rows, BLOCK_N) + block_n
         tl.store(max_ptr + at, largest, mask=token < tokens)
         tl.store(argmax_ptr + at, first, mask=token < tokens)

@@ -36,7 +36,7 @@ def capped(values: Tensor, softcap: float | None) -> Tensor:
 
 
 def summarise(values: Tensor, block_rows: int = BLOCK_ROWS) -> Logits:
-    """What the tail of an lm_head says of its logits, from float32 ``values [tokens, rows]``."""
+    """What the logits epilogue says of its logits, from float32 ``values [tokens, rows]``."""
     tokens, rows = values.shape
     blocks = -(-rows // block_rows)
     padded = values.new_full((tokens, blocks * block_rows), -torch.inf)

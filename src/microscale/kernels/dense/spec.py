@@ -55,7 +55,7 @@ class DenseWeights:
 
 @dataclass(frozen=True)
 class Logits:
-    """An lm_head's answer, with what its tail knows of each block of ``block_rows`` consecutive rows.
+    """An lm_head's answer, with what the epilogue knows of each block of ``block_rows`` consecutive rows.
 
     Greedy choice, its log-probability and top-k need no further pass over ``values``: a block whose maximum is not
     among the k largest maxima holds none of the k largest values.

@@ -1,4 +1,4 @@
-"""``triton_bf16``: bf16 weights for few tokens, at the memory's speed. Large batches are cuBLAS's (``dequantized``)."""
+"""``triton_bf16``: bf16 weights for small batches, at memory speed. Large batches take cuBLAS (``dequantized``)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense import small
-from microscale.kernels.dense.cost import FEW_REACHED, activation_bytes, dense_flops, weight_bytes
+from microscale.kernels.dense import small_batch
+from microscale.kernels.dense.cost import SMALL_BATCH_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
 from microscale.kernels.op import Activations, Cost, Reason
@@ -34,9 +34,9 @@ class TritonBf16(DenseOp):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         # More than 16 tokens read the weights again for each 16.
-        passes = -(-spec.tokens // small.MAX_TOKENS)
+        passes = -(-spec.tokens // small_batch.MAX_TOKENS)
         total = weight_bytes(spec) * passes + activation_bytes(spec)
-        return Cost(total, dense_flops(spec), efficiency=FEW_REACHED["bf16"][spec.tokens > 8])
+        return Cost(total, dense_flops(spec), efficiency=SMALL_BATCH_REACHED["bf16"][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         return weight_bytes(spec)
@@ -46,8 +46,8 @@ class TritonBf16(DenseOp):
 
     def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
         check_rows(self.name, x, residual)
-        return small.run(row_major(packed), gpu, x, residual)
+        return small_batch.run(row_major(packed), gpu, x, residual)
 
     def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
         check_rows(self.name, x)
-        return small.run_logits(row_major(packed), gpu, x, spec.softcap)
+        return small_batch.run_logits(row_major(packed), gpu, x, spec.softcap)

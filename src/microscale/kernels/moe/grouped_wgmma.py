@@ -1,7 +1,7 @@
 """Launches of the grouped expert GEMMs on ``wgmma``, and the rule that chooses their tiles.
 
 dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to 64 tokens the first two are
-``pairs_jit.list_few``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
+``pairs_jit.list_small_batch``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
 
 Activations meet the weights in bf16, or in E4M3 on the FP8 units, twice as fast. There is no pass that quantises
 between the GEMMs: a clamped gate bounds its output, so one power of two serves every token.

@@ -18,7 +18,7 @@ def fragment_columns(at):
 
 
 @triton.jit(do_not_specialize=["pairs", "bound"])
-def list_few(
+def list_small_batch(
     ids_ptr,  # int32 [pairs]
     offsets_ptr,  # int32 [num_experts + 1]: an expert's first place
     tiles_ptr,  # int32 [bound, 4]: expert, first place, number of pairs, the expert's first tile; past the end -1

@@ -1,9 +1,8 @@
 """Routing on the device: which experts each token goes to, and the pairs sorted by expert. Owns the launches.
 
 ``route`` turns router logits into ``Routing``; ``dispatch`` sorts its (token, slot) pairs by expert and lists tiles of
-``block`` pairs for the grouped GEMMs; ``route_and_dispatch`` does both, in one launch for few tokens (32 tokens over
-128 experts). Nothing waits for the host and every grid follows from the token count, so all of it can be captured in a
-graph.
+``block`` pairs for the grouped GEMMs. (Small batches list their pairs otherwise: ``pairs_jit``.) Nothing waits for the
+host and every grid follows from the token count, so all of it can be captured in a graph.
 
 Defined results:
 
@@ -33,13 +32,12 @@ from microscale.kernels.numbers import cdiv, next_power_of_2
 
 MAX_EXPERTS = 512
 MAX_TOP_K = 16
-FEW_TOKENS = 64
+ONE_PROGRAM_TOKENS = 64
 # Elements of the slot matrix that one program holds: 16 int64 keys a thread, with 8 and with 4 warps. 16 warps or twice
 # the keys spill on some SM at top 8.
-FEW_ELEMENTS = 4096
-MANY_ELEMENTS = 2048
+ONE_PROGRAM_ELEMENTS = 4096
+BLOCK_ELEMENTS = 2048
 ELEMENTS_PER_WARP = 512
-FEW_ENTRIES = 64
 PREFIX = {"BLOCKS": 64, "EXPERTS": 32}
 
 
@@ -83,18 +81,8 @@ def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Rou
 
 def dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
     """Sort the pairs of ``expert_ids [tokens, top_k]`` by expert, in tiles of ``block``."""
-    job = _Job(expert_ids.shape[0], num_experts, expert_ids.shape[1])
-    routing = Routing(expert_ids.contiguous(), torch.empty(0, device=expert_ids.device))
-    return job.sort(None, routing, None, block)
-
-
-def route_and_dispatch(
-    logits: Tensor, top_k: int, block: int, expert_scale: Tensor | None = None
-) -> tuple[Routing, Dispatch]:
-    """``route`` and ``dispatch`` together: one launch for few tokens, three for many."""
-    job = _Job(logits.shape[0], logits.shape[1], top_k)
-    routing = job.new_routing(logits.device)
-    return routing, job.sort(logits, routing, expert_scale, block)
+    job = _Job(expert_ids.shape[0], num_experts, expert_ids.shape[1], sorts=True)
+    return job.sort(Routing(expert_ids.contiguous(), torch.empty(0, device=expert_ids.device)), block)
 
 
 @dataclass(frozen=True)
@@ -104,6 +92,7 @@ class _Job:
     tokens: int
     num_experts: int
     top_k: int
+    sorts: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
@@ -118,8 +107,9 @@ class _Job:
         return next_power_of_2(self.num_experts)
 
     @property
-    def few(self) -> bool:
-        return self.tokens <= min(FEW_TOKENS, FEW_ELEMENTS // self.e_pad)
+    def one_program(self) -> bool:
+        """Whether one program chooses for all tokens. A sort has blocks: its kernels must not vary with the tokens."""
+        return not self.sorts and self.tokens <= min(ONE_PROGRAM_TOKENS, ONE_PROGRAM_ELEMENTS // self.e_pad)
 
     def new_routing(self, device: torch.device) -> Routing:
         shape = (self.tokens, self.top_k)
@@ -139,9 +129,9 @@ class _Job:
     @property
     def rows(self) -> int:
         """Tokens that one program holds."""
-        if self.few:
+        if self.one_program:
             return next_power_of_2(max(self.tokens, 1))
-        return max(1, min(32, MANY_ELEMENTS // self.e_pad))
+        return max(1, min(32, BLOCK_ELEMENTS // self.e_pad))
 
     @property
     def warps(self) -> int:
@@ -153,7 +143,7 @@ class _Job:
 
     def entries(self, bound: int) -> int:
         """Tile-list entries that one program writes at a time."""
-        return min(next_power_of_2(max(bound, 1)), max(1, MANY_ELEMENTS // self.e_pad))
+        return min(next_power_of_2(max(bound, 1)), max(1, BLOCK_ELEMENTS // self.e_pad))
 
     def choose(
         self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block_counts: Tensor | None
@@ -166,8 +156,8 @@ class _Job:
         constants = {"ROWS": self.rows, "COUNT": block_counts is not None, **self.choice(logits, expert_scale)}
         launch(routing_jit.choose_many, (self.blocks,), arguments, constants, {"num_warps": self.warps})
 
-    def sort(self, logits: Tensor | None, routing: Routing, expert_scale: Tensor | None, block: int) -> Dispatch:
-        ids, weights = routing.expert_ids, routing.weights
+    def sort(self, routing: Routing, block: int) -> Dispatch:
+        ids = routing.expert_ids
         pairs = self.tokens * self.top_k
         bound = tile_bound(pairs, self.num_experts, block)
         if not self.tokens:
@@ -177,19 +167,11 @@ class _Job:
         offsets = torch.empty(self.num_experts + 1, dtype=torch.int32, device=ids.device)
         order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
         tiles = torch.empty((bound, 4), dtype=torch.int32, device=ids.device)
-        if self.few:
-            arguments: tuple[Any, ...] = (
-                _or(logits, ids), _or(expert_scale, weights), ids, weights, offsets, order, tiles,
-                self.tokens, self.num_experts, _row_stride(logits), block, bound,
-            )  # fmt: skip
-            constants = {"ROWS": self.rows, "ENTRIES": FEW_ENTRIES, **self.choice(logits, expert_scale)}
-            launch(routing_jit.route_few, (1,), arguments, constants, {"num_warps": self.warps})
-            return Dispatch(offsets, order, tiles, block, self.top_k)
         entries = self.entries(bound)
         block_counts = torch.empty((self.blocks, self.num_experts), dtype=torch.int32, device=ids.device)
         counts = torch.empty(self.num_experts, dtype=torch.int32, device=ids.device)
-        self.choose(logits, routing, expert_scale, block_counts)
-        arguments = (block_counts, counts, self.blocks, self.num_experts)
+        self.choose(None, routing, None, block_counts)
+        arguments: tuple[Any, ...] = (block_counts, counts, self.blocks, self.num_experts)
         grid = (cdiv(self.num_experts, PREFIX["EXPERTS"]),)
         launch(routing_jit.prefix_counts, grid, arguments, PREFIX, {"num_warps": 4})
         arguments = (

@@ -5,8 +5,7 @@ token chose an expert, or -1. A token chooses an expert at most once, so the exc
 column is the rank of a pair among its expert's pairs. Order, offsets and tiles follow from sums: no sort network, no
 atomics, and the same result in every run.
 
-Few tokens: one program does it all (``route_few``). Many: ``choose_many`` per block of tokens, ``prefix_counts`` over
-the blocks, ``place_many`` per block again.
+``choose_many`` per block of tokens, ``prefix_counts`` over the blocks, ``place_many`` per block again.
 """
 
 # mypy: ignore-errors
@@ -128,66 +127,6 @@ def _store_tiles(tiles_ptr, entry, bound, counts, ends, block):
     tl.store(at + 1, tl.where(ok, end - count + done, 0), mask=entry < bound)
     tl.store(at + 2, tl.where(ok, tl.minimum(count - done, block), 0), mask=entry < bound)
     tl.store(at + 3, tl.where(ok, first, 0), mask=entry < bound)
-
-
-@triton.jit
-def _store_tiles_few(tiles_ptr, counts, ends, rounds, block, bound, ENTRIES: tl.constexpr):
-    """The same tiles, all experts at once and tile by tile: no expert has more than ``rounds``."""
-    expert = tl.arange(0, counts.shape[0])
-    num_tiles = (counts + block - 1) // block
-    tile_ends = tl.cumsum(num_tiles, axis=0)
-    first = tile_ends - num_tiles
-    for i in range(rounds):
-        at = tiles_ptr + (first + i) * 4
-        ok = i < num_tiles
-        tl.store(at, expert, mask=ok)
-        tl.store(at + 1, ends - counts + i * block, mask=ok)
-        tl.store(at + 2, tl.minimum(counts - i * block, block), mask=ok)
-        tl.store(at + 3, first, mask=ok)
-    total = tl.max(tile_ends, axis=0)
-    column = tl.arange(0, 4)[None, :]
-    for start in range(0, bound, ENTRIES):
-        entry = start + tl.arange(0, ENTRIES)[:, None]
-        tl.store(tiles_ptr + entry * 4 + column, tl.where(column == 0, -1, 0), mask=(entry >= total) & (entry < bound))
-
-
-@triton.jit(do_not_specialize=["num_tokens", "block", "bound"])
-def route_few(
-    logits_ptr,  # [tokens, experts]; unused when the ids are given
-    scale_ptr,  # [experts] float32
-    ids_ptr,  # [tokens, TOP_K] int32
-    weights_ptr,  # [tokens, TOP_K] float32
-    offsets_ptr,  # [experts + 1] int32
-    order_ptr,  # [tokens * TOP_K] int32
-    tiles_ptr,  # [bound, 4] int32
-    num_tokens,
-    num_experts,
-    stride_logits,
-    block,
-    bound,
-    TOP_K: tl.constexpr,
-    K_PAD: tl.constexpr,
-    E_PAD: tl.constexpr,
-    ROWS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    FROM_LOGITS: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-):
-    """All of routing in one program, for at most ``ROWS`` tokens."""
-    rows = tl.arange(0, ROWS)
-    if FROM_LOGITS:
-        slot = choose(
-            logits_ptr, scale_ptr, ids_ptr, weights_ptr, rows, num_tokens, num_experts, stride_logits,
-            TOP_K, K_PAD, E_PAD, HAS_SCALE,
-        )  # fmt: skip
-    else:
-        slot = _slots_of(ids_ptr, rows, num_tokens, TOP_K, E_PAD)
-    counts = tl.sum((slot >= 0).to(tl.int32), axis=0)
-    ends = tl.cumsum(counts, axis=0)
-    _store_offsets(offsets_ptr, counts, ends, num_experts)
-    _place(order_ptr, slot, rows, ends - counts, TOP_K)
-    # A token chooses an expert once at most, so no expert has more pairs than there are tokens.
-    _store_tiles_few(tiles_ptr, counts, ends, tl.cdiv(num_tokens, block), block, bound, ENTRIES)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -1,7 +1,7 @@
 """Launches of the small-batch expert layer, and the rule that chooses their tiles.
 
 direct (1 or 2 tokens):   gate_up_small → down_direct
-list (up to 64):          list_few → gate_up_small → down_small → combine
+list (up to 64):          list_small_batch → gate_up_small → down_small → combine
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def make_list(
     arguments = (ids, offsets, tiles, order, x, scaled, ids.numel(), bound, num_experts, x.shape[1], x.stride(0))
     constants = list_constants(ids.numel(), num_experts, gpu, columns, padded)
     options = {"num_warps": LIST_WARPS, **pdl_option(gpu)}
-    launch(pairs_jit.list_few, (num_experts + tokens,), arguments, constants, options)
+    launch(pairs_jit.list_small_batch, (num_experts + tokens,), arguments, constants, options)
     return Dispatch(offsets, order, tiles, columns, top_k), scaled
 
 

@@ -146,7 +146,7 @@ def walk(
     # A batch of AHEAD tiles is computed while the next is in flight. Batches, and not a ring of single tiles, because a
     # warp has six scoreboards: waiting for one load of many waits for younger ones too (ring of 9: 130 us, H200).
     BATCHES: gl.constexpr = STEPS // AHEAD
-    REST: gl.constexpr = STEPS % AHEAD
+    TAIL: gl.constexpr = STEPS % AHEAD
     batch = _load_batch(w_ptrs, s_ptrs, 0, first_w, first_s, AHEAD, KT, BITS, MASK_W)
     if WAIT:
         gdc_wait()
@@ -166,11 +166,11 @@ def walk(
         for u in gl.static_range(AHEAD):
             acc = _step(acc, batch[u], z, h, x_ptrs, column, n + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
         batch = later
-    last = _load_batch(w_ptrs, s_ptrs, BATCHES * AHEAD, first_w, first_s, REST, KT, BITS, MASK_W)
+    last = _load_batch(w_ptrs, s_ptrs, BATCHES * AHEAD, first_w, first_s, TAIL, KT, BITS, MASK_W)
     for u in gl.static_range(AHEAD):
         t = (BATCHES - 1) * AHEAD + u
         acc = _step(acc, batch[u], z, h, x_ptrs, column, t, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
-    for u in gl.static_range(REST):
+    for u in gl.static_range(TAIL):
         t = BATCHES * AHEAD + u
         acc = _step(acc, last[u], z, h, x_ptrs, column, t, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
     return acc

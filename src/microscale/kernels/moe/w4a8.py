@@ -42,8 +42,8 @@ class BlockScaledMoe(Implementation[MoeSpec]):
     uncapturable = None
     format: ClassVar[BlockFormat]
     path: ClassVar[GemmPath]
-    few: ClassVar[TritonW4A16]
-    """Runs few tokens, on the same packed weights."""
+    small_batch: ClassVar[TritonW4A16]
+    """Runs small batches, on the same packed weights."""
 
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format != self.format.name:
@@ -54,7 +54,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
             return reason
         if spec.hidden % BLOCK or spec.intermediate % BLOCK:
             return f"needs widths that are multiples of {BLOCK}, not {spec.hidden} and {spec.intermediate}"
-        return self.few.supports(_with_bf16(spec), gpu)
+        return self.small_batch.supports(_with_bf16(spec), gpu)
 
     def _unscaled_reason(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         """Why FP8 units without block scales cannot run the spec. MXFP8 weights need all of E4M3's exponents: every
@@ -64,7 +64,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
         if not self._pays(spec.tokens, spec.top_k, spec.num_experts, gpu):
-            return replace(self.few.cost(_with_bf16(spec), gpu), runs_as=self.few.name)
+            return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
         # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
         # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
@@ -85,7 +85,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
     def run(self, packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
         tokens, top_k = routing.expert_ids.shape
         if not self._pays(tokens, top_k, packed.num_experts, gpu):
-            return self.few.run(packed, _with_bf16(spec), gpu, x, routing)
+            return self.small_batch.run(packed, _with_bf16(spec), gpu, x, routing)
         if _block_scaled(gpu):
             return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=True)
         return grouped_wgmma.run(packed, spec.gate, x, routing, gpu, fp8=True)
@@ -104,7 +104,7 @@ class TritonW4A8(BlockScaledMoe):
     layout = layouts.layout_name(MXFP4)
     format = MXFP4
     path = GemmPath.W4A8
-    few = TritonW4A16()
+    small_batch = TritonW4A16()
 
     def _unscaled_reason(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if not gpu.has(Feature.WGMMA):

@@ -14,4 +14,4 @@ class TritonW8A8(BlockScaledMoe):
     layout = layouts.layout_name(MXFP8)
     format = MXFP8
     path = GemmPath.W8A8
-    few = TritonW8A16()
+    small_batch = TritonW8A16()

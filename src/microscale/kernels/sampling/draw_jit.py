@@ -1,7 +1,7 @@
 """Jit code of ``triton_sampling``: what every batch needs, from logits to tokens and log-probabilities.
 
 A row is read in blocks of ``BLOCK`` tokens, a program each, whatever the batch. ``scan`` gives each block's maximum,
-its place and its sum of exponentials, the same three that an lm_head's tail gives; ``weigh`` each block's weight;
+its place and its sum of exponentials, the same three that the logits epilogue gives; ``weigh`` each block's weight;
 ``pick``, one program a row, draws a block, then a token of it.
 
 Weights are integers: ``2**36 * exp((x - max) / T)`` without its fraction. Sums of integers do not depend on the order,
@@ -109,7 +109,7 @@ def scan(
     vocab, stride, words,
     BLOCK: tl.constexpr, COPY: tl.constexpr, HISTORY: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (rows, blocks). What an lm_head's tail would have said of this block."""
+    """Grid: (rows, blocks). What the logits epilogue would have said of this block."""
     row, block = tl.program_id(0), tl.program_id(1)
     token, x = load_block(logits_ptr, row, block, vocab, stride, BLOCK)
     inside = token < vocab

@@ -179,7 +179,7 @@ def norm_add_norm(
 @triton.jit(do_not_specialize=["num_experts"])
 def norm_add_norm_route(
     x_ptr, x_weight_ptr, residual_ptr, norms_ptr, router_ptr, expert_scale_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr,
-    weights_ptr, arrivals_ptr, epsilon, scale, width, num_experts, BLOCK: tl.constexpr, READERS: tl.constexpr,
+    weights_ptr, counters_ptr, epsilon, scale, width, num_experts, BLOCK: tl.constexpr, READERS: tl.constexpr,
     ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of ROWS experts). ``norm_add_norm`` of one part for READERS weights, and with the weight
@@ -216,12 +216,12 @@ def norm_add_norm_route(
     tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
     # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
     tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu")
+    finished = tl.atomic_add(counters_ptr + token, 1, sem="acq_rel", scope="gpu")
     out = out_ptr + (part * tl.num_programs(0) + token) * width + column
     tl.store(out, to_bf16(normed * reader_norm, PLAIN), mask=norm_mask)
     tl.store(sum_ptr + row + column, to_bf16(total, PLAIN), mask=mask & (part == READERS))
-    if arrived == tl.num_programs(1) - 1:
-        tl.store(arrivals_ptr + token, 0)
+    if finished == tl.num_programs(1) - 1:
+        tl.store(counters_ptr + token, 0)
         chosen = token * TOP_K
         _choose_ranked(
             logits_ptr + token * num_experts, expert_scale, ids_ptr + chosen, weights_ptr + chosen, num_experts,
@@ -232,7 +232,7 @@ def norm_add_norm_route(
 @triton.jit(do_not_specialize=["num_experts"])
 def add_norm_route(
     x_ptr, residual_ptr, weight_ptr, router_ptr, bias_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr, weights_ptr,
-    arrivals_ptr, epsilon, width, num_experts, stride_x, stride_residual,
+    counters_ptr, epsilon, width, num_experts, stride_x, stride_residual,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr,
     PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
@@ -261,12 +261,12 @@ def add_norm_route(
     tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
     # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
     tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel", scope="gpu")
+    finished = tl.atomic_add(counters_ptr + token, 1, sem="acq_rel", scope="gpu")
     at = token * width + column
     tl.store(out_ptr + at, to_bf16(y, PLAIN), mask=mask & (tl.program_id(1) == 0))
     tl.store(sum_ptr + at, to_bf16(x, PLAIN), mask=mask & (tl.program_id(1) == tl.num_programs(1) - 1))
-    if arrived == tl.num_programs(1) - 1:
-        tl.store(arrivals_ptr + token, 0)
+    if finished == tl.num_programs(1) - 1:
+        tl.store(counters_ptr + token, 0)
         chosen = token * TOP_K
         one = tl.full([E_PAD], 1.0, tl.float32)
         _choose_ranked(

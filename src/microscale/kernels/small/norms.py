@@ -11,7 +11,7 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK as GROUP
 from microscale.formats import BlockScaled, block_format
-from microscale.kernels.arrivals import arrivals
+from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Routing
@@ -147,7 +147,7 @@ def add_norm_route(
     constants = router_constants(block, e_pad, top_k)
     arguments = (
         x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
-        arrivals(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
+        last_program_counters(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
     )  # fmt: skip
     grid = (tokens, cdiv(num_experts, constants["ROWS"]))
     launch_small(norm_jit.add_norm_route, grid, arguments, constants, ROUTER_WARPS, pdl)
@@ -175,7 +175,7 @@ def norm_add_norm_route(
     constants = sandwich_constants(block, e_pad, top_k)
     arguments = (
         x.contiguous(), sandwich.before, residual.contiguous(), sandwich.after, router.weight, router.expert_scale,
-        total, normed, logits, ids, weights, arrivals(x.device, tokens),
+        total, normed, logits, ids, weights, last_program_counters(x.device, tokens),
         sandwich.epsilon, sandwich.scale, width, num_experts,
     )  # fmt: skip
     grid = (tokens, cdiv(num_experts, constants["ROWS"]))

@@ -1,0 +1,140 @@
+"""Refuses a start that cannot fit, before anything is loaded, with the arithmetic and the cheapest ways to make it fit.
+
+Ways are tried from the one that costs the user least (a little more of the card) to the one that costs most (quality);
+the first three that fit are named, each with what it then needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import PLANS
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon, usable_memory
+from microscale.errors import Unsupported
+from microscale.hardware import GIB, KNOWN
+from microscale.models.outline import Outline
+
+NUM_WAYS = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """Options that make a model fit, and the bytes that it then needs."""
+
+    options: str
+    needed: int
+
+
+def check_fits(outline: Outline, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
+    """The sums, if they fit; else an error with the sums."""
+    memory = reckon(outline, make_plan(outline.name, outline.uses, setup), setup, workload, available)
+    if not memory.fits:
+        raise Unsupported(refusal(memory, *ways(outline, setup, workload, available)))
+    return memory
+
+
+def refusal(memory: Memory, found: list[Way], least: Way | None) -> str:
+    """One sentence: what is needed, what there is, and what helps."""
+    weights = sum(memory.weights.values())
+    largest = max(memory.weights, key=lambda kind: memory.weights[kind])
+    kv = memory.needed - memory.fixed
+    count = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
+    parts = [
+        f"weights {gib(weights)} ({largest} {gib(memory.weights[largest])})",
+        f"KV cache {gib(kv)} for {count}{memory.context} tokens",
+        f"activations {gib(memory.activations)}",
+    ]
+    if memory.graphs + memory.runtime:
+        parts.append(f"graphs and runtime {gib(memory.graphs + memory.runtime)}")
+    need = f"{memory.model} needs {gib(memory.needed)} GiB on {memory.gpu.name}: {' + '.join(parts)}"
+    have = f"{gib(memory.usable)} GiB may be used ({memory.usable_because})"
+    return f"{need}, and {have}; {_advice(memory, found, least)}."
+
+
+def _advice(memory: Memory, found: list[Way], least: Way | None) -> str:
+    if found:
+        return "it fits with " + ", or with ".join(f"{way.options} ({gib(way.needed)} GiB)" for way in found)
+    share = memory.workload.utilization
+    cards = [name for name, card in KNOWN.items() if usable_memory(card, share, None)[0] >= memory.needed]
+    nearest = "" if least is None else f" (the least, {least.options}, needs {gib(least.needed)})"
+    held = f"cards that hold it: {', '.join(cards)}" if cards else "no known card holds it"
+    return f"no option makes it fit{nearest}; {held}"
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f}" if num_bytes >= GIB // 10 else f"{num_bytes / GIB:.2f}"
+
+
+def ways(
+    outline: Outline, setup: Setup, workload: Workload, available: int | None = None
+) -> tuple[list[Way], Way | None]:
+    """The cheapest ways to make the model fit, and of those that do not suffice the one that needs least."""
+    found: list[Way] = []
+    least: Way | None = None
+    for options, other_setup, other in _candidates(outline, setup, workload, available):
+        try:
+            plan = make_plan(outline.name, outline.uses, other_setup)
+        except Unsupported:
+            continue
+        memory = reckon(outline, plan, other_setup, other, available)
+        way = Way(options, memory.needed)
+        if memory.fits:
+            found.append(way)
+        elif least is None or way.needed < least.needed:
+            least = way
+        if len(found) == NUM_WAYS:
+            break
+    return found, least
+
+
+def _candidates(
+    outline: Outline, setup: Setup, workload: Workload, available: int | None
+) -> Iterator[tuple[str, Setup, Workload]]:
+    if workload.utilization < 0.95 and not setup.gpu.is_cpu:
+        yield "--gpu-memory-utilization 0.95", setup, replace(workload, utilization=0.95)
+    setups = [("", setup), *_precisions(setup)]
+    for options, other in setups:
+        if options:
+            yield options, other, workload
+        yield from _smaller(options, outline, other, workload, available)
+    if setup.gpu.is_cpu and setup.wish.backend is None:
+        reference = replace(setup, wish=replace(setup.wish, backend="reference", moe_backend=None))
+        yield "--backend reference, which decodes the experts on every step", reference, workload
+
+
+def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Less exact ways to hold the model, the most exact first."""
+    precision = setup.precision
+    if precision.kv_format != "fp8":
+        yield "--kv-cache-dtype fp8", replace(setup, precision=replace(precision, kv_cache_dtype="fp8"))
+    names = list(PLANS)
+    for name in names[names.index(precision.name) + 1 :]:
+        asked = replace(
+            PLANS[name],
+            chosen=precision.chosen,
+            moe_activations=precision.moe_activations,
+            kv_cache_dtype=precision.kv_cache_dtype,
+        )
+        yield f"--precision {name}", replace(setup, precision=asked)
+    if "experts" not in dict(precision.chosen):
+        narrow = replace(precision, chosen=(*precision.chosen, ("experts", "mxfp4")))
+        yield "--layer-format experts=mxfp4", replace(setup, precision=narrow)
+
+
+def _smaller(
+    options: str, outline: Outline, setup: Setup, workload: Workload, available: int | None
+) -> Iterator[tuple[str, Setup, Workload]]:
+    """The same precision with fewer sequences or a shorter context."""
+    try:
+        memory = reckon(outline, make_plan(outline.name, outline.uses, setup), setup, workload, available)
+    except Unsupported:
+        return
+    before = f"{options} " if options else ""
+    if 1 <= memory.max_sequences < workload.sequences:
+        fewer = memory.max_sequences
+        yield f"{before}--max-num-seqs {fewer}", setup, replace(workload, sequences=fewer)
+    if workload.context is not None and LEAST_CONTEXT <= memory.max_context < workload.context:
+        shorter = memory.max_context // workload.page_size * workload.page_size
+        yield f"{before}--max-model-len {shorter}", setup, replace(workload, context=shorter)

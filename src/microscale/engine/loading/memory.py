@@ -1,0 +1,242 @@
+"""What a model takes, before it is loaded: weights by layer kind, KV cache, activations, graphs, and what fits.
+
+    usable = weights + runtime + graphs + activations of one step + KV cache
+    KV cache = sequences * (full layers: context; sliding layers: window + one page) + sliding layers: one step
+
+A step writes its keys before it attends, so for its length sliding layers hold the step's tokens beside their windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from microscale.backends import registry
+from microscale.backends.decision import Plan
+from microscale.backends.ops import AttentionSpec, DenseSpec, MoeSpec
+from microscale.backends.plan import Setup
+from microscale.backends.precision import BITS
+from microscale.engine.step.limits import SCORED_TOKENS
+from microscale.errors import BadSetting
+from microscale.hardware import GIB, Gpu
+from microscale.models.outline import AT_THE_END, Outline
+
+RUNTIME = GIB
+"""CUDA's context, cuBLAS's workspaces and compiled kernels on a GPU. An estimate."""
+GRAPHS = GIB // 2
+"""Captured decode steps, which share one pool. An estimate."""
+ROOM = 4 * GIB
+"""Left to the rest of the machine where memory is shared with it, or a sixteenth if that is less."""
+LEAST_CONTEXT = 1024
+"""Without ``--max-model-len`` a start needs room for this many tokens, or the model's own limit if that is less."""
+
+MAX_SEQUENCES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is to fit beside the weights. Names of the options are in brackets."""
+
+    context: int | None = None
+    """Positions of one sequence (``--max-model-len``); ``None``: as many as fit."""
+    sequences: int = 1
+    """Sequences at once (``--max-num-seqs``)."""
+    step_tokens: int = 2048
+    """New tokens in one step (``--max-num-batched-tokens``)."""
+    page_size: int = 16
+    utilization: float = 0.9
+    """The part of the memory that may be used (``--gpu-memory-utilization``)."""
+
+    def check(self, model: str, max_context: int) -> None:
+        if self.context is not None and not 1 <= self.context <= max_context:
+            raise BadSetting(f"--max-model-len {self.context} is not between 1 and {max_context}, {model}'s limit.")
+        if self.sequences < 1:
+            raise BadSetting(f"--max-num-seqs {self.sequences} is less than 1.")
+        if self.step_tokens < 1:
+            raise BadSetting(f"--max-num-batched-tokens {self.step_tokens} is less than 1.")
+        if not 0 < self.utilization <= 1:
+            raise BadSetting(f"--gpu-memory-utilization {self.utilization} is not above 0 and up to 1; try 0.9.")
+
+
+@dataclass(frozen=True)
+class KvNeed:
+    """What the cache takes, in bytes. Full and sliding layers apart."""
+
+    full_per_token: int
+    sliding_per_position: int
+    window: int
+    page_size: int
+    step_tokens: int
+
+    def bytes(self, context: int, sequences: int) -> int:
+        pages = -(-context // self.page_size)
+        return sequences * (self.full_per_token * pages * self.page_size + self._sliding(pages)) + self._step(pages)
+
+    def per_sequence_sliding(self) -> int:
+        """All that a long sequence takes in sliding layers: the window and one page more."""
+        return self._sliding(-(-self.window // self.page_size) + 1)
+
+    def _sliding(self, pages: int) -> int:
+        held = min(pages, -(-self.window // self.page_size) + 1)
+        return self.sliding_per_position * held * self.page_size
+
+    def _step(self, pages: int) -> int:
+        return self.sliding_per_position * min(self.step_tokens, pages * self.page_size)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The sums for one model, plan, GPU and workload."""
+
+    model: str
+    gpu: Gpu
+    workload: Workload
+    usable: int
+    usable_because: str
+    weights: Mapping[str, int]
+    """By layer kind."""
+    kv: KvNeed
+    activations: int
+    graphs: int
+    runtime: int
+    model_context: int
+    logits_row: int
+    """Of ``activations``: what one sequence more would add to them."""
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        return sum(self.weights.values()) + self.activations + self.graphs + self.runtime
+
+    @property
+    def context(self) -> int:
+        """The context that must fit."""
+        return self.workload.context or min(LEAST_CONTEXT, self.model_context)
+
+    @property
+    def needed(self) -> int:
+        return self.fixed + self.kv.bytes(self.context, self.workload.sequences)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.usable
+
+    @property
+    def max_context(self) -> int:
+        """The longest context for that many sequences; 0 where not even the weights fit."""
+        return _most(self.model_context, lambda n: self.fixed + self.kv.bytes(n, self.workload.sequences), self.usable)
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences of the asked context fit."""
+        fixed, row = self.fixed - self.workload.sequences * self.logits_row, self.logits_row
+        return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv.bytes(self.context, n), self.usable)
+
+    def by_kind(self) -> dict[str, int]:
+        """Every part of ``needed``, then what a token and a sequence cost, then what there is."""
+        return {
+            **self.weights,
+            "activations": self.activations,
+            "graphs": self.graphs,
+            "runtime": self.runtime,
+            "kv_cache": self.kv.bytes(self.context, self.workload.sequences),
+            "total": self.needed,
+            "usable": self.usable,
+            "kv_full_per_token": self.kv.full_per_token,
+            "kv_sliding_per_sequence": self.kv.per_sequence_sliding(),
+        }
+
+
+def _most(limit: int, needed: Callable[[int], int], usable: int) -> int:
+    """The largest n up to ``limit`` with ``needed(n) <= usable``; 0 where there is none. ``needed`` only grows."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(middle) <= usable else (low, middle - 1)
+    return low
+
+
+def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
+    """The sums. ``available`` is what the machine reports as free; without it the card is taken to be empty."""
+    workload.check(outline.name, outline.max_context)
+    usable, because = usable_memory(setup.gpu, workload.utilization, available)
+    on_gpu = not setup.gpu.is_cpu
+    return Memory(
+        model=outline.name,
+        gpu=setup.gpu,
+        workload=workload,
+        usable=usable,
+        usable_because=because,
+        weights=weight_bytes(outline, plan, setup),
+        kv=_kv_need(outline, setup, workload),
+        activations=_activations(outline, workload),
+        graphs=GRAPHS if on_gpu else 0,
+        runtime=RUNTIME if on_gpu else 0,
+        model_context=outline.max_context,
+        logits_row=_logits_row(outline),
+    )
+
+
+def usable_memory(gpu: Gpu, utilization: float, available: int | None) -> tuple[int, str]:
+    """Bytes that may be used, and how they came about."""
+    share = int(utilization * gpu.memory_bytes)
+    free = gpu.memory_bytes if available is None else available
+    if gpu.unified:
+        room = min(ROOM, gpu.memory_bytes // 16)
+        # A CPU's programs share all of its memory; the option speaks of GPUs.
+        if gpu.is_cpu or free - room < share:
+            return max(free - room, 0), f"{free / GIB:.1f} GiB free, {room / GIB:.1f} of them left to the system"
+    elif free < share:
+        return free, f"{free / GIB:.1f} GiB free"
+    return share, f"{utilization:.2f} of {gpu.memory_bytes / GIB:.1f} GiB"
+
+
+def weight_bytes(outline: Outline, plan: Plan, setup: Setup) -> dict[str, int]:
+    """Bytes of the weights by layer kind, in the layouts that were decided."""
+    sizes: dict[str, int] = {}
+    for use in outline.uses:
+        decision = plan.of(use.op, use.layer)[0]
+        size = use.count * registry.find(use.op, decision.chosen).packed_bytes(decision.spec)
+        if size:
+            name = use.layer.partition(".")[0]
+            sizes[name] = sizes.get(name, 0) + size
+    embed = setup.precision.format_of("embed", "bf16")
+    lm_head = setup.precision.format_of("lm_head", "bf16")
+    # One tensor can serve both only as rows of bf16: what lm_head packs for its kernels cannot be looked up in.
+    if not (outline.tied and embed == lm_head == "bf16"):
+        scales = 4 * outline.vocab_size if embed == "fp8" else 0
+        sizes["embed"] = int(outline.vocab_size * outline.hidden * BITS[embed] / 8) + scales
+    sizes["small"] = outline.other_bytes
+    return sizes
+
+
+def _kv_need(outline: Outline, setup: Setup, workload: Workload) -> KvNeed:
+    full = sum(layers.numbers_per_position() for layers in outline.cached if layers.window is None)
+    sliding = sum(layers.numbers_per_position() for layers in outline.cached if layers.window is not None)
+    window = max((layers.window for layers in outline.cached if layers.window is not None), default=0)
+    size = setup.kv_size
+    return KvNeed(full * size, sliding * size, window, workload.page_size, workload.step_tokens)
+
+
+def _activations(outline: Outline, workload: Workload) -> int:
+    """The most that one op holds for a step's tokens, three copies of the residual stream, and the logits."""
+    per_token = max(_working_bytes(use.spec) for use in outline.uses if use.layer not in AT_THE_END)
+    # One row a sequence, and those of the prompts that are scored.
+    logits = (workload.sequences + min(SCORED_TOKENS, workload.step_tokens)) * _logits_row(outline)
+    return workload.step_tokens * (per_token + 3 * 2 * outline.hidden) + logits
+
+
+def _logits_row(outline: Outline) -> int:
+    """Bytes of the logits of one token: bf16 from the matrix product, then float32."""
+    return outline.vocab_size * 6
+
+
+def _working_bytes(spec: object) -> int:
+    """Bytes that an op holds for one token: what goes in, what comes out, and between the two GEMMs of experts."""
+    if isinstance(spec, DenseSpec):
+        return 2 * (spec.rows + spec.columns)
+    if isinstance(spec, MoeSpec):
+        return 2 * (2 * spec.hidden + spec.top_k * (spec.intermediate + spec.hidden))
+    if isinstance(spec, AttentionSpec):
+        return 4 * spec.num_heads * spec.head_dim
+    return 0

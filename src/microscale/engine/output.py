@@ -1,0 +1,44 @@
+"""What an engine tells: the output of a request in a step, and where the engine stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microscale.engine.request import Finish
+from microscale.errors import MicroscaleError
+
+Scored = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A prompt token, its log-probability, and the likeliest tokens in its place, all of the untempered distribution."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one step made of one request: a token, or its end without one, or log-probabilities of its prompt."""
+
+    request_id: str
+    token: int | None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    finish: Finish | None = None
+    error: MicroscaleError | None = None
+    """Why it ended, with ``Finish.ERROR``."""
+    num_cached: int = 0
+    """Prompt tokens that the prefix cache gave."""
+    prompt_logprobs: tuple[Scored, ...] = ()
+    """The next prompt tokens after the first of all, and how likely each was given those before it. A step tells those
+    that it ran, in outputs that hold nothing else and come before the request's first token, or its end."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Where the engine stands."""
+
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    prefix_queries: int
+    """Tokens of admitted prompts that the prefix cache was asked for."""
+    prefix_hits: int
+    """Those that it had."""
+    pages: dict[str, tuple[int, int]]
+    """Pages in use and in all, by kind of layer."""

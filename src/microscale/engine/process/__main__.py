@@ -1,0 +1,110 @@
+"""The engine process: ``python -m microscale.engine.process --fd N``.
+
+Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
+greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
+comes. torch is imported by the factory, after the greeting: a wrong version or option shows at once.
+
+Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
+from microscale.engine.process.loop import Loop, Serves
+from microscale.engine.process.messages import (
+    VERSION,
+    EngineConfig,
+    Failed,
+    Hello,
+    Loading,
+    check_hello,
+    decode_for_engine,
+    failure,
+)
+from microscale.errors import BadMessage, MicroscaleError
+
+FACTORY = "microscale.engine.process.service:load"
+LAST_WORD_S = 1.0
+"""How long an engine that failed tries to say so."""
+log = logging.getLogger(__name__)
+
+Factory = Callable[[EngineConfig, Callable[[int, int], None]], Serves]
+
+
+def greet(connection: Connection) -> EngineConfig:
+    """Exchange versions; what the owner wants of the engine."""
+    theirs = connection.next_frame()
+    connection.send(Hello(VERSION))
+    check_hello(theirs)
+    config = decode_for_engine(connection.next_frame())
+    if not isinstance(config, EngineConfig):
+        raise BadMessage(f"The owner's second message must be Load and is {type(config).__name__}.")
+    return config
+
+
+def serve(connection: Connection, factory: str) -> None:
+    config = greet(connection)
+    module, _, name = factory.partition(":")
+    load: Factory = getattr(importlib.import_module(module), name)
+    service = load(config, lambda done, total: connection.send(Loading(done, total)))
+    # A step must not wait for the collector to walk through what was loaded.
+    gc.collect()
+    gc.freeze()
+    loop = Loop(service, connection, config.drain_s)
+    # Only now: while it loads, SIGTERM ends the process as it ends any other.
+    signal.signal(signal.SIGTERM, loop.on_sigterm)
+    connection.send(service.ready)
+    loop.run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="microscale.engine.process", description="Started by EngineClient.")
+    parser.add_argument("--fd", type=int, required=True, help="The socket to the owner.")
+    parser.add_argument("--factory", default=FACTORY, help="What makes the engine, as module:function.")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
+    logging.getLogger("microscale").setLevel(logging.INFO)
+    sock = socket.socket(fileno=options.fd)
+    # A compiler that this process starts must not keep the socket open after it.
+    sock.set_inheritable(False)
+    threading.Thread(target=watch_owner, args=(sock,), daemon=True).start()
+    connection = Connection(sock)
+    try:
+        serve(connection, options.factory)
+    except OwnerGone:
+        return 0
+    except MicroscaleError as error:
+        log.error("%s", error)
+        return fail(connection, error)
+    except Exception as error:
+        traceback.print_exc()
+        return fail(connection, error)
+    return 0
+
+
+def fail(connection: Connection, error: Exception) -> int:
+    """Tell the owner, if it listens, why this is the end. The exit status."""
+    with contextlib.suppress(OwnerGone):
+        connection.send_last(Failed(*failure(error)), LAST_WORD_S)
+    return 2 if isinstance(error, BadMessage) else 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads and destructors of a device that has failed can hang, and the owner waits for the end.
+    os._exit(status)

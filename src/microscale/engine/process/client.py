@@ -1,0 +1,304 @@
+"""The owner's side of the engine process: start it, submit requests, read their outputs.
+
+One ``EngineClient`` belongs to one asyncio loop. Whatever happens to the process (it exits, is killed, hangs, speaks
+nonsense), every open request raises ``EngineDied`` at once and so does every later call, and the process is made to
+end. The owner hears of it by ``wait_ended``; it exits, or starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from microscale.engine.output import Output, Stats
+from microscale.engine.process.convert import checked, from_wire, stats_of, submit_of
+from microscale.engine.process.launch import Launch
+from microscale.engine.process.link import Link
+from microscale.engine.process.messages import (
+    VERSION,
+    Abort,
+    Accepted,
+    Drain,
+    Drained,
+    EngineConfig,
+    Failed,
+    FromEngine,
+    GetStats,
+    Hello,
+    Loading,
+    Ready,
+    Refused,
+    RequestOutput,
+    StatsReply,
+    ToEngine,
+    Tokens,
+    check_hello,
+    decode_for_owner,
+    encode,
+    error_of,
+)
+from microscale.engine.process.stream import OpenRequest, Stream
+from microscale.engine.request import Finish, Request
+from microscale.errors import BadMessage, BadRequest, BadSetting, EngineDied
+
+log = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """``async with await EngineClient.start(config) as engine: …``"""
+
+    def __init__(self, link: Link) -> None:
+        self.ready: Ready
+        """Of the loaded model; ``start`` sets it."""
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._by_number: dict[int, OpenRequest] = {}
+        self._by_id: dict[str, OpenRequest] = {}
+        self._stats: deque[asyncio.Future[Stats]] = deque()
+        self._next_number = 0
+        self._watching: asyncio.Task[None] | None = None
+        self._silence_s = 0.0
+        self._heard = 0.0
+        """When the engine last spoke, or was given work after it had none."""
+        self._drained: asyncio.Future[int] = self._loop.create_future()
+        self._ended: asyncio.Future[EngineDied] = self._loop.create_future()
+        """Why nothing more can be asked of the engine."""
+
+    # ---- beginning and end -------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def start(cls, config: EngineConfig, launch: Launch | None = None) -> Self:
+        """Start a process and wait until its model is loaded. What its load raises is raised here, in its own class."""
+        launch = Launch() if launch is None else launch
+        greeting = encode(Hello(VERSION)) + checked(config, BadSetting)
+        client = cls(await Link.open(launch.command))
+        try:
+            async with asyncio.timeout(launch.load_timeout_s):
+                client._link.write(greeting)
+                client.ready = await client._loaded(launch)
+        except TimeoutError:
+            error: BaseException = EngineDied(f"The engine has not loaded its model in {launch.load_timeout_s:g} s.")
+        except BadMessage as caught:
+            error = EngineDied(f"The engine process cannot be understood: {caught}")
+        except BaseException as caught:
+            error = caught
+        else:
+            client._silence_s = launch.silence_s
+            client._link.deliver_to(client._take)
+            client._watching = asyncio.create_task(client._watch())
+            return client
+        await client._stop(EngineDied("The engine did not start."))
+        raise error
+
+    async def _loaded(self, launch: Launch) -> Ready:
+        check_hello(await self._link.next_frame())
+        while True:
+            match decode_for_owner(await self._link.next_frame()):
+                case Loading(done, total):
+                    launch.on_progress(done, total)
+                case Ready() as ready:
+                    return ready
+                case Failed(kind, text):
+                    raise error_of(kind, text)
+                case other:
+                    raise BadMessage(f"The engine process said {type(other).__name__} before it was ready.")
+
+    @property
+    def pid(self) -> int:
+        return self._link.pid
+
+    async def drain(self, deadline_s: float) -> int:
+        """Let open requests finish within ``deadline_s`` and the process end; how many had to be aborted."""
+        self._ask(Drain(deadline_s))
+        done, _ = await asyncio.wait(
+            (self._drained, self._ended), timeout=deadline_s + self._silence_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if self._drained not in done:
+            await self._stop(EngineDied("The engine process did not drain, and was killed."))
+            raise self._end()
+        await self.close()
+        return self._drained.result()
+
+    async def close(self) -> None:
+        """End the process now; open requests raise ``EngineDied``. May be called again."""
+        await self._stop(EngineDied("The engine was closed."))
+
+    async def wait_ended(self) -> EngineDied:
+        """Wait until the engine has ended, however, and say why: then its owner exits, or starts another."""
+        return await asyncio.shield(self._ended)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _stop(self, end: EngineDied) -> None:
+        """Fail what is open, then see the process end."""
+        self._fail_all(end)
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
+        await self._link.close()
+
+    def _fail_all(self, end: EngineDied) -> None:
+        """Nothing is waited for any more; the first reason stays the reason."""
+        if self._ended.done():
+            return
+        self._ended.set_result(end)
+        for request in self._by_number.values():
+            request.fail(self._end())
+        for answer in self._stats:
+            if not answer.done():
+                answer.set_exception(self._end())
+        self._by_number.clear()
+        self._by_id.clear()
+        self._stats.clear()
+
+    def _end(self) -> EngineDied:
+        """A new error each time: one that is raised twice would gather the tracebacks of both."""
+        return EngineDied(str(self._ended.result()))
+
+    # ---- what can be asked -------------------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> Stream:
+        """The request's outputs, once the engine has taken it; else raises why it was refused."""
+        if request.request_id in self._by_id:
+            raise BadRequest(f"Request {request.request_id!r} is already here; request ids are given once.")
+        self._next_number += 1
+        data = checked(submit_of(self._next_number, request), BadRequest)
+        self._check_alive()
+        opened = OpenRequest(self._next_number, request.request_id, self._loop.create_future())
+        stream = Stream(opened, self._forget)
+        self._write(data)
+        self._by_number[opened.number] = self._by_id[opened.request_id] = opened
+        try:
+            await self._link.flush()
+            await opened.answered
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request; its stream says ``Finish.ABORT`` at once. Whether it was open."""
+        self._check_alive()
+        request = self._by_id.get(request_id)
+        if request is not None:
+            self._forget(request)
+        return request is not None
+
+    def _forget(self, request: OpenRequest) -> None:
+        """Abort without waiting. Harmless when the request or the engine has ended already."""
+        if self._by_number.get(request.number) is request:
+            self._drop(request)
+            self._ask(Abort(request.number))
+            if not request.answered.done():
+                request.answered.set_result(None)  # its answer will find nobody
+            request.put(Output(request.request_id, None, finish=Finish.ABORT))
+
+    async def stats(self) -> Stats:
+        self._ask(GetStats())
+        answer: asyncio.Future[Stats] = self._loop.create_future()
+        self._stats.append(answer)
+        return await answer
+
+    def _ask(self, message: ToEngine) -> None:
+        self._check_alive()
+        self._write(encode(message))
+
+    def _write(self, data: bytes) -> None:
+        if not self._busy:
+            self._heard = self._loop.time()
+        self._link.write(data)
+
+    def _check_alive(self) -> None:
+        if self._ended.done():
+            raise self._end()
+
+    @property
+    def _busy(self) -> bool:
+        """The engine owes an answer."""
+        return bool(self._by_number or self._stats)
+
+    def _drop(self, request: OpenRequest) -> None:
+        del self._by_number[request.number], self._by_id[request.request_id]
+
+    # ---- what comes back ---------------------------------------------------------------------------------------------
+
+    def _take(self, payload: bytes) -> None:
+        """Hand out one message of the engine's. What this raises breaks the connection, which ``_watch`` hears."""
+        self._heard = self._loop.time()
+        self._handle(decode_for_owner(payload))
+
+    async def _watch(self) -> None:
+        """Wait until the engine ends, speaks nonsense or is silent for too long, and see to it that it has ended.
+
+        One timer for all messages, set anew when it rings, and not one for each of thousands a second.
+        """
+        try:
+            while True:
+                last = max(self._heard, self._loop.time() - self._silence_s) if self._busy else self._loop.time()
+                try:
+                    async with asyncio.timeout_at(last + self._silence_s):
+                        await self._link.wait_broken()
+                except TimeoutError:
+                    self._check_silence()
+        except BadMessage as error:
+            self._link.kill()
+            end = EngineDied(f"The engine process cannot be understood and was killed: {error}")
+        except EngineDied as error:
+            end = error
+        except Exception as error:  # a mistake of ours must not leave anybody waiting either
+            log.exception("Reading from the engine process failed.")
+            end = EngineDied(f"What the engine process said could not be handled: {type(error).__name__}: {error}")
+        await self._stop(end)
+
+    def _check_silence(self) -> None:
+        if self._busy and self._loop.time() - self._heard >= self._silence_s:
+            self._link.kill()
+            raise EngineDied(f"The engine process has told of no step in {self._silence_s:g} s and was killed.")
+
+    def _handle(self, message: FromEngine) -> None:
+        if isinstance(message, Tokens):  # before all others: thousands a second
+            # Who is behind does better to gather the tokens that wait: readers then take many together.
+            offer = self._link.keeps_up
+            for output in message.outputs:
+                self._deliver(output, offer=offer)
+            return
+        match message:
+            case Accepted(number):
+                if (request := self._by_number.get(number)) and not request.answered.done():
+                    request.answered.set_result(None)
+            case Refused(number, kind, text):
+                if request := self._by_number.get(number):
+                    self._drop(request)
+                    request.fail(error_of(kind, text))
+            case StatsReply():
+                if not self._stats:
+                    raise BadMessage("It answered what was not asked.")
+                answer = self._stats.popleft()
+                if not answer.done():
+                    answer.set_result(stats_of(message))
+            case Drained(num_aborted):
+                self._drained.set_result(num_aborted)
+                self._fail_all(EngineDied("The engine has drained and ended."))
+            case Failed(_, text):
+                raise EngineDied(f"The engine process failed: {text}")
+            case Ready() | Loading():
+                raise BadMessage(f"It said {type(message).__name__} a second time.")
+
+    def _deliver(self, output: RequestOutput, *, offer: bool) -> None:
+        request = self._by_number.get(output.number)
+        if request is None:
+            return  # aborted while this was on its way
+        if offer and output.finish is None and output.token is not None and request.offer(output.token):
+            return
+        if output.finish is not None:
+            self._drop(request)
+        request.put(from_wire(request.request_id, output))

@@ -1,0 +1,172 @@
+"""A child process and the socket to it, as its owner holds them. Knows frames, not what they say.
+
+While the model loads, frames are waited for one by one (``next_frame``). From then on they go to a function as they
+arrive (``deliver_to``), with no task and no timer of their own between: there is one for every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from microscale.engine.process.frames import FrameReader
+from microscale.errors import EngineDied
+
+EXIT_S = 1.0
+"""How long a process may take to end after a hang-up before it is killed: twice what ``process`` allows itself."""
+
+
+class _Frames(asyncio.Protocol):
+    """The socket's end. Whatever breaks it, a nonsense frame or a mistake of who handles one, is told once."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.unread: deque[bytes] = deque()
+        self.deliver: Callable[[bytes], None] = self._keep
+        self.broken: asyncio.Future[None] = loop.create_future()
+        """Raises what was wrong, or ends when the other side is gone."""
+        self.arrived = asyncio.Event()
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.reader = FrameReader()
+
+    def _keep(self, payload: bytes) -> None:
+        self.unread.append(payload)
+        self.arrived.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self.broken.done():
+            return
+        try:
+            for payload in self.reader.feed(data):
+                self.deliver(payload)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        if not self.broken.done():
+            self.broken.set_exception(error)
+            self.broken.exception()  # nobody may be waiting for it any more
+        self.arrived.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.broken.done():
+            self.broken.set_result(None)
+        self.arrived.set()
+        self.writable.set()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+
+class Link:
+    """``open`` starts the process; ``close`` leaves none behind."""
+
+    def __init__(self, process: asyncio.subprocess.Process, transport: asyncio.WriteTransport, frames: _Frames) -> None:
+        self._process = process
+        self._transport = transport
+        self._frames = frames
+
+    @classmethod
+    async def open(cls, command: Sequence[str]) -> Self:
+        """Run ``command --fd N`` with one end of a socket pair as file N: nobody else can connect."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    "--fd",
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=2,  # what a library prints there is no answer of ours
+                    start_new_session=True,  # Ctrl-C is for the owner, who then drains
+                )
+            loop = asyncio.get_running_loop()
+            return cls(process, *await loop.create_unix_connection(_Frames, sock=ours))
+        except OSError as error:
+            ours.close()
+            raise EngineDied(f"The engine process cannot be started: {error}.") from None
+        except BaseException:
+            ours.close()  # upon which a process that was started ends
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether messages are handled as fast as they come, to judge by the last."""
+        return self._frames.reader.keeps_up
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def flush(self) -> None:
+        """Wait while the process does not read. A connection that is broken is for others to tell."""
+        await self._frames.writable.wait()
+
+    async def next_frame(self) -> bytes:
+        """The next message. A cancelled wait loses none."""
+        frames = self._frames
+        while not frames.unread:
+            if frames.broken.done():
+                await self.wait_broken()
+            frames.arrived.clear()
+            await frames.arrived.wait()
+        return frames.unread.popleft()
+
+    def deliver_to(self, handle: Callable[[bytes], None]) -> None:
+        """Call ``handle`` with every message from now on; what it raises breaks the connection."""
+        frames = self._frames
+        frames.deliver = handle
+        try:
+            while frames.unread:
+                handle(frames.unread.popleft())
+        except Exception as error:
+            frames.fail(error)
+
+    async def wait_broken(self) -> None:
+        """Wait until nothing more will come, and raise why. A wait may be cancelled."""
+        await asyncio.shield(self._frames.broken)
+        raise EngineDied(await self._epitaph())
+
+    async def _epitaph(self) -> str:
+        """How the process ended that has closed its side."""
+        if not await self._exited():
+            return "The engine process hung up."
+        status = self._process.returncode or 0
+        if status < 0:
+            return f"The engine process was killed by {signal.Signals(-status).name}."
+        return f"The engine process ended with status {status}; its log says why."
+
+    async def close(self) -> None:
+        """Hang up, upon which the process ends; kill it if it does not."""
+        self._transport.close()
+        if not await self._exited():
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        """End the process and all that it has started: it leads a session of its own."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _exited(self) -> bool:
+        try:
+            async with asyncio.timeout(EXIT_S):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,109 @@
+"""The engine process's loop: messages and steps by turns."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from microscale.engine.process.connection import Connection
+from microscale.engine.process.messages import (
+    MAX_OUTPUTS,
+    Abort,
+    Accepted,
+    Drain,
+    Drained,
+    EngineConfig,
+    GetStats,
+    Ready,
+    Refused,
+    RequestOutput,
+    StatsReply,
+    Submit,
+    ToEngine,
+    Tokens,
+    failure,
+)
+from microscale.errors import BadMessage, Draining, MicroscaleError
+
+
+class Serves(Protocol):
+    """What this process needs of an engine: see ``service.Service``."""
+
+    ready: Ready
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, message: Submit) -> None: ...
+
+    def abort(self, number: int) -> None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def abort_all(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> StatsReply: ...
+
+
+class Loop:
+    """Messages and steps by turns, until there is nothing left to wait for."""
+
+    def __init__(self, service: Serves, connection: Connection, drain_s: float) -> None:
+        self._service = service
+        self._connection = connection
+        self._drain_s = drain_s
+        self._deadline: float | None = None
+        """When draining ends; ``None`` while it has not begun."""
+
+    def run(self) -> None:
+        service = self._service
+        while True:
+            # One that drains and has no work left is done: it waits for nothing.
+            wait = not service.has_work and self._deadline is None
+            for message in self._connection.messages(wait):
+                self._handle(message)
+            if self._deadline is not None and (not service.has_work or time.monotonic() >= self._deadline):
+                break
+            if service.has_work:
+                self._send(service.step())
+        rest = service.abort_all()
+        self._send(rest)
+        self._connection.send_last(Drained(len(rest)))
+
+    def drain(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+
+    def on_sigterm(self, signum: int, stack: object) -> None:
+        self.drain(self._drain_s)
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Submit():
+                self._connection.send(self._submit(message))
+            case Abort(number):
+                self._service.abort(number)
+            case GetStats():
+                self._connection.send(self._service.stats())
+            case Drain(deadline_s):
+                self.drain(deadline_s)
+            case EngineConfig():
+                raise BadMessage("The engine is loaded already; a second one needs a process of its own.")
+
+    def _submit(self, message: Submit) -> Accepted | Refused:
+        try:
+            if self._deadline is not None:
+                raise Draining("The engine is about to stop and takes no new requests.")
+            self._service.submit(message)
+        except MicroscaleError as error:
+            return Refused(message.number, *failure(error))
+        return Accepted(message.number)
+
+    def _send(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            if output.prompt_logprobs:
+                self._connection.send(Tokens((output,)))
+        others = [output for output in outputs if not output.prompt_logprobs]
+        # A step without outputs is told too: the owner sees that the engine is alive.
+        for first in range(0, max(len(others), 1), MAX_OUTPUTS):
+            self._connection.send(Tokens(tuple(others[first : first + MAX_OUTPUTS])))

@@ -1,0 +1,137 @@
+"""An engine that speaks messages: what the engine process serves.
+
+``load`` makes the real one of an ``EngineConfig``. Requests are known by number outside and by id inside. One with a
+grammar is handed to the engine when a thread has compiled that, so that no step of the others waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from microscale.backends.ops import Wish
+from microscale.backends.precision import make_precision
+from microscale.engine.engine import Engine
+from microscale.engine.grammar import Matcher, Vocabulary
+from microscale.engine.loading.build import Queueing, build_engine
+from microscale.engine.loading.load import LoadOptions
+from microscale.engine.loading.memory import Workload
+from microscale.engine.output import Output
+from microscale.engine.process.convert import request_of, stats_reply, to_wire
+from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
+from microscale.engine.request import Finish, Request
+from microscale.errors import MicroscaleError, QueueFull
+
+MAX_COMPILING = 32
+"""Requests whose grammars wait to be compiled; fewer than compiled grammars are kept."""
+WAIT_S = 0.01
+"""How long a step without other work waits for a grammar."""
+
+
+class Service:
+    """An engine and the numbers of its requests."""
+
+    def __init__(self, engine: Engine, ready: Ready) -> None:
+        self.ready = ready
+        self._engine = engine
+        self._ids: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+        self._compiling: dict[int, tuple[Request, Future[Matcher]]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work or bool(self._compiling)
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request, or raise why not."""
+        request = request_of(message)
+        if request.params.grammar is not None and self._engine.grammars is not None:
+            if len(self._compiling) >= MAX_COMPILING:
+                raise QueueFull(f"{MAX_COMPILING} grammars wait to be compiled already; try again later.")
+            compiled = self._compiler.submit(self._engine.grammars.matcher, request.params.grammar)
+            self._compiling[message.number] = request, compiled
+        else:
+            self._engine.submit(request)
+        self._ids[message.number] = message.request_id
+        self._numbers[message.request_id] = message.number
+
+    def abort(self, number: int) -> None:
+        request_id = self._ids.pop(number, None)
+        if request_id is not None:
+            del self._numbers[request_id]
+            waiting = self._compiling.pop(number, None)
+            if waiting is not None:
+                waiting[1].cancel()
+            else:
+                self._engine.abort(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        refused = self._admit() if self._compiling else []
+        return refused + [self._told(output) for output in self._engine.step()]
+
+    def _admit(self) -> list[RequestOutput]:
+        """Hand on what is compiled; the last words to those that are refused."""
+        if not self._engine.has_work:
+            wait([compiled for _, compiled in self._compiling.values()], WAIT_S, FIRST_COMPLETED)
+        refused = []
+        for number, (request, compiled) in list(self._compiling.items()):
+            if not compiled.done():
+                continue
+            del self._compiling[number]
+            try:
+                self._engine.submit(request, compiled.result())
+            except MicroscaleError as error:
+                refused.append(Output(request.request_id, None, finish=Finish.ERROR, error=error))
+        return [self._told(output) for output in refused]
+
+    def abort_all(self) -> list[RequestOutput]:
+        """End what is left, each with a last word."""
+        numbers = list(self._ids)
+        for number in numbers:
+            self.abort(number)
+        return [RequestOutput(number, None, finish=Finish.ABORT.value) for number in numbers]
+
+    def stats(self) -> StatsReply:
+        return stats_reply(self._engine.stats())
+
+    def _told(self, output: Output) -> RequestOutput:
+        number = self._numbers[output.request_id]
+        if output.finish is not None:
+            del self._ids[number], self._numbers[output.request_id]
+        return to_wire(number, output)
+
+
+def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:
+    """The real engine."""
+    queueing = Queueing(config.max_queue, config.prefix_caching)
+    vocabulary = None
+    if config.vocabulary:
+        vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
+    built = build_engine(
+        load_options(config), queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary
+    )
+    model = built.config
+    return Service(built.engine, Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan))
+
+
+def load_options(config: EngineConfig) -> LoadOptions:
+    return LoadOptions(
+        model=config.model,
+        load_format=config.load_format,
+        device=config.device,
+        dtype=config.dtype,
+        wish=Wish(config.backend, config.moe_backend),
+        precision=make_precision(config.precision, config.layer_format, config.moe_activations, config.kv_cache_dtype),
+        workload=Workload(
+            context=config.max_model_len,
+            sequences=config.max_num_seqs,
+            step_tokens=config.max_num_batched_tokens,
+            utilization=config.gpu_memory_utilization,
+        ),
+        overrides=config.hf_overrides,
+        page_size=config.block_size,
+        offline=config.offline,
+        seed=config.seed,
+        threads=config.threads,
+    )

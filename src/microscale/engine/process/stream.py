@@ -1,0 +1,121 @@
+"""The outputs of one request on their way from the engine process to whoever reads them.
+
+The engine never waits for a reader. What a slow one has not read lies here, at most ``max_tokens`` outputs, and
+``take`` gives all of it together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from microscale.engine.output import Output
+from microscale.errors import MicroscaleError
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """What the client holds of a request. The ``Stream`` is its reader's alone."""
+
+    number: int
+    request_id: str
+    answered: asyncio.Future[None]
+    outputs: deque[Output] = field(default_factory=deque)
+    ended: bool = False
+    error: MicroscaleError | None = None
+    waiter: asyncio.Future[None] | None = None
+    """Of the one who reads, while there is nothing to read."""
+    tap: Callable[[int], bool] | None = None
+    """See ``Stream.tap``."""
+
+    def offer(self, token: int) -> bool:
+        """Whether the reader's tap has taken a token. Only while the reader waits: then all before it is read."""
+        if self.tap is None or self.waiter is None or self.waiter.done():
+            return False
+        try:
+            return self.tap(token)
+        except Exception as error:  # a mistake of the reader's, for it to hear of and not for the connection
+            self.tap = None
+            self.waiter.set_exception(error)
+            return True
+
+    def put(self, output: Output) -> None:
+        self.outputs.append(output)
+        self.ended = output.finish is not None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def fail(self, error: MicroscaleError) -> None:
+        self.ended, self.error = True, error
+        self._wake()
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
+
+class Stream(AsyncIterator[Output]):
+    """The outputs of one request, until one says why it ended. Raises ``EngineDied`` if the engine dies before.
+
+    A wait that is cancelled loses nothing. ``aclose``, leaving ``async with``, or letting the stream go, aborts.
+    """
+
+    def __init__(self, request: OpenRequest, abort: Callable[[OpenRequest], None]) -> None:
+        self._request = request
+        self._abort = abort
+        self._loop = asyncio.get_running_loop()
+
+    async def __anext__(self) -> Output:
+        await self._wait()
+        if not self._request.outputs:
+            raise StopAsyncIteration
+        return self._request.outputs.popleft()
+
+    async def take(self) -> list[Output]:
+        """All that has come since the last time, at least one; none when the request has ended."""
+        await self._wait()
+        outputs = list(self._request.outputs)
+        self._request.outputs.clear()
+        return outputs
+
+    def tap(self, take: Callable[[int], bool]) -> None:
+        """Offer tokens to ``take`` first, as they arrive, while the reader waits for one.
+
+        A token that it takes (it says so) is spared the way through the reader's task, and the reader never sees it.
+        An output that says more than a token is never offered; neither are log-probabilities, to who taps.
+        """
+        self._request.tap = take
+
+    async def _wait(self) -> None:
+        request = self._request
+        while not request.outputs and not request.ended:
+            request.waiter = self._loop.create_future()
+            await request.waiter
+        if not request.outputs and request.error is not None:
+            raise request.error
+
+    def close(self) -> None:
+        """Abort, if it still runs."""
+        if not self._request.ended:
+            self._abort(self._request)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._request.ended and not self._loop.is_closed():
+            # Any thread may collect this; the abort is the loop's to send.
+            self._loop.call_soon_threadsafe(self._abort, self._request)

@@ -1,0 +1,220 @@
+"""Decoding steps from tensors that stay where they are, so that a CUDA graph can be captured once and replayed.
+
+Row r of the tensors is the r-th sequence of the schedule. A step changes only what is new: token, position, length and
+slot of each row (one small copy to the device), and those entries of the page tables that were not there before. Rows
+that fill a batch up to the size of a graph look at one token in a page that belongs to nobody.
+
+Copies come from pinned memory, and nobody waits for them. A step is filled while the one before it may still stand in
+the queue with its copies unread, so they take turns between two buffers: the one before that is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import AttentionBatch, Logits
+from microscale.engine.request import Request
+from microscale.engine.step.pages import NOWHERE, PagePool
+from microscale.engine.step.work import Work
+from microscale.models.batch import ForwardBatch
+from microscale.models.config import LayerKind
+
+log = logging.getLogger(__name__)
+EVERY_SIZE_TO = 64
+SHORT_CONTEXT = 2048
+"""Tokens up to which the sequences of a step have a graph of their own. Kernels learn from a table's width how long a
+sequence may be: up to here attention adds up its splits in the same launch, however long a sequence may become."""
+EAGER_RUNS = 1
+"""Steps of a key that run without a graph first: they compile the kernels, and many sizes come up only once."""
+
+
+def graph_size(rows: int) -> int:
+    """The batch that ``rows`` sequences run in: their own number up to 64, then one of 16 sizes between powers of two,
+    which is at most a sixteenth more."""
+    if rows <= EVERY_SIZE_TO:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 5)
+    return -(-rows // step) * step
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """What a captured step depends on."""
+
+    rows: int
+    pages: int
+    """Of a sequence, at most."""
+
+
+@dataclass
+class _Row:
+    """What the device's page table holds in one row."""
+
+    owner: tuple[Request, int] | None = None
+    """The request, and how often it was preempted: each time it comes back it has other pages."""
+    num_pages: int = 0
+
+
+LINES = 3 + len(LayerKind)
+"""Of the standing inputs: tokens, positions, slots of each kind; lengths."""
+
+
+def _lines(flat: Tensor, size: int) -> Tensor:
+    """``[LINES, size]`` at the beginning of a buffer, in one piece: a copy of it needs no other."""
+    return flat[: LINES * size].view(LINES, size)
+
+
+def _lengths(lines: Tensor) -> Tensor:
+    """int32 ``[size]``: half of the last line."""
+    return lines[-1].view(torch.int32)[: lines.shape[1]]
+
+
+class DecodeInputs:
+    """The tensors of up to ``max_rows`` sequences that decode together."""
+
+    def __init__(
+        self, pools: Mapping[LayerKind, PagePool], page_size: int, max_rows: int, max_pages: int, device: torch.device
+    ) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        rows = graph_size(max_rows)
+        pin = device.type == "cuda"
+        kinds = list(LayerKind)
+        # On the device: the lines; page tables.
+        self._wide = torch.zeros(LINES * rows, dtype=torch.int64, device=device)
+        self._tables = {kind: torch.zeros((rows, max_pages), dtype=torch.int32, device=device) for kind in kinds}
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        # On the host, from where they are copied.
+        self._host = [torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin) for _ in range(2)]
+        self._host_tables = {
+            kind: torch.zeros(t.shape, dtype=t.dtype, pin_memory=pin) for kind, t in self._tables.items()
+        }
+        self._rows = {kind: [_Row() for _ in range(rows)] for kind in kinds}
+        self._max_pages = max_pages
+        self._batches: dict[GraphKey, ForwardBatch] = {}
+
+    def key(self, schedule: Sequence[Work]) -> GraphKey:
+        """The graph that the schedule's sequences run in: the smallest of two widths that holds the longest of them."""
+        longest = max(work.first for work in schedule) + 1
+        short = min(SHORT_CONTEXT // self._page_size, self._max_pages)
+        return GraphKey(graph_size(len(schedule)), short if longest <= short * self._page_size else self._max_pages)
+
+    def batch(self, key: GraphKey) -> ForwardBatch:
+        """The first rows and pages, as a step of the model takes them. The tensors are the same at every call."""
+        if key not in self._batches:
+            self._batches[key] = self._make_batch(key)
+        return self._batches[key]
+
+    def _make_batch(self, key: GraphKey) -> ForwardBatch:
+        kinds = list(LayerKind)
+        size = key.rows
+        lines = _lines(self._wide, size)
+        tokens, positions, *slots = lines[:-1]
+        attention = {
+            kind: AttentionBatch(self._starts[: size + 1], _lengths(lines), self._tables[kind][:size, : key.pages], 1)
+            for kind in kinds
+        }
+        return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), None)
+
+    def fill(self, schedule: Sequence[Work], size: int, tokens: Tensor | None = None) -> None:
+        """Row by row what the schedule says, then rows of no one up to ``size``. ``tokens``: not on the host yet."""
+        spare = size - len(schedule)
+        firsts = [work.first for work in schedule]
+        known = [work.request.tokens[work.first] for work in schedule] if tokens is None else [0] * len(schedule)
+        wide = [known + [0] * spare, firsts + [0] * spare]
+        for kind, pool in self._pools.items():
+            slots = []
+            for row, work in enumerate(schedule):
+                pages = pool.pages_of(work.request.request_id)
+                slots.append(pages[work.first // self._page_size] * self._page_size + work.first % self._page_size)
+                self._show(kind, row, (work.request, work.request.num_preempted), pages)
+            # The page after the last is nobody's.
+            wide.append(slots + [pool.num_pages * self._page_size] * spare)
+            for row in range(len(schedule), size):
+                self._show(kind, row, None, [pool.num_pages])
+        self._host.reverse()
+        host, there = _lines(self._host[0], size), _lines(self._wide, size)
+        host[:-1].copy_(torch.tensor(wide))
+        _lengths(host).copy_(torch.tensor([first + 1 for first in firsts] + [1] * spare))
+        there.copy_(host, non_blocking=True)
+        if tokens is not None:
+            there[0, : len(schedule)].copy_(tokens)
+
+    def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
+        """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""
+        held = self._rows[kind][row]
+        known = held.num_pages if held.owner == owner else 0
+        if known < len(pages):
+            fresh = [0 if page == NOWHERE else page for page in pages[known:]]
+            # Of this there is one: a row changes hands only after everything that was launched has been read.
+            host = self._host_tables[kind][row, known : len(pages)]
+            host.copy_(torch.tensor(fresh, dtype=torch.int32))
+            self._tables[kind][row, known : len(pages)].copy_(host, non_blocking=True)
+            self._rows[kind][row] = _Row(owner, len(pages))
+
+
+class DecodeGraphs:
+    """One captured step for each key that has come up, all in one pool of memory."""
+
+    def __init__(
+        self,
+        forward: Callable[[ForwardBatch], Logits],
+        device: torch.device,
+        uncapturable: Callable[[int], str | None],
+        *,
+        enabled: bool,
+    ) -> None:
+        """``uncapturable``: why a step of so many rows cannot be captured, if it cannot. It then runs as it is."""
+        self._forward = forward
+        self._enabled = enabled and device.type == "cuda"
+        self._uncapturable = uncapturable
+        self._told: set[str] = set()
+        self._runs: dict[GraphKey, int] = {}
+        self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Logits]] = {}
+        self._memory: Any = None
+
+    def run(self, batch: ForwardBatch, key: GraphKey) -> Logits:
+        """The logits of ``batch``, which the standing inputs hold for ``key``. They last until the next step."""
+        if key in self._graphs:
+            graph, logits = self._graphs[key]
+            graph.replay()
+            return logits
+        self._runs[key] = self._runs.get(key, 0) + 1
+        logits = self._forward(batch)
+        if self._enabled and self._runs[key] > EAGER_RUNS and self._can_capture(key.rows):
+            self._capture(batch, key)
+        return logits
+
+    def _can_capture(self, rows: int) -> bool:
+        """Whether everything in a step can be captured; tells once why not."""
+        reason = self._uncapturable(rows)
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            log.info("Steps of %d sequences run without a CUDA graph: %s.", rows, reason)
+        return reason is None
+
+    def _capture(self, batch: ForwardBatch, key: GraphKey) -> None:
+        """Record the step that has just run: it would give the same again, so nothing is lost by running it twice."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = self._forward(batch)
+        self._memory = graph.pool()
+        self._graphs[key] = (graph, logits)
+
+
+def take_rows(logits: Logits, rows: slice | list[int]) -> Logits:
+    """The logits of some rows."""
+    return Logits(
+        logits.values[rows],
+        logits.block_max[rows],
+        logits.block_argmax[rows],
+        logits.block_sum[rows],
+        logits.block_rows,
+    )

@@ -1,0 +1,79 @@
+"""Sampled tokens on their way from the device to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import Sampled, Status
+from microscale.errors import BadLogits, BadRequest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The next token of one request, or why there is none."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    status: Status = Status.OK
+    fault: str | None = None
+    """Why its grammar could not be followed."""
+
+    def check(self) -> None:
+        """Raise what the request must be told."""
+        if self.fault is not None:
+            raise BadRequest(self.fault)
+        if self.status is Status.NON_FINITE:
+            raise BadLogits("The model's logits are not finite; the weights or the activations are broken.")
+        if self.status is Status.NOTHING_ALLOWED:
+            raise BadRequest("logit_bias and the grammar together allow no token here.")
+
+
+class Reading:
+    """What was sampled, on its way to the host. On a GPU by a stream of its own, ``side``: the next step, which does
+    without what is read here, need not wait for the copies."""
+
+    def __init__(self, sampled: Sampled, side: torch.cuda.Stream | None) -> None:
+        self._there: torch.cuda.Event | None = None
+        if side is None:
+            self._copy(sampled)
+            return
+        side.wait_stream(torch.cuda.current_stream(side.device))
+        with torch.cuda.stream(side):
+            self._copy(sampled)
+            self._there = torch.cuda.Event()
+            self._there.record(side)
+
+    def _copy(self, sampled: Sampled) -> None:
+        top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
+        rows = sampled.tokens.shape[0]
+        if sampled.together is None:
+            own = [_to_host(t) for t in (sampled.tokens, sampled.logprobs, sampled.status)]
+        else:
+            tokens, logprobs, status = _to_host(sampled.together)[:, :rows]
+            own = [tokens, logprobs.view(torch.float32), status]
+        self._tensors = own + [_to_host(t) for t in top]
+
+    def choices(self, wanted: Sequence[int]) -> list[Choice]:
+        """The one place where sampling waits for the device. ``wanted``: likeliest tokens of each row."""
+        if self._there is not None:
+            self._there.synchronize()
+        tokens, logprobs, status, *top = (tensor.tolist() for tensor in self._tensors)
+        tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+        if top:
+            rows = zip(*top, wanted, strict=True)
+            tops = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
+        return [Choice(*row[:3], Status(row[3])) for row in zip(tokens, logprobs, tops, status, strict=True)]
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy that the present stream makes: nobody else may have the memory before that."""
+    if tensor.device.type == "cpu":
+        return tensor
+    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

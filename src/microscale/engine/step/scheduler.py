@@ -1,0 +1,268 @@
+"""Which tokens of which requests run in the next step.
+
+Requests are served by rank: lower ``priority`` first, then first come first served; whoever waits long rises, so nobody
+starves. A step has a budget of tokens. Requests that decode take one each, before anything else; what is left goes to
+prompts in equal shares, so that a long one does not hold up a short one behind it; then waiting requests are admitted
+while their whole prompt fits into the pages that are free and not yet spoken for.
+
+When a decoding request finds no page, the running request of lowest rank is *preempted*: its pages go back, and it
+waits with its tokens to be computed again (mostly from the prefix cache, where its full pages still are). Greedy
+decoding then goes on as if nothing had happened, because the tokens themselves are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from microscale.engine.request import Request
+from microscale.engine.step.limits import SCORED_TOKENS, Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.prefix import PageKeys, longest_hit, window_pages
+from microscale.engine.step.work import Work
+from microscale.errors import BadRequest, QueueFull
+from microscale.models.config import LayerKind
+
+AGING_STEPS = 512
+"""Steps in the queue after which a request counts as one priority better."""
+MIN_SHARE = 64
+"""A prompt gets at least so many tokens of a step's budget, if there are any left: smaller pieces waste a launch."""
+
+
+class Scheduler:
+    """``add`` requests, ``schedule`` a step, tell it what was ``computed``, ``remove`` those that are done."""
+
+    def __init__(self, pools: Mapping[LayerKind, PagePool], limits: Limits) -> None:
+        self.pools = pools
+        self.limits = limits
+        self._full = pools[LayerKind.FULL]
+        self._sliding = pools[LayerKind.SLIDING]
+        self._waiting: dict[str, Request] = {}
+        self._running: dict[str, Request] = {}
+        self._arrivals = 0
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._scored_left = SCORED_TOKENS
+        """Rows of logits that prompts which are scored may still have in this step."""
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or refuse it at once with the reason."""
+        limits = self.limits
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise BadRequest(f"Request {request.request_id!r} is already here; request ids are given once.")
+        if len(self._waiting) >= limits.max_queue:
+            raise QueueFull(f"{limits.max_queue} requests are waiting already; try again later, or raise --max-queue.")
+        if request.num_total > limits.max_model_len:
+            raise BadRequest(
+                f"{request.num_prompt} prompt tokens and {request.params.max_tokens} new ones exceed the context of "
+                f"{limits.max_model_len}."
+            )
+        self._refuse_what_never_fits(request)
+        request.keys = PageKeys(limits.page_size, request.cache_salt)
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._waiting[request.request_id] = request
+
+    def _refuse_what_never_fits(self, request: Request) -> None:
+        needed = _pages(request.num_total, self.limits.page_size)
+        if needed > self._full.num_pages:
+            raise BadRequest(
+                f"The request needs {needed} KV pages of {self.limits.page_size} tokens and there are "
+                f"{self._full.num_pages} in all: {request.num_total} tokens never fit."
+            )
+        # One token at a time is the least: its window, and its own page.
+        least = min(needed, _pages(self.limits.window, self.limits.page_size) + 1)
+        if least > self._sliding.num_pages:
+            raise BadRequest(
+                f"A window needs {least} sliding KV pages, and there are {self._sliding.num_pages} in all."
+            )
+
+    def remove(self, request_id: str) -> Request | None:
+        """Forget a request, done or not; its pages are free at once. ``None`` if it is not here."""
+        request = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        if request is not None:
+            self._release(request)
+        return request
+
+    def requests(self) -> Iterator[Request]:
+        yield from self._running.values()
+        yield from self._waiting.values()
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> list[Work]:
+        """The next step. Pages for all of it are taken when this returns; it is empty only when nothing can run."""
+        for request in self._waiting.values():
+            request.waited += 1
+        budget = self.limits.max_num_batched_tokens
+        self._scored_left = SCORED_TOKENS
+        running = sorted(self._running.values(), key=_rank)
+        schedule = self._decode([r for r in running if r.num_pending == 1])
+        budget -= len(schedule)
+        schedule += self._prompts([r for r in running if r.num_pending > 1 and r.request_id in self._running], budget)
+        if not schedule and self._running:
+            # Prompts hold all pages between them and none can go on: the last one gives its pages back.
+            self._preempt(max(self._running.values(), key=_rank))
+            return self.schedule()
+        return schedule
+
+    def schedule_ahead(self, last: list[Work]) -> list[Work] | None:
+        """The step after ``last``, whose tokens nobody has read yet: all its requests decode once more.
+
+        ``None`` where another step may be better, or where someone has left or must be preempted: then the tokens come
+        first.
+        """
+        if len(last) != len(self._running) or (self._waiting and len(last) < self.limits.max_num_seqs):
+            return None
+        if not all(self._running.get(work.request.request_id) is work.request for work in last):
+            return None
+        # Whoever begins a page takes one of each kind; what a window has left comes back to the pool, or not at all.
+        fresh = sum(work.request.num_computed % self.limits.page_size == 0 for work in last)
+        if fresh > min(pool.num_free for pool in self.pools.values()):
+            return None
+        for request in self._waiting.values():
+            request.waited += 1
+        for work in last:
+            self._take(work.request, 1)
+        return [Work(work.request, work.request.num_computed, 1, ahead=True) for work in last]
+
+    def _decode(self, requests: list[Request]) -> list[Work]:
+        schedule = []
+        for request in requests:
+            while request.request_id in self._running and not self._take(request, 1):
+                self._preempt(max(self._running.values(), key=_rank))
+            # Requests come by rank and the last rank is preempted first: never one that is scheduled already.
+            if request.request_id in self._running:
+                schedule.append(Work(request, request.num_computed, 1))
+        return schedule
+
+    def _prompts(self, running: list[Request], budget: int) -> list[Work]:
+        """Equal shares of ``budget`` for the prompts that are on their way and for those that can be admitted."""
+        schedule = []
+        newcomers = min(len(self._waiting), self.limits.max_num_seqs - len(self._running))
+        for index, request in enumerate(running):
+            share = max(budget // (len(running) - index + newcomers), MIN_SHARE)
+            count = self._take(request, min(request.num_pending, share, budget))
+            if count:
+                schedule.append(Work(request, request.num_computed, count))
+                budget -= count
+        while budget > 0 and newcomers > 0:
+            work = self._admit(min(max(budget // newcomers, MIN_SHARE), budget))
+            if work is None:
+                break
+            schedule.append(work)
+            budget -= work.count
+            newcomers -= 1
+        return schedule
+
+    def _admit(self, share: int) -> Work | None:
+        """The first in the queue begins, if its pages are there. Who must have its prompt scored lets others pass in a
+        step that scores enough already."""
+        able = [request for request in self._waiting.values() if self._scored_left or not request.scoring]
+        if not able:
+            return None
+        request = min(able, key=_rank)
+        spoken_for = sum(self._missing(r) for r in self._running.values())
+        hit = self._share_prefix(request)
+        fits = not self._running or self._missing(request) + spoken_for <= self._full.num_free
+        count = self._take(request, min(request.num_pending, share)) if fits else 0
+        if not count:
+            self._release(request)
+            return None
+        if not request.num_preempted:
+            request.num_cached = hit
+            if self.limits.prefix_caching:
+                self.prefix_queries += request.num_prompt
+                self.prefix_hits += hit
+        self._running[request.request_id] = self._waiting.pop(request.request_id)
+        return Work(request, request.num_computed, count)
+
+    def computed(self, schedule: list[Work]) -> None:
+        """The step is done: its tokens are in the cache, and full pages can be found by others."""
+        size = self.limits.page_size
+        for work in schedule:
+            request = work.request
+            if self._running.get(request.request_id) is not request:
+                continue  # it ended while the step ran
+            request.num_computed = work.first + work.count
+            if self.limits.prefix_caching:
+                keys = request.keys.of(request.tokens, request.num_computed // size)
+                for index in range(work.first // size, len(keys)):
+                    for pool in self.pools.values():
+                        pool.publish(request.request_id, index, keys[index])
+
+    # ---- pages -------------------------------------------------------------------------------------------------------
+
+    def _missing(self, request: Request) -> int:
+        """Full pages that the tokens of a running request have yet to take."""
+        return self._full.missing(request.request_id, _pages(len(request.tokens), self.limits.page_size))
+
+    def _share_prefix(self, request: Request) -> int:
+        """Begin a request with what the prefix cache has of it. Gives the number of tokens."""
+        limits = self.limits
+        if not limits.prefix_caching or request.scoring:
+            return 0
+        # The last token must run in any case: it gives the logits.
+        keys = request.keys.of(request.tokens, (len(request.tokens) - 1) // limits.page_size)
+        pages = longest_hit(keys, self._full, self._sliding, limits.window, limits.page_size)
+        if pages:
+            seen = window_pages(pages, limits.window, limits.page_size)
+            self._full.share(request.request_id, keys[:pages])
+            self._sliding.share(request.request_id, [None] * seen + list(keys[seen:pages]))
+            request.num_computed = pages * limits.page_size
+        return request.num_computed
+
+    def _take(self, request: Request, count: int) -> int:
+        """Pages for up to ``count`` more tokens; gives for how many there are."""
+        size, owner, first = self.limits.page_size, request.request_id, request.num_computed
+        if request.scoring:
+            count = min(count, self._scored_left)
+        elif count == 1 and first % size:
+            return 1  # the token before it has its page
+        # The first new token sees from here on; what lies before is of no more use.
+        self._sliding.drop(owner, max(0, first - self.limits.window + 1) // size)
+        for pool in self.pools.values():
+            room = (len(pool.pages_of(owner)) + pool.num_free) * size - first
+            count = min(count, room)
+        if count <= 0:
+            return 0
+        for pool in self.pools.values():
+            pool.grow(owner, _pages(first + count, size))
+        if request.scoring:
+            self._scored_left -= count
+        return count
+
+    def _preempt(self, request: Request) -> None:
+        self._release(request)
+        request.num_preempted += 1
+        self.num_preemptions += 1
+        self._waiting[request.request_id] = self._running.pop(request.request_id)
+
+    def _release(self, request: Request) -> None:
+        for pool in self.pools.values():
+            pool.release(request.request_id)
+        request.num_computed = 0
+
+    def check(self) -> None:
+        """Pools are consistent, and only running requests hold pages."""
+        for pool in self.pools.values():
+            pool.check()
+            for request in self._waiting.values():
+                if pool.pages_of(request.request_id):
+                    raise AssertionError(f"{request.request_id} waits and holds pages")
+
+
+def _pages(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return (request.priority - request.waited // AGING_STEPS, request.arrival)

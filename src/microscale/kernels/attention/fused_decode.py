@@ -1,0 +1,38 @@
+"""What ``attend_fused`` takes beyond ``attend_short``: the heads' norms and rotation. ``paged`` launches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from microscale.kernels.small.spec import HeadNorms, RopeTable
+
+MAX_HEADS = 14
+"""Query heads in a group, at most: key and value stand behind them in a tile of 16 rows."""
+
+
+def kinds(head_dim: int) -> tuple[tuple[bool, bool], ...]:
+    """NORM and SHARED, as there are kernels for. Wide heads without norms spill, and no model has such."""
+    normed = ((True, False), (True, True))
+    return normed if head_dim > 128 else ((False, False), *normed)
+
+
+@dataclass(frozen=True)
+class HeadTransform:
+    """How the heads of a new token become queries, key and value."""
+
+    rope: RopeTable
+    norms: HeadNorms | None
+    shared: bool
+    """Whether keys stand for values too (K = V)."""
+
+    def arguments(self, like: Tensor) -> tuple[Any, ...]:
+        weights = (like, like) if self.norms is None else (self.norms.q_weight, self.norms.k_weight)
+        epsilon = 0.0 if self.norms is None else self.norms.epsilon
+        return self.rope.inverse_frequencies, *weights, self.rope.scale, epsilon
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        return self.norms is not None, self.shared

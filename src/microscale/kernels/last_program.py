@@ -1,0 +1,26 @@
+"""Counters by which the programs of one launch find out which of them finishes last. Owns the memory of the counters.
+
+A kernel counts with ``atomic_add`` and its last program writes the zero back, so the counters are zero between launches
+and clearing them is no launch of its own. A graph replays their address: they are kept for the life of the process.
+Launches that count on one device must not overlap, which one stream sees to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LEAST = 8192
+_KEPT: dict[torch.device, Tensor] = {}
+
+
+def last_program_counters(device: torch.device, count: int) -> Tensor:
+    """At least ``count`` int32 zeros, which the launch must leave as zeros."""
+    kept = _KEPT.get(device)
+    if kept is not None and kept.numel() >= count:
+        return kept
+    made = torch.zeros(max(count, LEAST), dtype=torch.int32, device=device)
+    # Made while a graph is captured, they are that graph's alone, which clears them at every replay.
+    if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        _KEPT[device] = made
+    return made

@@ -1,0 +1,178 @@
+"""What fits: sums checked by hand, refusals with ways that do work, and loading within the weights and one layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from microscale import hardware
+from microscale.backends import quantise, registry
+from microscale.backends.ops import Activations, Ops, Wish
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import PLANS, make_precision
+from microscale.engine.loading.fit import check_fits, ways
+from microscale.engine.loading.memory import ROOM, Memory, Workload, reckon, usable_memory, weight_bytes
+from microscale.engine.step.limits import SCORED_TOKENS
+from microscale.errors import BadSetting, Unsupported
+from microscale.hardware import GIB, KNOWN
+from microscale.models.dummy_weights import DummyWeights
+from microscale.models.families import PRESETS
+from microscale.models.gpt_oss.model import GptOss
+from microscale.models.outline import Outline, outline
+from support.families import gpt_oss_preset
+from support.live_bytes import LiveBytes
+
+CONFIGS = PRESETS
+
+
+def shape(model: str) -> Outline:
+    return outline(model, CONFIGS[model], Activations.BF16, 16, 4096)
+
+
+def setup(card: str, precision: str = "exact") -> Setup:
+    return Setup(KNOWN[card], Activations.BF16, precision=PLANS[precision])
+
+
+def sums(model: str, card: str, workload: Workload, precision: str = "exact", available: int | None = None) -> Memory:
+    chosen = setup(card, precision)
+    return reckon(shape(model), make_plan(model, shape(model).uses, chosen), chosen, workload, available)
+
+
+def test_weights_and_kv_of_gpt_oss_120b_by_hand() -> None:
+    memory = sums("gpt-oss-120b", "rtxpro6000", Workload(context=131072, step_tokens=8192))
+    blocks = 3 * 2880 * 2880 // 32
+    # 17 bytes to 32 weights, and the biases; packing may pad.
+    assert memory.weights["experts"] == pytest.approx(36 * 128 * (blocks * 17 + 2 * (5760 + 2880)), rel=0.005)
+    assert memory.weights["embed"] == memory.weights["lm_head"] == 2 * 201088 * 2880
+    # 18 full layers with 8 heads of 64, keys and values in two bytes; as many sliding ones hold 128 + 16 positions.
+    assert memory.kv.full_per_token == 18 * 2 * 8 * 64 * 2
+    assert memory.kv.per_sequence_sliding() == 18 * 2 * 8 * 64 * 2 * (128 + 16)
+    assert memory.kv.bytes(131072, 1) == memory.kv.full_per_token * (131072 + 144 + 8192)
+    assert memory.max_context == 131072
+
+
+def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> None:
+    exact, fast = (sums("gemma-4-26b-a4b", "h200", Workload(context=4096), plan) for plan in ("exact", "fast"))
+    grown = exact.kv.bytes(262144, 1) - exact.kv.bytes(131072, 1)
+    assert grown == 131072 * 5 * 2 * 2 * 512 * 2  # the five full layers alone
+    assert fast.kv.bytes(4096, 3) * 2 == exact.kv.bytes(4096, 3)
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b"])
+def test_max_context_and_sequences_are_the_largest_that_fit(model: str) -> None:
+    for card in KNOWN:
+        memory = sums(model, card, Workload(context=8192, sequences=4))
+        longest, most = memory.max_context, memory.max_sequences
+        assert memory.fits == (longest >= 8192) == (most >= 4)
+        for context, sequences in ((longest, 4), (8192, most)):
+            if context and sequences:
+                assert sums(model, card, Workload(context=context, sequences=sequences)).fits
+        if 0 < longest < memory.model_context:
+            assert memory.fixed + memory.kv.bytes(longest + 1, 4) > memory.usable
+        assert not sums(model, card, Workload(context=8192, sequences=most + 1)).fits
+
+
+def test_logits_of_scored_prompts_are_counted() -> None:
+    """A row a sequence, and as many as a step may score; a step of fewer tokens cannot score more than those."""
+    row = PRESETS["gpt-oss-20b"].vocab_size * 6
+    needs = {tokens: sums("gpt-oss-20b", "h100", Workload(step_tokens=tokens)) for tokens in (1, 2, 2048)}
+    per_token = needs[2].activations - needs[1].activations - row
+    assert needs[2048].activations == 2048 * per_token + (1 + SCORED_TOKENS) * row
+
+
+def test_tied_embeddings_are_one_tensor_while_lm_head_stays_bf16() -> None:
+    assert "embed" not in sums("gemma-4-26b-a4b", "h200", Workload()).weights
+    assert sums("gemma-4-26b-a4b", "h200", Workload(), "balanced").weights["embed"] == 2 * 262144 * 2816
+
+
+def test_unified_memory_is_what_the_system_reports_less_room() -> None:
+    gb10 = KNOWN["gb10"]
+    assert usable_memory(gb10, 0.9, None)[0] == int(0.9 * gb10.memory_bytes)
+    assert usable_memory(gb10, 0.9, 70 * GIB)[0] == 70 * GIB - ROOM
+    assert usable_memory(KNOWN["h100"], 0.9, 50 * GIB) == (50 * GIB, "50.0 GiB free")
+    machine = hardware.cpu()
+    assert usable_memory(machine, 0.9, machine.memory_bytes)[0] < machine.memory_bytes
+
+
+def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:
+    model, chosen, workload = shape("gpt-oss-20b"), setup("rtx4090"), Workload(context=131072, sequences=4)
+    with pytest.raises(Unsupported) as error:
+        check_fits(model, chosen, workload)
+    text = str(error.value)
+    assert text.startswith("gpt-oss-20b needs 26.6 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
+    found, _ = ways(model, chosen, workload)
+    shorter = int(found[1].options.removeprefix("--max-model-len "))
+    assert (found[0].options, found[2].options) == ("--max-num-seqs 2", "--kv-cache-dtype fp8")
+    for way in found:
+        assert way.options in text
+        assert way.needed <= 0.9 * 24 * GIB
+    check_fits(model, chosen, replace(workload, context=shorter))
+    with pytest.raises(Unsupported):
+        check_fits(model, chosen, replace(workload, context=shorter + 16))
+
+
+def test_when_no_option_helps_the_cards_that_do_are_named() -> None:
+    with pytest.raises(Unsupported, match=r"no option makes it fit \(the least, .* cards that hold it: a100, h100"):
+        check_fits(shape("gpt-oss-120b"), setup("l40s"), Workload(context=131072))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": 0}, "--max-model-len 0"),
+        ({"context": 131073}, "--max-model-len 131073 is not between 1 and 131072"),
+        ({"sequences": 0}, "--max-num-seqs 0"),
+        ({"utilization": 1.5}, "--gpu-memory-utilization 1.5"),
+        ({"step_tokens": 0}, "--max-num-batched-tokens 0"),
+    ],
+)
+def test_workloads_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadSetting, match=message):
+        sums("gpt-oss-20b", "h100", replace(Workload(), **change))
+
+
+TINY = replace(gpt_oss_preset("gpt-oss-tiny"), num_heads=4, head_dim=64)
+
+
+@pytest.mark.parametrize("precision", PLANS)
+def test_what_binding_decides_is_what_the_plan_says(precision: str) -> None:
+    """For a GPU that is not there: packing is plain torch."""
+    for gpu in (hardware.cpu(), KNOWN["h100"], KNOWN["rtx5090"]):
+        activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
+        chosen = Setup(gpu, activations, precision=PLANS[precision])
+        made = make_plan("tiny", outline("tiny", TINY, activations, 16, TINY.max_context).uses, chosen)
+        ops = Ops(gpu, activations, Wish(), PLANS[precision])
+        GptOss(DummyWeights(TINY), ops, torch.device("cpu"))
+        assert ops.plan.decisions == made.decisions
+        # With the plan given, binding takes it as it is.
+        GptOss(DummyWeights(TINY), Ops(gpu, activations, Wish(), PLANS[precision], made), torch.device("cpu"))
+
+
+def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantise, "CHUNK", 1 << 10)
+    precision = make_precision("fast", ["embed=mxfp4"])
+    wish = Wish(backend="reference")  # holds weights as they are quantised; its peak is the loader's
+    chosen = Setup(hardware.cpu(), Activations.FLOAT32, wish, precision)
+    model = outline("tiny", TINY, Activations.FLOAT32, 16, TINY.max_context)
+    weights = sum(weight_bytes(model, make_plan("tiny", model.uses, chosen), chosen).values())
+    with LiveBytes() as live:
+        loaded = GptOss(DummyWeights(TINY), Ops(*vars(chosen).values()), torch.device("cpu"))
+    layer = DummyWeights(TINY).layer(0, "cpu")
+    largest = sum(tensor.nbytes for tensor in vars(layer).values())
+    chunk = 5 * 4 * quantise.CHUNK
+    assert live.now <= weights + chunk
+    assert live.peak <= weights + largest + chunk
+    assert len(loaded.layers) == TINY.num_layers
+
+
+def test_every_implementation_says_what_its_weights_take() -> None:
+    """Or the oracle and the memory check would take them for nothing."""
+    for model in ("gpt-oss-20b", "gemma-4-26b-a4b"):
+        for use in shape(model).uses:
+            if use.op in ("moe", "dense"):
+                for entry in registry.of_op(use.op):
+                    if entry.supports(use.spec, KNOWN["h100"]) is None:
+                        assert entry.packed_bytes(use.spec) > 0, entry.name

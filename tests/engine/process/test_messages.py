@@ -1,0 +1,227 @@
+"""Frames and messages between the engine process and its owner: bounds, round trips, versions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from microscale import errors
+from microscale.engine.output import Output, Stats
+from microscale.engine.process import messages
+from microscale.engine.process.frames import HEADER, MAX_FRAME, FrameReader, frame
+from microscale.engine.process.messages import (
+    FLOOR,
+    MAX_ID,
+    MAX_OUTPUTS,
+    MAX_PROMPT,
+    MAX_REASON,
+    MAX_SCORED,
+    MAX_TEXT,
+    MAX_TOP,
+    VERSION,
+    Abort,
+    Accepted,
+    Drain,
+    Drained,
+    EngineConfig,
+    Failed,
+    GetStats,
+    Hello,
+    Loading,
+    Ready,
+    Refused,
+    RequestOutput,
+    Sampling,
+    StatsReply,
+    Submit,
+    Tokens,
+    check_hello,
+    decode_for_engine,
+    decode_for_owner,
+    encode,
+    error_of,
+    failure,
+    finite,
+)
+from microscale.engine.request import Finish
+from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
+from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
+def test_frames_survive_any_cut(payloads: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(frame(payload) for payload in payloads)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20).map(sorted))
+    reader = FrameReader()
+    found: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += reader.feed(stream[start:end])
+    assert found == payloads
+
+
+@pytest.mark.parametrize("size", [0, MAX_FRAME + 1, 2**32 - 1])
+def test_a_length_is_judged_before_what_follows(size: int) -> None:
+    reader = FrameReader()
+    assert list(reader.feed(frame(b"good") + size.to_bytes(HEADER, "big")[:3])) == [b"good"]
+    with pytest.raises(BadMessage, match=f"A message has {size} bytes; it must have 1 to {MAX_FRAME}"):
+        list(reader.feed(size.to_bytes(HEADER, "big")[3:]))
+
+
+def test_what_is_too_large_is_not_sent() -> None:
+    with pytest.raises(BadMessage, match="it must have 1 to"):
+        frame(bytes(MAX_FRAME + 1))
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+PARAMS = Sampling(max_tokens=3, temperature=0.5, seed=2**63 - 1, logit_bias={7: -100.0}, stop_token_ids=(1, 2))
+TO_ENGINE = [
+    EngineConfig("gpt-oss-20b", layer_format=("lm_head=mxfp8",), hf_overrides={"a": {"b": [1, None]}}),
+    Submit(1, "r", (1, 2, 3), PARAMS, priority=-1, cache_salt="tenant"),
+    Submit(2, "r", (), Sampling()),
+    Abort(1),
+    GetStats(),
+    Drain(1.5),
+]
+FROM_ENGINE = [
+    Loading(1, 2),
+    Ready(97, 512, (1, 2), "plan"),
+    Accepted(1),
+    Refused(1, "BadRequest", "no"),
+    Tokens(()),
+    Tokens(
+        (
+            RequestOutput(1, 5, -0.5, ((5, -0.5), (6, FLOOR))),
+            RequestOutput(2, None, finish="error", error=("BadLogits", "NaN")),
+        )
+    ),
+    Tokens((RequestOutput(1, None, num_cached=3, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, FLOOR, ()))),)),
+    StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}),
+    Drained(0),
+    Failed("EngineDied", "why"),
+]
+
+
+@pytest.mark.parametrize("message", TO_ENGINE + FROM_ENGINE, ids=lambda m: type(m).__name__)
+def test_messages_round_trip(message: object) -> None:
+    decode = decode_for_engine if message in TO_ENGINE else decode_for_owner
+    (payload,) = FrameReader().feed(encode(message))  # type: ignore[arg-type]
+    assert decode(payload) == message
+    if message != Tokens(()):
+        # Neither side takes the other's messages for its own, nor one with something more in it.
+        other = decode_for_owner if message in TO_ENGINE else decode_for_engine
+        with pytest.raises(BadMessage, match="cannot be read"):
+            other(payload)
+    with pytest.raises(BadMessage, match="unknown field `more`"):
+        decode(msgspec.msgpack.encode(msgspec.msgpack.decode(payload) | {"more": 1}))
+
+
+def test_every_message_is_tested() -> None:
+    tested = {type(message) for message in TO_ENGINE + FROM_ENGINE}
+    assert tested == {*get_args(messages.ToEngine), *get_args(messages.FromEngine)}
+
+
+def submit(**changes: object) -> dict[str, object]:
+    return msgspec.to_builtins(Submit(1, "r", (1,), Sampling())) | changes  # type: ignore[no-any-return]
+
+
+def params(**changes: object) -> dict[str, object]:
+    return submit(params={"type": "Sampling", **changes})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        submit(request_id=""),
+        submit(request_id="r" * (MAX_ID + 1)),
+        submit(prompt=[0] * (MAX_PROMPT + 1)),
+        submit(prompt=[-1]),
+        submit(prompt=[2**31]),
+        submit(prompt=["1"]),
+        submit(number=-1),
+        submit(priority=2**31),
+        submit(cache_salt="s" * (MAX_ID + 1)),
+        params(temperature=math.nan),
+        params(temperature=math.inf),
+        params(logit_bias={1: math.nan}),
+        params(logit_bias=dict.fromkeys(range(MAX_BIAS + 1), 0.0)),
+        params(stop_token_ids=list(range(MAX_BIAS + 1))),
+        params(seed=2**63),
+        params(beam_width=4),
+        {"type": "Drain", "deadline_s": math.inf},
+        {"type": "Drain"},
+        {"type": "Shutdown"},
+        {},
+    ],
+    ids=lambda fields: str(fields)[:80],
+)
+def test_what_is_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(BadMessage, match="cannot be read"):
+        decode_for_engine(msgspec.msgpack.encode(fields))
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    for decode in (decode_for_engine, decode_for_owner, check_hello):
+        with pytest.raises(BadMessage):
+            decode(noise)
+
+
+def test_the_largest_messages_can_be_sent() -> None:
+    prompt = (2**31 - 1,) * MAX_PROMPT
+    most = Sampling(logit_bias=dict.fromkeys(range(10**6, 10**6 + 1024), 0.5), stop_token_ids=(10**6,) * 1024)
+    output = RequestOutput(
+        2**62 - 1, 10**6, -0.5, ((10**6, -0.5),) * MAX_TOP, "error", ("BadLogits", "\N{PILE OF POO}" * MAX_REASON)
+    )
+    asked = Submit(2**62 - 1, "\N{PILE OF POO}" * MAX_ID, prompt, most)
+    assert decode_for_engine(encode(asked)[HEADER:]) == asked
+    told = Tokens((output,) * MAX_OUTPUTS)
+    assert decode_for_owner(encode(told)[HEADER:]) == told
+    scored = ((10**6, -0.5, ((10**6, -0.5),) * MAX_TOP),) * MAX_SCORED
+    told = Tokens((RequestOutput(2**62 - 1, None, prompt_logprobs=scored),))
+    assert decode_for_owner(encode(told)[HEADER:]) == told
+
+
+# ---- what the messages mirror ----------------------------------------------------------------------------------------
+
+
+def test_messages_carry_every_field() -> None:
+    """A field that is added to one side and not to the other would be lost in silence."""
+    theirs = {f.name: f.default if f.default is not MISSING else {} for f in fields(SamplingParams)}
+    assert msgspec.structs.asdict(Sampling()) == theirs
+    assert RequestOutput.__struct_fields__ == ("number", *(f.name for f in fields(Output)[1:]))
+    assert StatsReply.__struct_fields__ == tuple(f.name for f in fields(Stats))
+    assert set(get_args(messages.FinishName)) == {finish.value for finish in Finish}
+
+
+def test_errors_keep_their_class_and_sentence() -> None:
+    for known in (BadCheckpoint("why"), MicroscaleError("why")):
+        again = error_of(*failure(known))
+        assert (type(again), str(again)) == (type(known), "why")
+    bug = error_of(*failure(ZeroDivisionError("division by zero")))
+    assert (type(bug), str(bug)) == (MicroscaleError, "ZeroDivisionError: division by zero")
+    # Only our own errors are made of names.
+    assert type(error_of("annotations", "x")) is type(error_of("__builtins__", "x")) is MicroscaleError
+    assert len(failure(ValueError("x" * 10**6))[1]) == MAX_TEXT
+    for name, found in vars(errors).items():
+        if isinstance(found, type):
+            assert type(error_of(name, "x")) is found
+
+
+def test_logarithms_are_finite() -> None:
+    assert [finite(x) for x in (-0.5, 1e-7, -math.inf, math.nan, math.inf)] == [-0.5, 0.0, FLOOR, FLOOR, 0.0]
+
+
+def test_another_version_is_one_clear_error() -> None:
+    check_hello(encode(Hello(VERSION))[HEADER:])
+    later = msgspec.msgpack.encode({"microscale": VERSION + 1, "and": "more"})
+    with pytest.raises(BadMessage, match=rf"speaks version {VERSION + 1} .* this one version {VERSION}; run both from"):
+        check_hello(later)

@@ -1,0 +1,110 @@
+"""Dense kernels for small batches without a GPU: which tiles run where, and that a walk along K meets each column once.
+
+The kernels are Gluon and do not run in Triton's interpreter; they run in ``tests/gpu``. Their conversions of packed
+words are those of the experts' kernels, which ``test_moe_small_batch.py`` executes word for word.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from microscale.hardware import KNOWN, Gpu, known
+from microscale.hardware.tiles import GemmPath
+from microscale.kernels.dense import gemm, small_batch
+from microscale.kernels.dense.packed import pack
+from microscale.kernels.dense.spec import FORMATS
+from microscale.kernels.launch import recording
+from support.shapes import dense_shapes
+
+
+def walk(k: int, slices: int, ahead: int) -> list[list[tuple[int, bool]]]:
+    """The tiles (first column, masked) that each slice computes, by the arithmetic of ``small_batch_jit._walk``."""
+    k_tiles = -(-k // 64)
+    first = [s * k_tiles // slices for s in range(slices + 1)]
+    whole = k // 64 // slices
+    turns = max(whole - ahead, 0) // (2 * ahead)
+    tail = -(-k_tiles // slices) - turns * 2 * ahead
+    batches = 1 + (tail > ahead) + (tail > 2 * ahead)
+    assert 1 <= tail <= 3 * ahead
+    tiles = []
+    for s in range(slices):
+        length = first[s + 1] - first[s]
+        # In the loop the youngest batch that is fetched without a mask ends before the slice does.
+        assert turns == 0 or 2 * ahead * turns + ahead <= length
+        steps = [(t, t >= turns * 2 * ahead) for t in range(turns * 2 * ahead + batches * ahead)]
+        tiles.append([(64 * (first[s] + t), masked) for t, masked in steps if t < length or not masked])
+    return tiles
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 352, 704, 2112, 2816, 2880, 4096, 17280])
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
+def test_every_column_is_met_once(k: int, slices: int, ahead: int) -> None:
+    met = torch.zeros(-(-k // 64) * 64, dtype=torch.int64)
+    for tiles in walk(k, slices, ahead):
+        for column, masked in tiles:
+            met[column : column + 64] += 1
+            assert masked or column + 64 <= k, "a tile that is not whole must be masked"
+    assert (met == 1).all()
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("path", [GemmPath.W4A16, GemmPath.W8A16, GemmPath.W4A8, GemmPath.W8A8])
+def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> None:
+    fmt = "mxfp4" if path.weight_bits == 4 else "mxfp8"
+    packed = pack(dense_shapes(fmt, 128, 128))
+    for rows in (128, 2880, 5120, 201088):
+        for tokens in (17, 64, 200, 1024, 8192):
+            for logits in (False, True):
+                tile = gemm.tile_for(path, gpu, tokens, rows, logits)
+                x = torch.empty((tokens, 128), dtype=torch.bfloat16, device="meta")
+                with recording() as found:
+                    if logits:
+                        gemm.run_logits(packed, gpu, x, block_scaled=path.block_scaled, tile=tile)
+                    else:
+                        gemm.run(packed, gpu, x, None, block_scaled=path.block_scaled, tile=tile)
+                kernel = next(kernel for kernel in found if kernel.short_name.startswith("gemm"))
+                assert kernel.short_name == ("gemm_logits" if logits else "gemm")
+                sizes = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES")
+                assert [kernel.constants[name] for name in sizes] == [
+                    tile.block_m, tile.block_n, tile.block_k, tile.stages
+                ]  # fmt: skip
+                assert tile.block_m <= (gemm.LOGIT_TOKENS if logits else 128)
+
+
+def test_few_rows_are_shared_along_k() -> None:
+    gpu = known("h200")
+    assert small_batch.choose("bf16", 5120, 1, gpu).slices == 4
+    assert small_batch.choose("bf16", 201088, 1, gpu).slices == 1
+    assert small_batch.choose("bf16", 5120, 8, gpu).columns == 8
+    assert small_batch.choose("bf16", 5120, 9, gpu).columns == small_batch.choose("bf16", 5120, 40, gpu).columns == 16
+    # 5120 rows fill a card of 16 SMs.
+    assert small_batch.choose("bf16", 5120, 1, known("gb10")).slices == 4
+    assert small_batch.choose("bf16", 12288, 1, known("gb10")).slices == 1
+
+
+def test_one_wave_where_registers_allow() -> None:
+    gpu = known("h200")
+    assert small_batch.choose("mxfp8", 5120, 1, gpu).registers == 168  # 320 programs, three an SM: 396
+    assert small_batch.choose("mxfp8", 8192, 1, gpu).registers == small_batch.FOUR_PROGRAMS  # 512 of 528
+    assert small_batch.choose("mxfp8", 8192, 1, known("rtx5090")).registers == 255
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "taken"),
+    [(16, 201088, True), (17, 201088, False), (32, 5120, True), (33, 5120, False), (64, 2880, True), (65, 16, False)],
+)
+def test_more_tokens_while_their_programs_are_two_waves(tokens: int, rows: int, taken: bool) -> None:
+    assert small_batch.takes(tokens, rows, known("h200")) is taken
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_is_chosen_is_possible(fmt: str) -> None:
+    for gpu in (known("h200"), known("rtx5090"), known("a100")):
+        for rows in (128, 2816, 5120, 8192, 201088, 262144):
+            for tokens in (1, 8, 9, 16, 100):
+                tiles = small_batch.choose(fmt, rows, tokens, gpu)
+                assert tiles in small_batch.possible(fmt, tiles.columns, gpu)
+                eight = fmt == "mxfp8" and gpu == known("h200") and rows <= 32 * 132 and tokens <= 8
+                assert tiles.warps == (8 if eight else 4)
