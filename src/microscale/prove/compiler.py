@@ -109,6 +109,22 @@ def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
         return _facts(kernel, compiled, written())
 
 
+def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+    """The PTX for ``sm``, and the bytes of shared memory that a block takes. ptxas is not asked."""
+
+    def stop_before_ptxas(backend: Any, stages: dict[str, Any], *_: Any) -> None:
+        stages["cubin"] = lambda source, metadata: b""
+
+    def hook(*arguments: Any) -> tuple[str, str] | None:
+        return ("ptx", "ptx") if not arguments else stop_before_ptxas(*arguments)
+
+    with _own_folder(), knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = hook
+        source, options = _source(kernel, sm)
+        compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
+    return compiled.asm["ptx"], compiled.metadata.shared
+
+
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
     """Let Triton write to a folder that goes away.

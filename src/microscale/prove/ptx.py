@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from microscale.errors import MicroscaleError
 
@@ -36,30 +37,77 @@ class Found:
     instruction: Instruction
 
 
+@dataclass(frozen=True)
+class Label:
+    name: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """``.reg .b32 %r<4>, %s;``: the registers' names, one by one, and their type."""
+
+    kind: str
+    names: tuple[str, ...]
+
+
+class Scope(Enum):
+    """A block of its own: registers that are declared in it are seen nowhere else."""
+
+    OPENS = "{"
+    CLOSES = "}"
+
+
+Statement = Found | Label | Declared | Scope
+
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
-_SKIPPED = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/|[{}]|[\w$]+:(?!:)|\.(?:loc|file)\b[^\n]*|\.[a-z][^;]*;)", re.DOTALL)
-_STATEMENT = re.compile(
-    r"(?:@(?P<guard>!?\s*[%\w$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>[^;]*);", re.DOTALL
-)
+_SKIPPED = re.compile(r"\s+|//[^\n]*|/\*.*?\*/|\.(?:loc|file)\b[^\n]*", re.DOTALL)
+_LABEL = re.compile(r"([\w$]+):(?!:)")
+_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]*);")
+_DIRECTIVE = re.compile(r"\.[a-z][^;]*;")
+_STATEMENT = re.compile(r"(?:@(?P<guard>!?\s*[%\w$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>[^;]*);", re.DOTALL)
+
+
+def statements(ptx: str) -> Iterator[Statement]:
+    """The body of the one kernel in ``ptx``, in order. Other directives than ``.reg`` are passed over."""
+    entry = _ENTRY.search(ptx)
+    if entry is None:
+        raise BadPtx("There is no .entry in this PTX.")
+    at = ptx.index("{", entry.end()) + 1
+    depth = 1
+    while depth:
+        if skipped := _SKIPPED.match(ptx, at):
+            at = skipped.end()
+        elif ptx[at : at + 1] in ("{", "}"):
+            scope = Scope(ptx[at])
+            depth += 1 if scope is Scope.OPENS else -1
+            at += 1
+            if depth:
+                yield scope
+        elif label := _LABEL.match(ptx, at):
+            yield Label(label[1])
+            at = label.end()
+        elif registers := _REGISTERS.match(ptx, at):
+            yield Declared(registers[1], tuple(_register_names(registers[2])))
+            at = registers.end()
+        elif directive := _DIRECTIVE.match(ptx, at):
+            at = directive.end()
+        elif found := _STATEMENT.match(ptx, at):
+            yield Found(at, found.end(), _instruction(found))
+            at = found.end()
+        else:
+            line = ptx.count("\n", 0, at) + 1
+            raise BadPtx(f"Line {line} of the PTX is no instruction: {ptx[at : at + 60]!r}.")
 
 
 def instructions(ptx: str) -> Iterator[Found]:
     """The instructions of the one kernel in ``ptx``, in order."""
-    entry = _ENTRY.search(ptx)
-    if entry is None:
-        raise BadPtx("There is no .entry in this PTX.")
-    at = ptx.index("{", entry.end())
-    end = _end_of_body(ptx, at)
-    while at < end:
-        if skipped := _SKIPPED.match(ptx, at):
-            at = skipped.end()
-            continue
-        found = _STATEMENT.match(ptx, at)
-        if found is None:
-            line = ptx.count("\n", 0, at) + 1
-            raise BadPtx(f"Line {line} of the PTX is no instruction: {ptx[at : at + 60]!r}.")
-        yield Found(at, found.end(), _instruction(found))
-        at = found.end()
+    return (statement for statement in statements(ptx) if isinstance(statement, Found))
+
+
+def _register_names(text: str) -> Iterator[str]:
+    for name in split(text):
+        many = re.fullmatch(r"(.*)<(\d+)>", name)
+        yield from ([f"{many[1]}{number}" for number in range(int(many[2]))] if many else [name])
 
 
 def parse(statement: str) -> Instruction:
@@ -94,11 +142,3 @@ def vector(operand: str) -> list[str]:
         raise BadPtx(f"{operand!r} is no vector.")
     return split(operand[1:-1])
 
-
-def _end_of_body(ptx: str, start: int) -> int:
-    depth = 0
-    for brace in re.finditer(r"//[^\n]*|[{}]", ptx[start:]):
-        depth += (brace[0] == "{") - (brace[0] == "}")
-        if not depth:
-            return start + brace.end()
-    raise BadPtx("The kernel's body does not end.")
