@@ -25,7 +25,7 @@ def build_move(ops: Operands, asked: Instruction) -> Step:
         return _unpacked(ops, target, source, bits)
     if source.startswith("{"):
         parts = ops.list_of(source)
-        reads = [ops.read(part, bits // len(parts)) for part in parts]
+        reads = [ops.read_unset(part, bits // len(parts)) for part in parts]
         whole: Any = UNSIGNED[bits]
 
         def packed(*values: Array) -> Array:

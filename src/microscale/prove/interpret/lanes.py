@@ -67,6 +67,16 @@ class Lanes:
                 raise InterpretError(f"{self.where}: {self._names[place]} was not written in {self.name(lane)}.")
         return value
 
+    def get_unset(self, place: int) -> Array:
+        """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half beside a defined
+        one, and nobody looks at what becomes of it."""
+        garbage = np.uint64(0xDEADBEEFDEADBEEF).astype(UNSIGNED[self._widths[place]])
+        value = self._registers[place]
+        if value is None:
+            return np.array([garbage])
+        unset = self._unset.get(place)
+        return value if unset is None else np.where(unset, garbage, value)
+
     def put(self, place: int, value: Array, active: Mask) -> None:
         if active is None:
             self._registers[place] = value

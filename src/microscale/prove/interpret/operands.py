@@ -42,6 +42,13 @@ class Operands:
         number = np.array([self._number(operand, bits)], UNSIGNED[bits])
         return lambda lanes, active: number
 
+    def read_unset(self, operand: str, bits: int) -> Read:
+        """As ``read``; a register that was not written is garbage and no error."""
+        if operand not in self._program.places:
+            return self.read(operand, bits)
+        place = self._program.places[operand]
+        return lambda lanes, active: lanes.get_unset(place)
+
     def _number(self, operand: str, bits: int) -> int:
         if operand in self._symbols:
             return self._symbols[operand]
