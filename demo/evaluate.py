@@ -23,7 +23,9 @@ from demo.constrained import constrained
 from demo.tasks import all_tasks
 from microscale.cli.console import progress_bar
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.load import load
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.checks import is_exact, is_right, parse
@@ -118,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     chat_format = chat_format_for(Tokenizer.load(asked.checkpoint))
-    model = load_model(LoadOptions(str(asked.checkpoint), device=asked.device))
+    model = load(prepare(LoadOptions(str(asked.checkpoint), device=asked.device)))
     assert isinstance(model, GptOss)
     tasks = [task for task in all_tasks(asked.per_task, SEED) if not asked.only or task.task in asked.only]
     encoded = [encode(task, chat_format) for task in tasks]

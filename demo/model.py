@@ -18,7 +18,7 @@ from demo import attention, experts
 from microscale.formats import MXFP4, decode, encode
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.model import yarn_table
+from microscale.models.rope import yarn_table
 
 
 class Rounded(torch.autograd.Function):

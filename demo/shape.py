@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from microscale.models.gpt_oss.config import GptOssConfig, YarnRope, alternating
+from microscale.models.gpt_oss.config import GptOssConfig, alternating
+from microscale.models.rope import YarnRope
 
 VOCAB_SIZE = 4096
 SPECIAL_TOKENS = (

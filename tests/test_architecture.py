@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"errors", "settings"},
     "kernels": {"formats", "hardware", "errors"},
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
-    "models": {"backends.ops", "formats", "errors"},
+    "models": {"backends.ops", "backends.recording_ops", "formats", "errors"},
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},
@@ -88,6 +88,54 @@ def test_imports_follow_the_table(path: Path) -> None:
         assert module in MAY_IMPORT, f"{module} is not in the table of the design: add it there and here"
         wrong = [entry for entry in found if not allowed(entry[1], MAY_IMPORT[module])]
     assert not wrong, f"{path.relative_to(ROOT)} imports against the design: {wrong}"
+
+
+# A folder of the server → what else of the server it may import. The APIs meet in what they share, not in each other.
+SHARED = {
+    "choice",
+    "encoding",
+    "engine_requests",
+    "generation",
+    "host",
+    "http",
+    "limits",
+    "prompts",
+    "reading",
+    "requests",
+}
+SERVER_MAY_IMPORT: dict[str, set[str]] = {
+    "http": {"limits"},
+    "requests": {"http"},
+    "structured": {"host", "http", "limits", "requests"},
+    "web": set(),
+    "anthropic": SHARED | {"structured"},
+    "openai": SHARED,
+    "openai.chat": SHARED | {"structured", "openai"},
+    "openai.completions": SHARED | {"structured", "openai"},
+    "openai.responses": SHARED | {"structured", "openai"},
+}
+
+
+def server_folder(name: str) -> str:
+    """The folder, or the module of the root, that a dotted name below ``microscale.server`` belongs to."""
+    return next(
+        (f for f in sorted(SERVER_MAY_IMPORT, reverse=True) if f"{name}.".startswith(f"{f}.")), name.split(".")[0]
+    )
+
+
+@pytest.mark.parametrize("folder", SERVER_MAY_IMPORT)
+def test_folders_of_the_server_point_down(folder: str) -> None:
+    server = SRC / "server"
+    paths = [p for p in server.rglob("*.py") if server_folder(".".join(p.relative_to(server).parts)) == folder]
+    assert paths, f"server/{folder} has no modules: take it from the table"
+    found = {
+        (str(path.relative_to(server)), line, target)
+        for path in paths
+        for line, name in imports(tree_of(path))
+        if name.startswith("server.")
+        and (target := server_folder(name.removeprefix("server."))) not in SERVER_MAY_IMPORT[folder] | {folder}
+    }
+    assert not found, f"server/{folder} imports against the design: {sorted(found)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
@@ -207,27 +255,15 @@ def test_innocent_code_passes(code: str) -> None:
     assert not list(gpu_knowledge(ast.parse(code)))
 
 
-# Model families and chat formats by name: harmony, Gemma4Config, gpt_oss … A preset's name is a user's word.
-FAMILY = re.compile(r"harmony|gemma|gpt[-_ ]?oss", re.IGNORECASE)
-PRESET = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
-# Folders and files that are a family's own, and the two registries, which list them.
-OF_A_FAMILY = (
-    "integrations/",
-    "models/families.py",
-    "models/gemma4/",
-    "models/gpt_oss/",
-    "text/formats.py",
-    "text/gemma/",
-    "text/harmony/",
+# Folders that are a model family's or a chat format's own. A new one is found by itself.
+OWN_FOLDERS = [path.parent for path in (*SRC.glob("models/*/family.py"), *SRC.glob("text/*/format.py"))]
+# By name: harmony, Gemma4Config, gpt_oss … The folder's name up to its first digit. A preset's name is a user's word.
+FAMILY = re.compile(
+    "|".join(re.sub(r"\d.*", "", folder.name).replace("_", "[-_ ]?") for folder in OWN_FOLDERS), re.IGNORECASE
 )
-# Still to be cleaned, and no more: a file that no longer names a family must leave this list.
-NAMES_FAMILIES = {
-    "bench/attention.py",
-    "bench/small.py",
-    "models/dummy_weights.py",
-    "models/gemma4_dummy.py",
-    "models/outline.py",
-}
+PRESET = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
+# The two registries, which list them, and the plug-ins, which meet other programs' names.
+MAY_NAME_FAMILIES = {"models/families.py", "text/formats.py"}
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
@@ -263,16 +299,19 @@ def families_named(tree: ast.Module) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+OF_NO_FAMILY = [
+    path
+    for path in FILES
+    if path.relative_to(SRC).as_posix() not in MAY_NAME_FAMILIES
+    and owner(path) != "integrations"
+    and not any(folder in path.parents for folder in OWN_FOLDERS)
+]
+
+
+@pytest.mark.parametrize("path", OF_NO_FAMILY, ids=lambda p: str(p.relative_to(SRC)))
 def test_a_family_is_named_in_its_own_folder_only(path: Path) -> None:
-    place = path.relative_to(SRC).as_posix()
     found = families_named(tree_of(path))
-    if place.startswith(OF_A_FAMILY):
-        return
-    if place in NAMES_FAMILIES:
-        assert found, f"{place} names no family any more: take it from NAMES_FAMILIES"
-    else:
-        assert not found, f"{place} names a model family: {found}; ask its record or its ChatFormat instead"
+    assert not found, f"{path.relative_to(SRC)} names a model family: {found}; ask its record or its ChatFormat instead"
 
 
 @pytest.mark.parametrize(
@@ -280,6 +319,7 @@ def test_a_family_is_named_in_its_own_folder_only(path: Path) -> None:
     [
         "from microscale.text.harmony import tokens",
         "from microscale.text import gemma",
+        "from microscale.text.chatml.format import ChatmlFormat",
         "import openai_harmony as library",
         "if isinstance(config, Gemma4Config): pass",
         "is_gemma = False",
@@ -430,11 +470,196 @@ def test_a_launch_past_the_record_is_seen(code: str) -> None:
         "launch(jit.small, grid, arguments, constants, options)",
         "implementation.run(packed, spec, gpu, x)",
         "found = table[key]",
-        "from a import b_jit as jit\nx = jit.GELU.value",
+        "from a import b_jit as jit\nx = jit.SILU.value",
     ],
 )
 def test_other_calls_are_no_launches(code: str) -> None:
     assert not list(starts_of_kernels(ast.parse(code)))
+
+
+# ---- paths: only the oracle chooses ----------------------------------------------------------------------------------
+
+PATH_LISTS = {"paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths"}
+# Who looks at an implementation's paths: the oracle, and those that hand it the list to pick from.
+PICKERS = {"backends/paths.py", "backends/bound.py", "backends/calls.py"}
+PATH_CLASS = re.compile(r"Path\b")
+# What the size of a batch or the kind of a card goes by in code that starts kernels.
+BATCH = re.compile(
+    r"\b(tokens|pairs|sequences|max_query_len|longest_query|context_lens|page_table|num_experts)\b"
+    r"|\.shape\b|\.numel\(|\bgpu\b|\blen\("
+)
+EMPTY = re.compile(r"^(not )?[\w.]*(tokens|rows|shape\[0\])$|^[\w.]+ == 0$")
+"""``if not tokens``: an empty batch starts nothing."""
+
+
+def path_choices(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Code of kernels that chooses among ways to run by itself.
+
+    A function that runs (``run…``, a path's ``start``) may ask neither the batch nor the card which kernels to start;
+    none may answer ``None`` for "not here"; and nobody calls the ``supports`` of a path, or another implementation's
+    ``run``, which would pick for it.
+    """
+    starts = started_by_paths(tree)
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        runs = function.name.lstrip("_").startswith("run") or function.name in starts
+        if not runs:
+            continue
+        returns = "" if function.returns is None else ast.unparse(function.returns)
+        if re.search(r"\b(Tensor|Logits) \| None", returns):
+            yield function.lineno, f"{function.name} may return None"
+        for node in ast.walk(function):
+            if isinstance(node, ast.If | ast.IfExp) and chooses(node):
+                yield node.lineno, f"{function.name} chooses by {ast.unparse(node.test)}"
+            elif isinstance(node, ast.Match):
+                yield node.lineno, f"{function.name} chooses by {ast.unparse(node.subject)}"
+
+
+def chooses(node: ast.If | ast.IfExp) -> bool:
+    """Whether a branch asks the batch or the card, and calls something in one of its arms."""
+    test = ast.unparse(node.test)
+    if not BATCH.search(test) or EMPTY.match(test):
+        return False
+    arms = [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body, node.orelse]
+    return any(isinstance(inner, ast.Call) for arm in arms for inner in ast.walk(arm) if not is_raise(arm))
+
+
+def is_raise(arm: ast.AST) -> bool:
+    return isinstance(arm, ast.Raise)
+
+
+def started_by_paths(tree: ast.Module) -> set[str]:
+    """Names of functions that are handed to a path: ``MoePath("…", because, supports, start)``."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and PATH_CLASS.search(ast.unparse(node.func)) and node.args:
+            found |= {inner.id for inner in ast.walk(node.args[-1]) if isinstance(inner, ast.Name)}
+    return found
+
+
+def asks_paths(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Reads of an implementation's list of paths."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PATH_LISTS and isinstance(node.ctx, ast.Load):
+            yield node.lineno, ast.unparse(node)
+
+
+STARTING = [path for path in FILES if owner(path) == "kernels" and not path.stem.endswith("_jit")]
+# Files of tuned tiles have paths too: those of the GEMMs that were measured.
+ASKING = [path for path in FILES if owner(path) != "hardware" and path != SRC / "bench" / "tune.py"]
+
+
+@pytest.mark.parametrize("path", STARTING, ids=lambda p: str(p.relative_to(SRC)))
+def test_kernels_do_not_choose_their_path(path: Path) -> None:
+    found = list(path_choices(tree_of(path)))
+    assert not found, f"{path.relative_to(ROOT)} chooses a path: {found}; make each way a Path, and the oracle picks"
+
+
+@pytest.mark.parametrize("path", ASKING, ids=lambda p: str(p.relative_to(SRC)))
+def test_only_the_oracle_asks_for_paths(path: Path) -> None:
+    place = path.relative_to(SRC).as_posix()
+    found = [entry for entry in asks_paths(tree_of(path)) if place not in PICKERS]
+    assert not found, f"{place} looks at an implementation's paths: {found}; ask backends/paths.py"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def run(packed, x):\n    if x.shape[0] <= 64:\n        return few(packed, x)\n    return many(packed, x)",
+        "def run(packed, x, gpu):\n    return wgmma(x) if gpu.has(Feature.WGMMA) else grouped(x)",
+        "def run_short(self):\n    if self.sequences > 8:\n        self._merge()",
+        "def run(batch):\n    match batch.max_query_len:\n        case 1: decode()",
+        "def run_fused(self, q) -> Tensor | None: ...",
+        "def _go(x, tokens):\n    if tokens > 16:\n        launch(a)\nGEMM = DensePath('GEMM', LAST, always, _go)",
+        "def _go(way, x, tokens):\n    if tokens > 16: launch(a)\nP = AttentionPath('a', 'b', c, partial(_go, way))",
+    ],
+)
+def test_a_choice_of_path_is_seen(code: str) -> None:
+    assert list(path_choices(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def run(packed, x, tokens):\n    if not tokens:\n        return y\n    launch(a)",
+        "def run(x, residual):\n    return y if residual is None else add(y, residual)",
+        "def run_short(self, way):\n    if way is Split.MERGE:\n        self._merge()",
+        "def run(x):\n    if x.shape[1] % 32:\n        raise Unsupported(f'{name(x)}')",
+        "def choose(tokens):\n    return tile(1) if tokens > 8 else tile(2)",
+    ],
+)
+def test_other_branches_choose_no_path(code: str) -> None:
+    assert not list(path_choices(ast.parse(code)))
+
+
+def test_a_look_at_paths_is_seen() -> None:
+    assert list(asks_paths(ast.parse("path = next(p for p in entry.paths if p.supports(spec, gpu) is None)")))
+    assert list(asks_paths(ast.parse("TritonW8A16().mlp_paths[0].start(packed)")))
+
+
+# Where kernels ask for an instruction, by feature. None of these chooses a tile: what was measured on a card stands in
+# ``hardware/tiles``, and a family that has the instruction need not have been measured.
+INSTRUCTIONS: dict[str, set[str]] = {
+    "attention/paged.py": {"MMA_BF16", "PDL"},
+    "attention/paths.py": {"PDL"},
+    "dense/fragments.py": {"MMA_BF16", "MX_MMA", "TCGEN05"},
+    "dense/small_batch.py": {"PDL"},
+    "dense/triton_bf16.py": {"MMA_BF16"},
+    # Which operand of the matrix unit stands in registers, and the block-scaled instruction that is promised.
+    "moe/grouped.py": {"MX_MMA", "TCGEN05", "WGMMA"},
+    "moe/paths.py": {"MX_MMA", "TCGEN05", "WGMMA"},
+    "moe/small_batch.py": {"PDL"},
+    "moe/w4a16.py": {"MMA_BF16"},
+    "moe/w4a8.py": {"WGMMA"},
+    "sampling/blocked.py": {"MMA_BF16"},
+    "small/fused.py": {"MMA_BF16", "PDL"},
+}
+
+
+def features_asked(tree: ast.Module) -> set[str]:
+    """``Feature.X`` of a file."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Feature"
+    }
+
+
+def test_kernels_ask_for_features_where_an_instruction_is_meant() -> None:
+    kernels = SRC / "kernels"
+    found = {
+        path.relative_to(kernels).as_posix(): asked
+        for path in sorted(kernels.rglob("*.py"))
+        if (asked := features_asked(tree_of(path)))
+    }
+    assert found == INSTRUCTIONS, "a Feature says what a card can do, not which tile it was measured with"
+
+
+TILE_TYPES = {"Tile", "SplitKv"}
+TILE_PARTS = {"block_m", "block_n", "block_k", "warps_n", "slices", "ahead", "registers", "row_tiles", "stages"}
+
+
+def tiles_made(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Everything that makes a tile or changes one: only ``hardware`` may, kernels ask for theirs."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        changes = called == "replace" and TILE_PARTS & {keyword.arg for keyword in node.keywords}
+        if called in TILE_TYPES or changes:
+            yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if owner(path) == "kernels"], ids=lambda p: p.stem)
+def test_kernels_make_no_tiles(path: Path) -> None:
+    found = list(tiles_made(tree_of(path)))
+    assert not found, f"{path.relative_to(ROOT)} makes a tile: {found}; hardware/tiles is the place"
+
+
+@pytest.mark.parametrize("code", ["Tile(16, 64, 4, 3)", "tiles.Tile(*sizes)", "replace(tile, registers=168)"])
+def test_a_tile_that_is_made_is_seen(code: str) -> None:
+    assert list(tiles_made(ast.parse(code)))
 
 
 def test_report_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,18 +15,20 @@ from rich.markup import render as render_markup
 
 from microscale.backends.decision import Decision
 from microscale.backends.ops import Activations, Kernel, Ops, recording
-from microscale.backends.oracle import Wish
-from microscale.backends.precision import PLANS, Precision, make_precision
+from microscale.backends.oracle import Preference
+from microscale.backends.precision import PRECISIONS, Precision, make_precision
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
+from microscale.explain.text import path_reasons, path_spans, path_text
 from microscale.hardware import KNOWN, Feature, Gpu
+from microscale.kernels.moe.paths import BF16_PATHS
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, bind_shapes, run_step
 from support.tiny_checkpoints import CASES, write_hf
 
 GOLDEN = Path(__file__).parent / "golden" / "explain"
-MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
+MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
 CONSUMER_BLACKWELL = ("rtx5090", "rtxpro6000", "gb10")
 MATRIX_INSTRUCTIONS = {
     Feature.MMA_BF16: ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",),
@@ -47,7 +49,7 @@ MATRIX_INSTRUCTIONS = {
 
 
 def ask(model: str, gpu: str, precision: str | Precision = "exact", **options: object) -> Report:
-    plan = PLANS[precision] if isinstance(precision, str) else precision
+    plan = PRECISIONS[precision] if isinstance(precision, str) else precision
     return explain(replace(Question(model, gpu, plan), **options))  # type: ignore[arg-type]
 
 
@@ -60,7 +62,7 @@ def chosen(report: Report, layer: str = "experts") -> dict[int, Decision]:
 
 def golden(model: str, card: str) -> Iterator[str]:
     """The decisions without the times, which move with every measurement, and what fits."""
-    for precision in PLANS:
+    for precision in PRECISIONS:
         report = ask(model, card, precision)
         yield f"# {model} on {card}, {precision}"
         for op, layer in report.plan.layers():
@@ -68,6 +70,10 @@ def golden(model: str, card: str) -> Iterator[str]:
                 spec = span.decisions[0].spec
                 formats = [getattr(spec, name) for name in ("weight_format", "activations") if hasattr(spec, name)]
                 yield f"{layer} {span.tokens}: {span.chosen} {' x '.join(formats)}"
+            for form, found in path_spans(list(report.plan.spans(op, layer))).items():
+                yield f"  {form} {path_text(found)}".replace("   ", "  ")
+                for reason, names in path_reasons(form, found).items() if precision == "exact" else ():
+                    yield f"    not {names}: {reason}"
             losers = {r.name: r.reason for d in report.plan.of(op, layer) for r in d.rejected}
             for name, reason in sorted(losers.items()):
                 yield f"  {name}: {'slower' if ' µs' in reason else reason}"
@@ -103,7 +109,7 @@ def test_consumer_blackwell_is_native_for_large_batches_only_where_precision_all
 
 def record_steps(model: str, gpu: Gpu, precision: str) -> dict[Kernel, None]:
     """What a model starts for few tokens, more, and many."""
-    bound = bind_shapes(PRESETS[model], Ops(gpu, Activations.BF16, Wish(), PLANS[precision]))
+    bound = bind_shapes(PRESETS[model], Ops(gpu, Activations.BF16, Preference(), PRECISIONS[precision]))
     with recording() as found:
         for tokens in (1, 20, 100, 8192):
             run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))
@@ -115,14 +121,59 @@ def test_no_kernel_is_chosen_that_the_card_cannot_run(card: str) -> None:
     """What is chosen promises ``prove`` only matrix instructions that the card has, and is never the reference."""
     gpu = KNOWN[card]
     there = [name for feature, names in MATRIX_INSTRUCTIONS.items() if gpu.has(feature) for name in names]
-    plans = [ask(model, card, precision).plan for model in MODELS for precision in PLANS]
+    plans = [ask(model, card, precision).plan for model in MODELS for precision in PRECISIONS]
     names = {(d.op, d.chosen) for plan in plans for d in plan.decisions.values()}
     assert "reference" not in {name for _, name in names}
     for model in MODELS:
-        for precision in PLANS:
+        for precision in PRECISIONS:
             found = record_steps(model, gpu, precision)
             for promise in {kernel.promise for kernel in found if kernel.promise is not None}:
                 assert any(re.search(promise, instruction) for instruction in there), (model, precision, promise)
+
+
+def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
+    """Where each begins, in the text, in the record and in the JSON, each with why not the others."""
+    report = ask("gpt-oss-120b", "h200")
+    (span,) = report.plan.spans("moe", "experts")
+    starts = [(path.first, path.path) for path in span.path_spans()]
+    assert starts[:3] == [(1, "small batch, direct"), (3, "small batch, list"), (65, "wgmma")]
+    (first, resident), pairs = starts[3], 4 / 128
+    assert (resident, len(starts)) == ("wgmma, resident", 4)
+    assert first * pairs > 180  # pairs an expert, by the tuned tiles
+    text = " ".join(" ".join(render(report)).split())
+    assert (
+        f"1-2: small batch, direct; 3-64: small batch, list; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
+    )
+    assert "not small batch, list: small batch, direct goes first" in text
+    names = {path.name for path in BF16_PATHS}
+    for path in span.path_spans():
+        assert {path.path, *(entry.name for entry in path.rejected)} == names
+        assert all(entry.reason for entry in path.rejected)
+    decisions = [d for d in report.to_json()["decisions"] if d["layer"] == "experts"]
+    told = [(p["first"], p["last"], p["path"]) for d in decisions for p in d["paths"]]
+    assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, list")]
+    assert set(decisions[0]["paths"][0]) == {"form", "first", "last", "path", "rejected"}
+
+
+def test_what_explain_says_of_paths_is_what_runs() -> None:
+    """At sizes on both sides of every border that it prints, by the kernels that a bound model starts."""
+    gpu = KNOWN["h200"]
+    bound = bind_shapes(PRESETS["gpt-oss-20b"], Ops(gpu, Activations.BF16, Preference()))
+    kernels = {
+        "small batch, direct": {"down_direct"},
+        "small batch, list": {"list_small_batch", "down_small"},
+        "wgmma, list": {"list_small_batch", "grouped_gemm"},
+        "wgmma": {"prepare_tokens", "grouped_gemm"},
+        "wgmma, resident": {"prepare_tokens", "grouped_gemm_resident"},
+    }
+    (span,) = bound.ops.plan.spans("moe", "experts")
+    assert {path.path for path in span.path_spans()} == set(kernels)
+    for path in span.path_spans():
+        for tokens in {path.first, path.last}:
+            with recording() as found:
+                run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))
+            started = {kernel.short_name for kernel in found}
+            assert kernels[str(path.path)] <= started, (tokens, path.path, started)
 
 
 def test_every_loser_has_its_reason() -> None:
@@ -137,7 +188,7 @@ def test_every_loser_has_its_reason() -> None:
 def test_what_no_graph_holds_is_said() -> None:
     """Only where it is so: not for what a card runs by itself, and not on a CPU, which has no graphs."""
     told = "without CUDA graphs"
-    by_reference = " ".join(render(ask("gpt-oss-20b", "h200", wish=Wish("reference"))))
+    by_reference = " ".join(render(ask("gpt-oss-20b", "h200", preference=Preference("reference"))))
     assert told in by_reference
     assert "on the host" in by_reference
     assert told not in " ".join(render(ask("gpt-oss-20b", "h200")))
@@ -166,7 +217,7 @@ def test_gpt_oss_120b_is_refused_on_48_gb_with_the_arithmetic_and_runs_on_96() -
 )
 def test_bytes_of_a_token_are_those_counted_by_hand(model: str, gigabytes: tuple[float, ...]) -> None:
     """KV ignored; by hand eight bits were counted as 8 and not as MXFP8's 8.25, and norms and routers not at all."""
-    for precision, expected in zip(PLANS, gigabytes, strict=True):
+    for precision, expected in zip(PRECISIONS, gigabytes, strict=True):
         assert ask(model, "h200", precision, context=16).prediction.step.bytes / 1e9 == pytest.approx(
             expected, rel=0.04
         )
@@ -208,7 +259,7 @@ def test_json_has_the_promised_keys() -> None:
     data = json.loads(json.dumps(ask("gpt-oss-120b", "gb10", "balanced").to_json()))
     assert list(data) == ["model", "gpu", "precision", "decisions", "memory", "predicted"]
     assert (data["model"], data["gpu"], data["precision"]) == ("gpt-oss-120b", "NVIDIA GB10", "balanced")
-    keys = ["op", "layer", "tokens", "chosen", "rejected", "predicted_us", "tuned"]
+    keys = ["op", "layer", "tokens", "chosen", "rejected", "predicted_us", "tuned", "paths"]
     assert all(list(decision) == keys for decision in data["decisions"])
     assert all(set(entry) == {"name", "reason"} for decision in data["decisions"] for entry in decision["rejected"])
     assert set(data["memory"]) == {"bytes", "max_context", "max_sequences"}
@@ -240,7 +291,7 @@ def test_a_folder_is_explained_without_its_weights(tmp_path: Path) -> None:
 
 def test_mistakes_name_the_option_and_a_choice_that_works() -> None:
     with pytest.raises(Unsupported, match=r"--moe-backend triton_w4a8 .*--moe-activations mxfp8 works"):
-        ask("gpt-oss-120b", "gb10", wish=Wish(moe_backend="triton_w4a8"))
+        ask("gpt-oss-120b", "gb10", preference=Preference(moe_backend="triton_w4a8"))
     with pytest.raises(Unsupported, match=r"--layer-format experts=bf16: .*reads mxfp4.*--layer-format experts=mxfp8"):
         ask("gpt-oss-120b", "gb10", precision=make_precision(layer_formats=["experts=bf16"]))
     with pytest.raises(Unsupported, match=r"--moe-activations mxfp8: .*--moe-activations bf16 works"):
@@ -248,7 +299,7 @@ def test_mistakes_name_the_option_and_a_choice_that_works() -> None:
     with pytest.raises(
         Unsupported, match=r"--moe-backend triton_w8a16 cannot .*reads mxfp8.*-backend triton_w4a16 works"
     ):
-        ask("gpt-oss-120b", "a100", wish=Wish(moe_backend="triton_w8a16"))
+        ask("gpt-oss-120b", "a100", preference=Preference(moe_backend="triton_w8a16"))
     with pytest.raises(BadSetting, match="mlp=mxfp8: gpt-oss-20b has no such layer; it has qkv, o, lm_head, embed"):
         ask("gpt-oss-20b", "a100", precision=make_precision(layer_formats=["mlp=mxfp8"]))
     with pytest.raises(BadSetting, match="--max-model-len 200000 is not between 1 and 131072"):

@@ -1,4 +1,4 @@
-"""Decisions: who is chosen, why the others are not, and wishes that are met or refused."""
+"""Decisions: who is chosen, why the others are not, and preferences that are met or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from microscale import hardware
 from microscale.backends import registry
 from microscale.backends.decision import Plan
-from microscale.backends.ops import BUCKETS, Activations, DenseWeights, Ops, SmallSpec, Wish
+from microscale.backends.ops import BUCKETS, Activations, DenseWeights, Ops, Preference, SmallSpec
 from microscale.backends.oracle import WORTH, Freedom, decide, decide_layer
 from microscale.errors import Unsupported
 from microscale.hardware import LAUNCH_US, Gpu, speeds
@@ -27,7 +27,7 @@ def moe_spec(tokens: int = 1, weight_format: str = "mxfp4", activations: Activat
 
 
 def test_a_cpu_runs_dequantized_experts_and_says_why_not_the_reference() -> None:
-    decision = decide("moe", "experts", moe_spec(), CPU, Wish())
+    decision = decide("moe", "experts", moe_spec(), CPU, Preference())
     assert decision.chosen == "dequantized"
     reasons = {r.name: r.reason for r in decision.rejected}
     assert reasons["reference"].startswith("slower: ")
@@ -36,48 +36,50 @@ def test_a_cpu_runs_dequantized_experts_and_says_why_not_the_reference() -> None
 
 def test_every_other_implementation_has_its_reason() -> None:
     for op, spec in (("moe", moe_spec()), ("dense", DenseSpec(64, 64, "bf16", Activations.FLOAT32, True, 1))):
-        decision = decide(op, op, spec, CPU, Wish())
+        decision = decide(op, op, spec, CPU, Preference())
         names = {decision.chosen, *(r.name for r in decision.rejected)}
         assert names == {entry.name for entry in registry.of_op(op)}
         assert all(r.reason for r in decision.rejected)
 
 
 def test_a_wish_is_met() -> None:
-    assert decide("moe", "experts", moe_spec(), CPU, Wish(backend="reference")).chosen == "reference"
-    assert decide("moe", "experts", moe_spec(), CPU, Wish(moe_backend="reference")).chosen == "reference"
+    assert decide("moe", "experts", moe_spec(), CPU, Preference(backend="reference")).chosen == "reference"
+    assert decide("moe", "experts", moe_spec(), CPU, Preference(moe_backend="reference")).chosen == "reference"
     dense = DenseSpec(64, 64, "bf16", Activations.FLOAT32, True, 1)
-    assert decide("dense", "o", dense, CPU, Wish(moe_backend="reference")).chosen == "dequantized"
+    assert decide("dense", "o", dense, CPU, Preference(moe_backend="reference")).chosen == "dequantized"
 
 
 def test_a_wish_that_cannot_be_met_is_an_error_with_the_reason() -> None:
     with pytest.raises(Unsupported, match="mxfp8 activations"):
-        decide("moe", "experts", moe_spec(activations=Activations.MXFP8), CPU, Wish(backend="reference"))
+        decide("moe", "experts", moe_spec(activations=Activations.MXFP8), CPU, Preference(backend="reference"))
     with pytest.raises(Unsupported, match="Unknown backend 'nonsense'"):
-        Ops(CPU, Activations.FLOAT32, Wish(backend="nonsense"))
+        Ops(CPU, Activations.FLOAT32, Preference(backend="nonsense"))
     with pytest.raises(Unsupported, match="moe has no implementation 'nonsense'"):
-        Ops(CPU, Activations.FLOAT32, Wish(moe_backend="nonsense"))
+        Ops(CPU, Activations.FLOAT32, Preference(moe_backend="nonsense"))
 
 
 def test_when_nothing_fits_every_reason_is_given() -> None:
     with pytest.raises(Unsupported, match=r"reference reads mxfp4 and mxfp8.*dequantized reads"):
-        decide("moe", "experts", moe_spec(weight_format="nvfp4"), CPU, Wish())
+        decide("moe", "experts", moe_spec(weight_format="nvfp4"), CPU, Preference())
 
 
 def test_all_batch_sizes_of_a_layer_share_one_layout() -> None:
     for gpu in (CPU, *hardware.KNOWN.values()):
         activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
         specs = [moe_spec(tokens, activations=activations) for tokens in BUCKETS]
-        decisions = decide_layer("moe", "experts", specs, gpu, Wish())
+        decisions = decide_layer("moe", "experts", specs, gpu, Preference())
         assert len({registry.find("moe", d.chosen).layout for d in decisions}) == 1
         assert [d.tokens for d in decisions] == list(BUCKETS)
 
 
 def test_decide_is_pure() -> None:
-    assert decide("moe", "experts", moe_spec(), CPU, Wish()) == decide("moe", "experts", moe_spec(), CPU, Wish())
+    assert decide("moe", "experts", moe_spec(), CPU, Preference()) == decide(
+        "moe", "experts", moe_spec(), CPU, Preference()
+    )
 
 
 def test_binding_fills_the_plan_and_what_runs_is_what_it_says() -> None:
-    ops = Ops(CPU, Activations.FLOAT32, Wish(backend="reference"))
+    ops = Ops(CPU, Activations.FLOAT32, Preference(backend="reference"))
     layer = ops.dense("o", DenseWeights(torch.randn(8, 32)))
     x = torch.randn(3, 32)
     assert layer(x).shape == (3, 8)
@@ -91,7 +93,7 @@ def test_binding_fills_the_plan_and_what_runs_is_what_it_says() -> None:
 def test_a_plan_keeps_one_decision_per_op_layer_and_size() -> None:
     plan = Plan()
     for _ in range(3):
-        plan.add(decide_layer("moe", "experts", [moe_spec(1), moe_spec(64)], CPU, Wish()))
+        plan.add(decide_layer("moe", "experts", [moe_spec(1), moe_spec(64)], CPU, Preference()))
     assert [(d.op, d.tokens) for d in plan.decisions.values()] == [("moe", 1), ("moe", 64)]
 
 
@@ -136,7 +138,7 @@ def choose(
     monkeypatch: pytest.MonkeyPatch, made: list[Made], freedom: Freedom | None = None
 ) -> tuple[list[str], list[dict[str, str]]]:
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", tuple(made))
-    decisions = decide_layer("dense", "o", SPECS, GPU, Wish(), freedom)
+    decisions = decide_layer("dense", "o", SPECS, GPU, Preference(), freedom)
     return [d.chosen for d in decisions], [{r.name: r.reason for r in d.rejected} for d in decisions]
 
 
@@ -184,10 +186,10 @@ def test_weights_beyond_the_card_are_a_reason_unless_nothing_is_left(monkeypatch
 
 
 def test_a_measured_efficiency_is_used_and_said() -> None:
-    measured = decide("moe", "experts", moe_spec(1, activations=Activations.BF16), hardware.known("h200"), Wish())
+    measured = decide("moe", "experts", moe_spec(1, activations=Activations.BF16), hardware.known("h200"), Preference())
     assert (measured.chosen, measured.tuned) == ("triton_w4a16", True)
     assert measured.predicted_us == pytest.approx(20.65, rel=0.05)
-    assert not decide("moe", "experts", moe_spec(1, activations=Activations.BF16), GPU, Wish()).tuned
+    assert not decide("moe", "experts", moe_spec(1, activations=Activations.BF16), GPU, Preference()).tuned
 
 
 def test_a_stated_speed_must_beat_a_measured_one_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +205,12 @@ def test_weights_are_not_held_wider_than_their_format_on_a_gpu() -> None:
     spec = DenseSpec(5120, 2880, "mxfp8", Activations.BF16, True, 1)
     for decision in decide_layer(
         "dense", "qkv", [spec, DenseSpec(5120, 2880, "mxfp8", Activations.BF16, True, 8192)],
-        hardware.known("h200"), Wish(),
+        hardware.known("h200"), Preference(),
     ):  # fmt: skip
         assert decision.chosen == "triton_mxfp8"
         reasons = {r.name: r.reason for r in decision.rejected}
         assert reasons["dequantized"] == "holds the weights in 1.9 times the bytes of triton_mxfp8"
-    asked = decide("dense", "qkv", spec, hardware.known("h200"), Wish(backend="dequantized"))
+    asked = decide("dense", "qkv", spec, hardware.known("h200"), Preference(backend="dequantized"))
     assert asked.chosen == "dequantized"
 
 
@@ -217,7 +219,7 @@ def test_work_that_is_handed_on_is_as_fast_as_there() -> None:
     both = Freedom((Activations.BF16, Activations.MXFP8))
     for tokens in (1, 16, 64):
         spec = moe_spec(tokens, activations=Activations.BF16)
-        decision = decide("moe", "experts", spec, hardware.known("h200"), Wish(), both)
+        decision = decide("moe", "experts", spec, hardware.known("h200"), Preference(), both)
         assert (decision.chosen, decision.tuned) == ("triton_w4a16", True)
         (other,) = (r.reason for r in decision.rejected if r.name == "triton_w4a8")
         assert other.startswith(("no faster", "slower"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from microscale.backends import quantise
-from microscale.backends.ops import Activations, Ops, Wish
-from microscale.backends.precision import LAYERS, PLANS, make_precision
+from microscale.backends.ops import Activations, Ops, Preference
+from microscale.backends.precision import LAYERS, PRECISIONS, make_precision
 from microscale.backends.quantise import convert, format_name, take_rows
 from microscale.errors import BadSetting, Unsupported
 from microscale.formats import MXFP4, MXFP8, decode, encode, encode_channels
@@ -34,7 +34,7 @@ Accepted = tuple[Activations, ...]
 def test_what_the_plans_hold(
     plan: str, dense: str, experts: str, embed: str, kv: str, moe: Accepted, dense_activations: Accepted
 ) -> None:
-    precision = PLANS[plan]
+    precision = PRECISIONS[plan]
     assert {precision.format_of(layer, "bf16") for layer in ("qkv", "o", "mlp.down", "lm_head")} == {dense}
     assert precision.format_of("experts", "mxfp4") == experts
     assert precision.format_of("embed", "bf16") == embed
@@ -46,7 +46,7 @@ def test_what_the_plans_hold(
 
 
 def test_a_plan_never_widens_and_the_user_may() -> None:
-    assert PLANS["balanced"].format_of("qkv", "mxfp4") == "mxfp4"
+    assert PRECISIONS["balanced"].format_of("qkv", "mxfp4") == "mxfp4"
     assert make_precision("balanced", ["qkv=bf16"]).format_of("qkv.full", "mxfp8") == "bf16"
 
 
@@ -82,7 +82,7 @@ def test_mistakes(arguments: tuple[Any, ...], message: str) -> None:
 def test_columns_that_blocks_do_not_divide() -> None:
     spec = DenseSpec(64, 48, "bf16", BF16, False, 1)
     with pytest.raises(Unsupported, match=r"--precision fast holds o in mxfp4.*48 columns; add --layer-format o=fp8"):
-        PLANS["fast"].applied("o", spec)
+        PRECISIONS["fast"].applied("o", spec)
     assert make_precision("fast", ["o=fp8"]).applied("o", spec).weight_format == "fp8"
 
 
@@ -123,9 +123,9 @@ def test_converting_holds_the_result_and_one_chunk(monkeypatch: pytest.MonkeyPat
 def test_an_embedding_is_looked_up_in_its_format() -> None:
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
     ids = torch.tensor([3, 3, 15])
-    exact = Ops(cpu(), Activations.FLOAT32, Wish()).embed(x)
+    exact = Ops(cpu(), Activations.FLOAT32, Preference()).embed(x)
     assert torch.equal(exact(ids), x[ids].float())
-    coarse = Ops(cpu(), Activations.FLOAT32, Wish(), make_precision("exact", ["embed=mxfp8"])).embed(x)
+    coarse = Ops(cpu(), Activations.FLOAT32, Preference(), make_precision("exact", ["embed=mxfp8"])).embed(x)
     # E4M3 has four significant bits, so half a step is 2**-4; but what is scaled to between 448 and 512 saturates, and
     # loses up to 64 of 512.
     assert ((coarse(ids) - x[ids].float()).abs() <= x[ids].float().abs() * 2**-3 + 2**-16).all()
@@ -140,8 +140,12 @@ def test_every_layer_that_can_be_named_is_known() -> None:
 def test_a_bound_layer_computes_with_the_weights_of_its_format() -> None:
     generator = torch.Generator().manual_seed(3)
     weight, x = (torch.randn(n, 64, generator=generator).bfloat16() for n in (8, 3))
-    layer = Ops(cpu(), Activations.FLOAT32, Wish("reference"), PLANS["fast"]).dense("o", DenseWeights(weight))
+    layer = Ops(cpu(), Activations.FLOAT32, Preference("reference"), PRECISIONS["fast"]).dense(
+        "o", DenseWeights(weight)
+    )
     expected = x.float() @ decode(encode(weight, MXFP4)).T
     assert torch.equal(layer(x.float()), expected)
-    router = Ops(cpu(), Activations.FLOAT32, Wish("reference"), PLANS["fast"]).dense("router", DenseWeights(weight))
+    router = Ops(cpu(), Activations.FLOAT32, Preference("reference"), PRECISIONS["fast"]).dense(
+        "router", DenseWeights(weight)
+    )
     assert torch.equal(router(x.float()), x.float() @ weight.float().T)

@@ -6,9 +6,10 @@ import pytest
 
 from microscale.backends.plan import Setup
 from microscale.bench.model import Case, header, line, make_cases, run
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadSetting
 from microscale.models.outline import outline
+from support.loading import load_model
 
 
 def test_prompts_run_alone_and_decoding_at_every_batch_and_depth() -> None:

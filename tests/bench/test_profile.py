@@ -10,8 +10,9 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench.profile import fit_gaps, run, table
 from microscale.bench.trace import HOST_GAP, LAUNCH_GAP, name_parts, read, times
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.models.outline import outline
+from support.loading import load_model
 
 
 def test_parts_of_a_step_add_up(tmp_path: Path) -> None:

@@ -1,67 +1,170 @@
-"""Tuning without a GPU: what is measured, what is kept, what is written. The measuring itself runs on a card."""
+"""Tuning without a GPU: what is measured, what is kept, what is written, and that a candidate reaches its kernel. The
+measuring itself runs on a card (``tests/gpu/test_tune.py``)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from microscale.bench import attention as bench_attention
+from microscale.bench import dense as bench_dense
+from microscale.bench import moe as bench_moe
 from microscale.bench import tune as module
-from microscale.bench.tune import Shape, make_experts, make_layer, runnable, tune
-from microscale.errors import MicroscaleError, Unsupported
-from microscale.hardware import cpu, known, tiles
+from microscale.bench import tune_attention, tune_dense, tune_experts, tune_grouped
+from microscale.bench.tune import JOBS, measure, parse_kernels, tune
+from microscale.bench.tune_grouped import GATE, Shape, jobs_of, make_experts, make_tokens, runnable
+from microscale.bench.tune_job import Job, Problem
+from microscale.errors import BadSetting, MicroscaleError, Unsupported
+from microscale.hardware import Gpu, cpu, known
 from microscale.hardware.families import SM90
-from microscale.hardware.tiles import BUSY_PAIRS, GemmPath, Tile
+from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
+from microscale.hardware.tiles.experts import ExpertGemm
+from microscale.hardware.tiles.gemm import BUSY_PAIRS, GemmPath
+from microscale.hardware.tiles.tuned import Kernels, Section, trial
+from microscale.kernels.launch import recording
 from microscale.kernels.moe import reference
-from microscale.kernels.moe.packed import pack_experts
 
 H200 = known("h200")
+NOTHING = Problem(lambda: None, lambda: 0.0, 1.0)
 
 
 @pytest.fixture
-def _fake_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card on which the tile nearest to the share is the fastest."""
-    monkeypatch.setattr(module, "make_experts", lambda shape, path: None)
-    monkeypatch.setattr(module, "pack_experts", lambda experts, gate: None)
-    monkeypatch.setattr(module, "make_layer", lambda experts, packed, share: share)
+def _no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases without tensors, of grouped GEMMs in one path."""
 
-    def measure(share: int, path: GemmPath, gpu: object, tile: Tile, time_us: object) -> float:
-        return abs(tile.block_m - min(share, 128)) + tile.stages + 10 * (tile.block_n == 64) + tile.warps
+    def some(gpu: Gpu, quick: bool) -> Iterator[Job]:
+        for job in jobs_of(GemmPath.W8A16, gpu, (8, 64, 192, 768), Shape()):
+            yield replace(job, prepare=lambda device: NOTHING)
 
-    monkeypatch.setattr(module, "_measure", measure)
+    monkeypatch.setattr(module, "JOBS", {**JOBS, Kernels.GROUPED_GEMM: some})
 
 
-@pytest.mark.usefixtures("_fake_card")
-def test_the_fastest_tile_of_each_share_is_written(tmp_path: Path) -> None:
-    file = tune(H200, tmp_path, paths=[GemmPath.W8A16], shares=(8, 64, 192, 768))
+def nearest_is_fastest(problem: Problem, time_us: object) -> float:
+    """A card on which the tile nearest to the share is the fastest. The one on trial is the first of all."""
+    row = next(iter(tuned.measured(gemm.SECTION, SM90).values()))
+    share = min(row.key.up_to, 128)
+    return abs(row.tile.block_m - share) + row.tile.stages + 10 * (row.tile.block_n == 64) + row.tile.warps
+
+
+@pytest.mark.usefixtures("_no_problems")
+def test_the_fastest_tile_of_each_share_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure", nearest_is_fastest)
+    file = tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM])
     assert file.name == "sm90.json"
-    found = tiles.read(file, SM90)
-    assert found.gpu == "NVIDIA H200"
-    rows = found.paths[GemmPath.W8A16]
-    assert [(row.up_to, row.tile.block_m) for row in rows] == [(23, 16), (111, 64), (BUSY_PAIRS, 128)]
+    rows = list(tuned.read(file, gemm.SECTION, SM90).values())
+    # Shares of 8, 64, 192 and 768 end at 23, 111, 384 and nowhere; the last three take the same tile.
+    assert [(row.key.up_to, row.tile.block_m) for row in rows] == [(23, 16), (BUSY_PAIRS, 128)]
     assert {row.tile.stages for row in rows} == {2}
+    assert {row.measured.gpu for row in rows} == {"NVIDIA H200"}
+    assert all("microscale tune: w8a16, 128 experts" in row.measured.run for row in rows)
 
 
-@pytest.mark.usefixtures("_fake_card")
-def test_paths_that_are_not_measured_stay(tmp_path: Path) -> None:
-    tune(H200, tmp_path, paths=[GemmPath.W8A16], shares=(8,))
-    file = tune(H200, tmp_path, paths=[GemmPath.W4A16], shares=(64,))
-    assert set(tiles.read(file, SM90).paths) == {GemmPath.W4A16, GemmPath.W8A16}
+@pytest.mark.usefixtures("_no_problems")
+def test_what_is_not_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sm90.json"
+    file.write_text((tuned.TUNED_DIR / "sm90.json").read_text())
+    before = {row.key: row for row in tuned.read(file, gemm.SECTION, SM90).values()}
+    monkeypatch.setattr(module, "measure", nearest_is_fastest)
+    tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM])
+    after = tuned.read(file, gemm.SECTION, SM90)
+    assert {key: row for key, row in after.items() if key.path is not GemmPath.W8A16} == {
+        key: row for key, row in before.items() if key.path is not GemmPath.W8A16
+    }
+    assert {row.measured.date for key, row in after.items() if key.path is GemmPath.W8A16} != {"2026-11-15"}
+    others: list[Section[Any, Any]] = [attention.SECTION, attention.SPLIT_SECTION, experts.SECTION, dense.SECTION]
+    for section in others:
+        shipped = tuned.read(tuned.TUNED_DIR / "sm90.json", section, SM90)
+        assert tuned.read(file, section, SM90) == shipped
 
 
+@pytest.mark.parametrize(
+    ("kernels", "section"),
+    [
+        (Kernels.ATTENTION, attention.SECTION),
+        (Kernels.SMALL_BATCH_EXPERTS, experts.SECTION),
+        (Kernels.SMALL_BATCH_DENSE, dense.SECTION),
+    ],
+)
+def test_every_kernel_is_written_where_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Kernels, section: Any
+) -> None:
+    """A made-up card that prefers the last candidate, of a family with rows and of one without: each case gets a row
+    that serves it."""
+
+    def jobs(gpu: Gpu, quick: bool) -> list[Job]:
+        return [replace(job, prepare=lambda device: NOTHING) for job in JOBS[kernels](gpu, quick)]
+
+    monkeypatch.setattr(module, "JOBS", {**JOBS, kernels: jobs})
+    calls = iter(range(1 << 20))
+    monkeypatch.setattr(module, "measure", lambda problem, time_us: 1e6 - next(calls))
+    for gpu in (H200, known("b200")):
+        wanted = jobs(gpu, False)
+        file = tune(gpu, tmp_path, kernels=[kernels])
+        found = tuned.read(file, section, gpu.family)
+        for job in wanted:
+            assert found[job.key].tile == job.tiles[-1]
+            assert job.about in found[job.key].measured.run
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tuned, "TUNED_DIR", tmp_path)
+            tuned.forget()
+            # A second run replaces the rows of the first.
+            assert [job.key for job in jobs(gpu, False)] == [job.key for job in wanted]
+        tuned.forget()
+
+
+@pytest.mark.usefixtures("_no_problems")
 def test_a_card_on_which_nothing_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "make_experts", lambda shape, path: None)
-    monkeypatch.setattr(module, "pack_experts", lambda experts, gate: None)
-    monkeypatch.setattr(module, "make_layer", lambda experts, packed, share: share)
-    monkeypatch.setattr(module, "_measure", lambda *args: float("inf"))
-    with pytest.raises(MicroscaleError, match="No tile of w8a16 gave a right answer"):
-        tune(H200, tmp_path, paths=[GemmPath.W8A16], shares=(8,))
+    monkeypatch.setattr(module, "measure", lambda problem, time_us: float("inf"))
+    with pytest.raises(MicroscaleError, match="No tile of grouped_gemm gave a right answer"):
+        tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_answer_has_no_time() -> None:
+    wrong = Problem(lambda: None, lambda: 0.3, max_error=0.2)
+    assert measure(wrong, lambda work: 1.0) == float("inf")
+    assert measure(replace(wrong, error=lambda: float("nan")), lambda work: 1.0) == float("inf")
+    assert measure(replace(wrong, error=lambda: 0.1, calls=4), lambda work: 2.0) == 0.5
+
+    def fails() -> float:
+        raise RuntimeError("PassManager::run failed")
+
+    assert measure(replace(wrong, error=fails), lambda work: 1.0) == float("inf")
+
+    def broken() -> float:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measure(replace(wrong, error=broken), lambda work: 1.0)
 
 
 def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="needs a GPU"):
         tune(cpu(), tmp_path)
+
+
+def test_a_quick_look_does_not_replace_measured_tiles() -> None:
+    with pytest.raises(BadSetting, match="--directory"):
+        tune(H200, quick=True)
+
+
+def test_kernels_by_name() -> None:
+    assert parse_kernels(None) == list(JOBS)
+    assert parse_kernels("attention, grouped_gemm") == [Kernels.ATTENTION, Kernels.GROUPED_GEMM]
+    with pytest.raises(BadSetting, match="'thresholds' is not tuned; known are grouped_gemm, attention"):
+        parse_kernels("thresholds")
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "gb10", "b200"])
+def test_quick_is_few_tiles(name: str) -> None:
+    jobs = [module._some_tiles(job) for of_kernel in JOBS.values() for job in of_kernel(known(name), True)]
+    assert {job.section.name for job in jobs} == set(JOBS)
+    assert sum(len(job.tiles) for job in jobs) <= 40
 
 
 def test_block_scaled_paths_need_the_instruction() -> None:
@@ -71,9 +174,98 @@ def test_block_scaled_paths_need_the_instruction() -> None:
 
 @pytest.mark.parametrize("path", list(GemmPath))
 def test_the_layer_that_is_timed_has_ordinary_numbers(path: GemmPath) -> None:
-    shape = Shape(num_experts=4, hidden=256, intermediate=256)
-    experts = make_experts(shape, path, device="cpu")
-    layer = make_layer(experts, pack_experts(experts, module.GATE), share=4)
-    y = reference.moe(layer.x, layer.weights, layer.routing, module.GATE)
-    assert layer.x.shape == y.shape == (4, 256)
+    layer = make_experts(Shape(num_experts=4, hidden=256, intermediate=256), path, device="cpu")
+    x, routing = make_tokens(layer, share=4)
+    y = reference.moe(x, layer, routing, GATE)
+    assert x.shape == y.shape == (4, 256)
     assert 0.05 < float(y.square().mean().sqrt()) < 50
+
+
+# ---- a candidate reaches its kernel ----------------------------------------------------------------------------------
+
+
+def started(job: Job, tile: Any) -> list[Any]:
+    """The kernels that a job starts with a tile on trial; nothing runs."""
+    problem = job.prepare("cpu")
+    with trial(job.section, H200.family, job.key, tile), recording() as found:
+        problem.work()
+    return list(found)
+
+
+def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_attention, "DECODE_CONTEXT", 256)
+    monkeypatch.setattr(tune_attention, "PREFILL", 64)
+    monkeypatch.setattr(tune_attention, "LAYERS_IN_A_GRAPH", 1)
+    names = {"decode": "attend_short", "fused_decode": "attend_fused"}
+    seen = set()
+    for job in tune_attention.jobs(H200, quick=False):
+        tile = next(tile for tile in job.tiles[2:] if tile.registers is not None)
+        kernels = started(job, tile)
+        [kernel] = [k for k in kernels if k.short_name == names.get(job.key.work, "attend_long")]
+        sizes = (kernel.constants["BLOCK_M"], kernel.constants["BLOCK_N"])
+        options = dict(kernel.options)
+        assert (*sizes, options["num_warps"], options["num_stages"], options["maxnreg"]) == (
+            tile.block_m, tile.block_n, tile.warps, tile.stages, tile.registers
+        )  # fmt: skip
+        assert kernel.constants["KV_FP8"] == (job.key.kv is attention.Kv.FP8)
+        seen.add(job.key.work)
+    assert seen == set(attention.Work)
+
+
+def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = bench_moe.LAYERS.items()
+    small = {name: replace(layer, num_experts=8, hidden=512, intermediate=512) for name, layer in layers}
+    monkeypatch.setattr(bench_moe, "LAYERS", small)
+    monkeypatch.setattr(tune_experts, "NUM_LAYERS", 1)
+    of = {
+        ExpertGemm.GATE_UP_DIRECT: {"gate_up_small"},
+        ExpertGemm.DOWN_DIRECT: {"down_direct"},
+        ExpertGemm.LIST: {"gate_up_small", "down_small"},
+    }
+    for job in tune_experts.jobs(H200, quick=False):
+        tile = next(tile for tile in job.tiles[1:] if tile.registers == 128 and tile.ahead == 3)
+        kernels = [k for k in started(job, tile) if k.short_name in of[job.key.gemm]]
+        assert {k.short_name for k in kernels} == of[job.key.gemm]
+        for kernel in kernels:
+            sizes = [kernel.constants[name] for name in ("B", "WARPS_N", "SLICES", "AHEAD")]
+            assert sizes == [tile.row_tiles, tile.warps_n, tile.slices, tile.ahead]
+            assert dict(kernel.options)["maxnreg"] == 128
+
+
+def test_tiles_of_dense_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_dense, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(tune_dense, "COLUMNS", 128)
+    for job in tune_dense.jobs(H200, quick=False):
+        if job.key.size is dense.Size.MANY:
+            continue  # the same, in gigabytes
+        [kernel] = started(job, job.tiles[-1])
+        tile = job.tiles[-1]
+        sizes = [kernel.constants[name] for name in ("N", "B", "WARPS_N", "SLICES", "AHEAD")]
+        assert sizes == [tile.columns, tile.row_tiles, tile.warps_n, tile.slices, tile.ahead]
+        assert dict(kernel.options)["maxnreg"] == tile.registers
+    assert tune_dense.rows_of(dense.Size.MANY, H200) == bench_dense.SHAPES[-1].rows
+
+
+def test_tiles_of_grouped_gemms_are_tried() -> None:
+    for path in (GemmPath.W4A16_WGMMA, GemmPath.W8A16):
+        [job] = tune_grouped.jobs_of(path, H200, (32,), Shape(num_experts=4, hidden=256, intermediate=256))
+        tile = job.tiles[1]
+        gemms = [k for k in started(job, tile) if k.short_name in ("grouped_gemm", "gate_up", "down")]
+        assert gemms
+        for kernel in gemms:
+            name = "BN" if path.wgmma else "BLOCK_M"
+            assert (kernel.constants[name], kernel.constants["STAGES"]) == (tile.block_m, tile.stages)
+
+
+def test_the_answer_of_the_references_is_the_attention_of_the_new_heads() -> None:
+    """At a context of one token attention gives the value itself, in every head of its group."""
+    case = bench_attention.Case(bench_attention.SINKS_FULL, 2, 1)
+    generator = torch.Generator().manual_seed(0)
+    spec = replace(case.spec, sinks=False)
+    batch = bench_attention.make_batch(case, generator, "cpu")
+    kv = bench_attention.make_kv(case, generator, "cpu")
+    qkv = torch.randn(2, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator).bfloat16()
+    transform = tune_attention.transform_of(spec, generator)
+    out = tune_attention.fused_answer(qkv, transform, kv, batch, spec, None)
+    values = qkv[:, -spec.num_kv_heads :].repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
+    torch.testing.assert_close(out.float(), values.float(), atol=1e-5, rtol=1e-5)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models import embedded
 from microscale.quality.checks import Answer, is_right, parse
@@ -32,6 +32,7 @@ from microscale.text.conversation import Effort
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 from support.browser import SCREENS, chromium
+from support.loading import load_model
 from support.truth import load_transformers
 
 ROOT = Path(__file__).parents[2]

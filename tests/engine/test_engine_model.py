@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.load import LoadOptions
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
@@ -23,7 +24,7 @@ NEW = 24
 @pytest.fixture(scope="module")
 def models() -> dict[int, GptOss]:
     options = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
-    return {size: load_gpt_oss(replace(options, page_size=size)) for size in (4, 16)}
+    return {size: load_gpt_oss(replace(options, workload=Workload(page_size=size))) for size in (4, 16)}
 
 
 def prompts(vocab: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Ops, Wish
+from microscale.backends.ops import Activations, Ops, Preference
 from microscale.engine.generate import Generation, check_prompt
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -17,12 +17,12 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.families import PRESETS
+from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
 
 VOCAB = 16
 EOS = 9
-CONFIG = replace(PRESETS["gpt-oss-tiny"], vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
+CONFIG = replace(gpt_oss_preset("gpt-oss-tiny"), vocab_size=VOCAB, eos_token_ids=(EOS,), max_context=40)
 
 
 class Scripted:
@@ -32,7 +32,7 @@ class Scripted:
     device = torch.device("cpu")
     page_size = 4
     sampling = sampling_on_cpu(VOCAB)
-    ops = Ops(hardware.cpu(), Activations.FLOAT32, Wish())
+    ops = Ops(hardware.cpu(), Activations.FLOAT32, Preference())
 
     def __init__(self) -> None:
         self.steps: list[list[int]] = []

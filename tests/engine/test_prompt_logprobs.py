@@ -14,7 +14,8 @@ from torch import Tensor
 
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.load import LoadOptions
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Output, Scored
 from microscale.engine.process.client import EngineClient
 from microscale.engine.process.messages import MAX_SCORED, EngineConfig
@@ -42,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @cache
 def load(folder: Path) -> GptOss:
-    return load_gpt_oss(LoadOptions(str(folder), device="cpu", dtype="float32", page_size=4))
+    return load_gpt_oss(LoadOptions(str(folder), device="cpu", dtype="float32", workload=Workload(page_size=4)))
 
 
 @cache

@@ -3,6 +3,7 @@
 Every kernel that a test starts is held against what is recorded for ``prove``. A module says whose kernels it starts:
 
     pytestmark = pytest.mark.starts("gpt-oss-20b", {"num_hidden_layers": 4})   # a preset, with overrides
+    pytest.mark.starts("gpt-oss-20b", {}, Setting("fast"))                      # and as somebody asks for it
     pytestmark = pytest.mark.odd_shapes                                         # sizes that no model has
 
 Sizes are constants of many kernels, so those of odd shapes are in no list: there the jit function must be one that some
@@ -21,15 +22,15 @@ import torch
 from microscale.hardware import detect, known
 from microscale.kernels.launch import Kernel, watching
 from microscale.models.families import preset
-from microscale.prove.inventory import SETTINGS, record_setting, recorded
+from microscale.prove.inventory import SETTINGS, Setting, record_setting, recorded
 from support.listed import assert_listed
 
 HERE = Path(__file__).parent
-REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
+REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "starts(preset, overrides): the model whose kernels the tests start")
+    config.addinivalue_line("markers", "starts(preset, overrides, setting): the model whose kernels the tests start")
     config.addinivalue_line("markers", "odd_shapes: the tests start kernels at sizes that no model has")
 
 
@@ -55,9 +56,9 @@ def of_block_scaled() -> Mapping[Kernel, list[str]]:
 
 
 @cache
-def of_model(name: str, overrides: tuple[tuple[str, object], ...]) -> Collection[Kernel]:
-    """What is recorded of one model as ``SETTINGS[0]`` has it, the precision that tests load."""
-    kernels = record_setting(preset(name, {key: _thawed(value) for key, value in overrides}), detect(), SETTINGS[0])
+def of_model(name: str, overrides: tuple[tuple[str, object], ...], setting: Setting) -> Collection[Kernel]:
+    """What is recorded of one model as somebody asks for it."""
+    kernels = record_setting(preset(name, {key: _thawed(value) for key, value in overrides}), detect(), setting)
     assert kernels is not None
     return kernels
 
@@ -84,6 +85,6 @@ def every_kernel_is_listed(request: pytest.FixtureRequest) -> Iterator[None]:
     if marker is None:
         assert_listed(started, of_real_models())
     else:
-        name, overrides = marker.args
+        name, overrides, *setting = marker.args
         frozen = tuple((key, _frozen(value)) for key, value in overrides.items())
-        assert_listed(started, of_model(name, frozen))
+        assert_listed(started, of_model(name, frozen, *(setting or SETTINGS[:1])))

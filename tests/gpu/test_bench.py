@@ -7,10 +7,11 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench import kernels, model, moe
 from microscale.bench.kernels import KernelBench
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
 from microscale.models.outline import outline
+from support.loading import load_model
 
 TOKENS = {KernelBench.DENSE: (1, 16, 64, 512), KernelBench.SMALL: (1, 64), KernelBench.SAMPLING: (1, 8)}
 
@@ -28,7 +29,7 @@ def test_kernels_of_an_op(op: KernelBench) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_steps_of_a_model(name: str) -> None:
     """Prompts and decoding, at the model's full width and in fewer layers."""
     overrides = {"num_hidden_layers": 6}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ from kernels.cases_dense import (  # noqa: F401
     test_unpacked_weights_are_the_weights,
 )
 from microscale.backends import registry
+from microscale.backends.calls import run_dense, run_logits
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
+from microscale.hardware.tiles.dense import possible
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
@@ -34,10 +37,7 @@ from microscale.kernels.op import Activations
 from support.errors import step
 
 pytestmark = pytest.mark.odd_shapes
-IMPLEMENTATIONS: list[DenseOp] = [
-    registry.find("dense", f"triton_{fmt}")  # type: ignore[misc]
-    for fmt in FORMATS
-]
+IMPLEMENTATIONS: list[DenseOp[Any]] = [registry.dense(f"triton_{fmt}") for fmt in FORMATS]
 # One token, odd numbers of tokens, more than a program's columns, both column counts; K of half a tile, of fewer tiles
 # than slices, of a real layer; rows of one tile, of no whole block.
 SHAPES = [(1, 128, 2880), (3, 2880, 4096), (8, 48, 96), (13, 4000, 704), (16, 16, 32), (2, 5120, 2880), (37, 2880, 704)]
@@ -54,11 +54,11 @@ def spec_of(problem: Problem, activations: Activations = Activations.BF16) -> De
     return DenseSpec(rows, columns, weights.format, activations, weights.bias is not None, len(problem.x))
 
 
-def run(implementation: DenseOp, problem: Problem, x: Tensor | None = None) -> Tensor:
+def run(implementation: DenseOp[Any], problem: Problem, x: Tensor | None = None) -> Tensor:
     spec = spec_of(problem)
     assert implementation.supports(spec, GPU) is None
     packed = implementation.pack(problem.weights, spec)
-    return implementation.run(packed, spec, GPU, problem.x if x is None else x, problem.residual)
+    return run_dense(implementation, packed, spec, GPU, problem.x if x is None else x, problem.residual)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -66,17 +66,17 @@ def run(implementation: DenseOp, problem: Problem, x: Tensor | None = None) -> T
 def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
     packed = packed_of(problem)
-    for tiles in small_batch.possible(fmt, 8 if tokens <= 8 else 16, GPU):
-        check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tiles), problem.expected)
-        check_bf16(small_batch.run(packed, GPU, problem.x, None, tiles), dense(problem.x, problem.weights))
+    for tile in possible(fmt, 8 if tokens <= 8 else 16, GPU):
+        check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tile), problem.expected)
+        check_bf16(small_batch.run(packed, GPU, problem.x, None, tile), dense(problem.x, problem.weights))
         check_logits(
-            small_batch.run_logits(packed, GPU, problem.x, tiles=tiles), dense(problem.x, problem.weights), columns
+            small_batch.run_logits(packed, GPU, problem.x, tile=tile), dense(problem.x, problem.weights), columns
         )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("tokens", [17, 100, 300])
-def test_more_tokens(implementation: DenseOp, tokens: int) -> None:
+def test_more_tokens(implementation: DenseOp[Any], tokens: int) -> None:
     fmt = implementation.name.removeprefix("triton_")
     problem = make_problem(fmt, tokens, 720, 2880)
     check_bf16(run(implementation, problem), problem.expected, roundings_of(fmt, tokens))
@@ -85,24 +85,24 @@ def test_more_tokens(implementation: DenseOp, tokens: int) -> None:
 @pytest.mark.parametrize("name", ["dequantized", *(i.name for i in IMPLEMENTATIONS)])
 def test_logits_of_an_lm_head(name: str) -> None:
     """262144 rows (and few columns): no index may be cut to 32 bits."""
-    implementation = registry.find("dense", name)
+    implementation = registry.dense(name)
     fmt = "bf16" if name == "dequantized" else name.removeprefix("triton_")
     for tokens in (2, 40):
         problem = make_problem(fmt, tokens, 262144, 64, bias=False)
-        packed = implementation.pack(problem.weights, spec_of(problem))  # type: ignore[attr-defined]
-        logits = implementation.run_logits(packed, spec_of(problem), GPU, problem.x)  # type: ignore[attr-defined]
+        packed = implementation.pack(problem.weights, spec_of(problem))
+        logits = run_logits(implementation, packed, spec_of(problem), GPU, problem.x)
         check_logits(logits, dense(problem.x, problem.weights), 64)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("tokens", [1, 13, 40])
-def test_capped_logits_have_the_blocks_of_what_they_are(implementation: DenseOp, tokens: int) -> None:
+def test_capped_logits_have_the_blocks_of_what_they_are(implementation: DenseOp[Any], tokens: int) -> None:
     problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 1008, 352)
     spec, x = spec_of(problem), problem.x * 40
     packed = implementation.pack(problem.weights, spec)
-    plain = implementation.run_logits(packed, spec, GPU, x).values
+    plain = run_logits(implementation, packed, spec, GPU, x).values
     assert plain.abs().max() > 30
-    found = implementation.run_logits(packed, replace(spec, softcap=30.0), GPU, x)
+    found = run_logits(implementation, packed, replace(spec, softcap=30.0), GPU, x)
     # Eight roundings of numbers up to 1, times 30: two each of the exponential and the quotient, which a GPU only
     # approximates, one of the difference and of the product; torch's own tanh and product.
     torch.testing.assert_close(found.values, capped(plain, 30.0), rtol=0, atol=30 * 8 * step("float32"))
@@ -114,7 +114,7 @@ def test_capped_logits_have_the_blocks_of_what_they_are(implementation: DenseOp,
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("tokens", [2, 16, 40])
-def test_a_broken_token_shows_and_stays_alone(implementation: DenseOp, tokens: int) -> None:
+def test_a_broken_token_shows_and_stays_alone(implementation: DenseOp[Any], tokens: int) -> None:
     problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 144, 352)
     x = problem.x.clone()
     x[0, 17] = math.nan
@@ -122,14 +122,14 @@ def test_a_broken_token_shows_and_stays_alone(implementation: DenseOp, tokens: i
     assert y[0].isnan().all()
     assert not y[1:].isnan().any()
     packed = implementation.pack(problem.weights, spec_of(problem))
-    logits = implementation.run_logits(packed, spec_of(problem), GPU, x)
+    logits = run_logits(implementation, packed, spec_of(problem), GPU, x)
     assert logits.block_max[0].isnan().all()
     assert not logits.block_max[1:].isnan().any()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("tokens", [1, 16])
-def test_a_graph_follows_new_tokens_and_repeats_itself(implementation: DenseOp, tokens: int) -> None:
+def test_a_graph_follows_new_tokens_and_repeats_itself(implementation: DenseOp[Any], tokens: int) -> None:
     problem = make_problem(implementation.name.removeprefix("triton_"), tokens, 2880, 352)
     x = problem.x.clone()
     stream = torch.cuda.Stream()
@@ -140,7 +140,7 @@ def test_a_graph_follows_new_tokens_and_repeats_itself(implementation: DenseOp, 
     packed = implementation.pack(problem.weights, spec)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = implementation.run(packed, spec, GPU, x, problem.residual)
+        y = run_dense(implementation, packed, spec, GPU, x, problem.residual)
     for shift in range(3):
         x.copy_(problem.x.roll(shift, dims=1))
         graph.replay()
@@ -152,13 +152,13 @@ def test_a_graph_follows_new_tokens_and_repeats_itself(implementation: DenseOp, 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4"])
 def test_mxfp8_activations(fmt: str) -> None:
-    implementation = registry.find("dense", f"triton_{fmt}_a8")
+    implementation = registry.dense(f"triton_{fmt}_a8")
     problem = make_problem(fmt, 100, 720, 2880)
     spec = spec_of(problem, Activations.MXFP8)
     if implementation.supports(spec, GPU) is not None:
         pytest.skip("needs a block-scaled matrix instruction")
-    packed = implementation.pack(problem.weights, spec)  # type: ignore[attr-defined]
-    y = implementation.run(packed, spec, GPU, problem.x, problem.residual)  # type: ignore[attr-defined]
+    packed = implementation.pack(problem.weights, spec)
+    y = run_dense(implementation, packed, spec, GPU, problem.x, problem.residual)
     check_bf16(y, dense(decode(encode(problem.x, MXFP8)), problem.weights, problem.residual))
 
 

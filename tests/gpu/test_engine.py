@@ -13,7 +13,8 @@ import pytest
 
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from microscale.engine.step.decode import SHORT_CONTEXT
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.runner import Model
 from microscale.models.config import LayerKind
+from support.loading import load_model
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
 pytestmark = pytest.mark.starts("gpt-oss-20b", SHAPE)
@@ -35,7 +37,13 @@ for rows where an expert changed."""
 def models() -> dict[int, Model]:
     def load(page_size: int) -> Model:
         return load_model(
-            LoadOptions("gpt-oss-20b", load_format="dummy", device="cuda", overrides=SHAPE, page_size=page_size)
+            LoadOptions(
+                "gpt-oss-20b",
+                load_format="dummy",
+                device="cuda",
+                overrides=SHAPE,
+                workload=Workload(page_size=page_size),
+            )
         )
 
     return {16: load(16), 64: load(64)}

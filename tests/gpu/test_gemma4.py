@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from support.forward import all_logits
+from support.loading import load_model
 
 # Head sizes and widths of the real one, both kinds of layer, few experts: every fast kernel takes part.
 SHAPE = {"num_hidden_layers": 6, "num_experts": 16, "vocab_size": 4096, "eos_token_id": [1]}
@@ -21,21 +22,21 @@ BOUND = 0.03
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
 
 
-def load(dtype: str, wish: Wish) -> AnyModel:
+def load(dtype: str, preference: Preference) -> AnyModel:
     options = LoadOptions(
-        "gemma-4-26b-a4b", load_format="dummy", device="cuda", dtype=dtype, wish=wish, overrides=SHAPE
+        "gemma-4-26b-a4b", load_format="dummy", device="cuda", dtype=dtype, preference=preference, overrides=SHAPE
     )
     return load_model(options)
 
 
 @pytest.fixture(scope="module")
 def truth() -> Tensor:
-    return torch.cat(all_logits(load("float32", Wish("reference")), PROMPTS, 512))
+    return torch.cat(all_logits(load("float32", Preference("reference")), PROMPTS, 512))
 
 
 @pytest.fixture(scope="module")
 def model() -> AnyModel:
-    return load("bfloat16", Wish())
+    return load("bfloat16", Preference())
 
 
 @pytest.mark.parametrize("chunk", [1200, 20])

@@ -12,21 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale.backends.calls import run_moe
+from microscale.backends.paths import pick
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Feature, detect, known
-from microscale.hardware.tiles import GemmPath, Tile, candidates
+from microscale.hardware.tiles.experts import with_mlp_slices
+from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
-from microscale.kernels.moe import grouped_wgmma, small_batch, with_mlp
+from microscale.kernels.moe import grouped_wgmma, small_batch
 from microscale.kernels.moe.reference import apply_gate
-from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
+from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.models.gemma4.model import in_runs
 from support.errors import assert_close, rms_step
-from support.moe_cases import CASES, GELU, Case, Problem, check_rounded, e4m3_by_token
+from support.moe_cases import CASES, GELU, SILU, Case, Problem, check_rounded, e4m3_by_token
 
 pytestmark = pytest.mark.odd_shapes
 DEVICE = "cuda"
@@ -34,6 +37,7 @@ IMPLEMENTATIONS = {"mxfp4": TritonW4A16(), "mxfp8": TritonW8A16()}
 REAL = [
     *(Case(f"gpt-oss, {n} tokens", n, 8, 4, 2880, 2880) for n in (1, 2, 3, 8, 9, 33, 64, 65, 256, 700)),
     *(Case(f"Gemma 4, {n} tokens", n, 16, 8, 2816, 704, GELU, bias=False) for n in (1, 2, 5, 64, 200)),
+    *(Case(f"Qwen3-MoE, {n} tokens", n, 16, 8, 2048, 768, SILU, bias=False) for n in (1, 2, 5, 64, 200)),
     Case("2112 wide", 7, 4, 2, 2112, 2112),
     Case("all of 64 tokens on the same experts", 64, 8, 2, 704, 704, spread="one"),
     Case("all of 300 tokens on one expert", 300, 8, 1, 704, 704, spread="one"),
@@ -52,7 +56,9 @@ def spec_of(case: Case, fmt: str) -> MoeSpec:
 
 
 def run(problem: Problem, fmt: str) -> Tensor:
-    return IMPLEMENTATIONS[fmt].run(problem.packed, spec_of(problem.case, fmt), detect(), problem.x, problem.routing)
+    return run_moe(
+        IMPLEMENTATIONS[fmt], problem.packed, spec_of(problem.case, fmt), detect(), problem.x, problem.routing
+    )
 
 
 def roundings(tokens: int) -> int:
@@ -100,7 +106,15 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
         pytest.skip("needs wgmma")
     fp8 = path is GemmPath.W4A8_WGMMA
     problem = Problem.of(Case("tile", tokens, 5, 2, 352, 704), "mxfp4", DEVICE)
-    actual = grouped_wgmma.run(problem.packed, problem.case.gate, problem.x, problem.routing, gpu, tile, fp8=fp8)
+    few = tokens <= small_batch.MAX_TOKENS and not fp8 and not tile.resident(path)
+    for short_list in {False, few}:
+        check_tile(problem, tile, fp8, short_list)
+
+
+def check_tile(problem: Problem, tile: Tile, fp8: bool, short_list: bool) -> None:
+    actual = grouped_wgmma.run(
+        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
+    )
     if fp8:
         check_fp8(actual, problem)
     else:
@@ -115,7 +129,7 @@ def test_8_bit_activations(case: Case) -> None:
         pytest.skip("runs elsewhere, or with bf16 activations")
     problem = Problem.of(case, "mxfp4", DEVICE)
     check_fp8(grouped_wgmma.run(problem.packed, case.gate, problem.x, problem.routing, gpu, fp8=True), problem)
-    actual = implementation.run(problem.packed, spec, gpu, problem.x, problem.routing)
+    actual = run_moe(implementation, problem.packed, spec, gpu, problem.x, problem.routing)
     check_rounded(actual, problem.expected(), "e4m3", 3)
 
 
@@ -205,15 +219,14 @@ def test_a_dense_mlp_in_the_experts_launches(hidden: int, intermediate: int, mlp
         for size, scale in (((2 * mlp, hidden), hidden**0.5), ((hidden, mlp), mlp**0.5), ((tokens, hidden), 1.0))
     )
     gate_up, down, x = encode(full_gate_up, MXFP8), encode(full_down, MXFP8), mlp_x.bfloat16()
-    parts = (pack(DenseWeights(in_runs(gate_up))), pack(DenseWeights(down)))
-    spec = spec_of(problem.case, "mxfp8")
+    parts = Mlp(pack(DenseWeights(in_runs(gate_up))), pack(DenseWeights(down)))
+    spec = replace(spec_of(problem.case, "mxfp8"), mlp=MlpSpec(mlp, "mxfp8", packed=True, bias=False))
     both = torch.stack((x, problem.x))
-    served = with_mlp.serves(problem.packed, parts, problem.routing, detect())
-    assert served == detect().has(Feature.WGMMA)
-    if not served:
+    picked = pick(TritonW8A16().mlp_paths, spec, detect())
+    assert (picked.path is not None) == bool(with_mlp_slices(detect()))
+    if picked.path is None:
         pytest.skip("runs beside the experts on this GPU")
-    ours = TritonW8A16().run_with_mlp(problem.packed, parts, spec, detect(), both, problem.routing)
-    assert ours is not None
+    ours = TritonW8A16().run_with_mlp(problem.packed, parts, spec, detect(), both, problem.routing, picked.path)
     truth = apply_gate(x.float() @ decode(gate_up).T, GELU) @ decode(down).T
     check_rounded(ours[0], truth, "bf16", 2)
     check_rounded(ours[1], problem.expected(), "bf16", 2)

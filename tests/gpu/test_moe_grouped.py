@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 
 from microscale.hardware import Feature, detect, known
-from microscale.hardware.tiles import Tile, possible
+from microscale.hardware.tiles.gemm import Tile, possible
 from microscale.kernels import mxfp8_jit
 from microscale.kernels import operands_jit as jit
 from microscale.kernels.moe import grouped, routing
-from support.moe_cases import CASES, GELU, SWIGLU, Case, Problem, check_rounded
+from support.moe_cases import CASES, GELU, SILU, SWIGLU, Case, Problem, check_rounded
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 
@@ -24,6 +24,7 @@ REAL = [
     Case("gpt-oss", 200, num_experts=8, top_k=4, hidden=2880, intermediate=2880),
     Case("gpt-oss, all on the same experts", 300, num_experts=8, top_k=4, hidden=2880, intermediate=2880, spread="one"),
     Case("Gemma", 100, num_experts=16, top_k=8, hidden=2816, intermediate=704, gate=GELU, bias=False),
+    Case("Qwen3-MoE", 100, num_experts=16, top_k=8, hidden=2048, intermediate=768, gate=SILU, bias=False),
     Case("2112 wide", 70, num_experts=4, hidden=2816, intermediate=2112, gate=SWIGLU),
     Case("odd groups", 70, num_experts=4, hidden=2912, intermediate=96),
 ]

@@ -7,19 +7,23 @@ of the output to bf16, and sums in another order. Slots that no query may see ho
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from microscale import hardware
-from microscale.kernels.attention import paged
+from microscale.backends.calls import run_attention, run_fused
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu
+from microscale.hardware.tiles import attention as attention_tiles
+from microscale.hardware.tiles import tuned
+from microscale.hardware.tiles.attention import HEAD_DIMS, Heads, Kv, Work, split_kv, wanted_splits
 from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.attention.tiles import HEAD_DIMS, choose_tile, wanted_splits
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, HeadsKind, PagedKv
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
@@ -114,7 +118,7 @@ def test_triton_is_the_reference(case: AttentionCase, fp8: bool, sink: float | N
     noise = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     sinks = None if sink is None else (sink + noise).bfloat16()
     want = attention(q, kv, batch, spec, sinks)
-    out = implementation.run(spec, GPU, q, kv, batch, sinks)
+    out = run_attention(implementation, spec, GPU, q, kv, batch, sinks)
     assert out.dtype == torch.bfloat16
     if sink == 30.0:
         # The sink takes nearly all weight: outputs are tiny, and so is their scale.
@@ -126,7 +130,7 @@ def test_triton_is_the_reference(case: AttentionCase, fp8: bool, sink: float | N
 
 def against_reference(spec: AttentionSpec, q: torch.Tensor, kv: PagedKv, batch: AttentionBatch) -> torch.Tensor:
     want = attention(q, kv, batch, spec, None)
-    out = PagedAttention().run(spec, GPU, q, kv, batch, None)
+    out = run_attention(PagedAttention(), spec, GPU, q, kv, batch, None)
     spread = float(want.abs().max() / want.square().mean().sqrt())
     assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
     return out
@@ -162,7 +166,7 @@ def test_e4m3_at_its_ends(codes: tuple[int, int], new: int) -> None:
     k_scale, v_scale = (torch.tensor([size / largest], device=DEVICE) for size in (0.3, 3.0))
     out_kv = PagedKv(bytes_, bytes_.flip(0), k_scale, v_scale)
     want = attention(q, out_kv, batch, spec, None)
-    out = PagedAttention().run(spec, GPU, q, out_kv, batch, None)
+    out = run_attention(PagedAttention(), spec, GPU, q, out_kv, batch, None)
     if not want.any():
         assert not out.any()
         return
@@ -188,7 +192,7 @@ def test_splits_add_up_in_order(case: tuple[int, int, int, int | None, list[tupl
     """By a launch of their own, or by the last program: the second call finds its counters as the first left them."""
     heads, kv_heads, dim, window, sequences = case
     spec, q, kv, batch = make_case(heads, kv_heads, dim, window, 16, sequences, False)
-    outs = [PagedAttention().run(spec, GPU, q, kv, batch, None) for _ in range(3)]
+    outs = [run_attention(PagedAttention(), spec, GPU, q, kv, batch, None) for _ in range(3)]
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
@@ -202,10 +206,10 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
 ) -> None:
     """Splits with a launch for their sum, and so few that the last program adds them up."""
     spec, q, kv, batch = make_case(*heads, None, 16, [(n - 1, 1) for n in longest], False)
-    PagedAttention().run(spec, GPU, q, kv, batch, None)
+    run_attention(PagedAttention(), spec, GPU, q, kv, batch, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = PagedAttention().run(spec, GPU, q, kv, batch, None)
+        out = run_attention(PagedAttention(), spec, GPU, q, kv, batch, None)
     for lens in (longest, [1, 77, 2], [longest[0] - 2, 300, 16]):
         batch.context_lens.copy_(torch.tensor(lens))
         graph.replay()
@@ -215,6 +219,7 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
 
 
 FusedShape = tuple[int, int, int, int | None, int, list[int]]
+PLAIN_HEADS = (False, False, False)
 FUSED: list[FusedShape] = [
     # heads, kv_heads, dim, window, page_size, context lengths, the new token included
     (8, 1, 64, None, 16, [1]),
@@ -234,6 +239,7 @@ if ON_GPU:
         (64, 8, 64, 128, 16, LENGTHS),
         (64, 8, 64, None, 16, [131071, 1, 9000]),
         (32, 8, 128, None, 16, LENGTHS),
+        (32, 4, 128, None, 16, LENGTHS),
         (16, 8, 256, 1024, 16, LENGTHS),
         (16, 8, 256, 1024, 16, [1000]),
         (16, 8, 256, 1024, 16, [20000]),
@@ -262,9 +268,10 @@ class FusedCase:
 
 
 def make_fused_case(
-    case: FusedShape, fp8: bool, norm: bool, shared: bool, sink: float | None = None, empty: int | None = None
+    case: FusedShape, fp8: bool, kind: HeadsKind, sink: float | None = None, empty: int | None = None
 ) -> FusedCase:
     """``empty`` is a sequence without a new token."""
+    norm, norm_v, shared = kind
     heads, kv_heads, dim, window, page_size, lens = case
     new = [int(seq != empty) for seq in range(len(lens))]
     sequences = [(n - 1, count) for n, count in zip(lens, new, strict=True)]
@@ -282,12 +289,18 @@ def make_fused_case(
     norms = None
     if norm:
         q_weight, k_weight = (1 + 0.2 * torch.randn(2, dim, generator=generator)).bfloat16().to(DEVICE)
-        norms = HeadNorms(q_weight, k_weight, 1e-6)
+        norms = HeadNorms(q_weight, k_weight, 1e-6, values=norm_v)
         spec = replace(spec, scale=0.25)
     transform = HeadTransform(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
     noise = torch.randn(heads, generator=generator)
     sinks = None if sink is None else (sink + noise).bfloat16().to(DEVICE)
     return FusedCase(spec, qkv.bfloat16().to(DEVICE), transform, kv, batch, positions, slots, sinks)
+
+
+def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
+    """Meanwhile so many sequences decode in one launch."""
+    split = replace(split_kv(head_dim, GPU), fused_sequences=sequences)
+    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim), split)
 
 
 def check_fused(problem: FusedCase) -> None:
@@ -297,9 +310,8 @@ def check_fused(problem: FusedCase) -> None:
     heads = (spec.num_heads, problem.positions, transform.rope)
     q = rope_and_write_kv(problem.qkv, *heads, exact, problem.slots, transform.norms)
     want = attention(q, exact, batch, spec, problem.sinks)
-    with patch.object(paged, "FUSED_SEQUENCES", dict.fromkeys(HEAD_DIMS, batch.context_lens.shape[0])):
-        out = PagedAttention().run_fused(spec, GPU, problem.qkv, transform, ours, batch, problem.sinks)
-    assert out is not None
+    with fused_up_to(batch.context_lens.shape[0], spec.head_dim):
+        out = run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, ours, batch, problem.sinks)
     assert out.shape == q.shape
     # A head's sum of squares in another order: now and then a rounding to bf16, or then to E4M3, is the other one.
     TritonSmall(GPU).rope_and_write_kv(problem.qkv, *heads, apart, problem.slots, transform.norms)
@@ -320,47 +332,54 @@ def check_fused(problem: FusedCase) -> None:
 
 @pytest.mark.parametrize("case", FUSED, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("kind", [(False, False), (True, False), (True, True)], ids=["plain", "normed", "shared"])
-def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [PLAIN_HEADS, (True, True, False), (True, True, True), (True, False, False)],
+    ids=["plain", "normed", "shared", "values_left_alone"],
+)
+def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: HeadsKind) -> None:
     if kind not in kinds(case[2]):
         pytest.skip("no kernel: no model has such heads")
     few = (FUSED.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
     if not ON_GPU and few:
         pytest.skip("one of three: the interpreter is slow")
-    check_fused(make_fused_case(case, fp8, *kind, sink=None if kind[0] else 0.5))
+    check_fused(make_fused_case(case, fp8, kind, sink=None if kind[0] else 0.5))
 
 
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
 def test_one_launch_with_sinks(sink: float | None) -> None:
-    check_fused(make_fused_case((16, 2, 64, None, 16, [1, 20, 600]), False, False, False, sink))
+    check_fused(make_fused_case((16, 2, 64, None, 16, [1, 20, 600]), False, PLAIN_HEADS, sink))
 
 
 def test_one_launch_and_a_sequence_without_a_token() -> None:
-    check_fused(make_fused_case((8, 1, 64, None, 16, [5, 300, 70]), False, False, False, 0.0, empty=1))
+    check_fused(make_fused_case((8, 1, 64, None, 16, [5, 300, 70]), False, PLAIN_HEADS, 0.0, empty=1))
 
 
 def test_one_launch_with_rows_of_no_one() -> None:
     """Rows that fill a graph's batch share one slot of a page that belongs to nobody: none sees another's key."""
-    problem = make_fused_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, False, False)
+    problem = make_fused_case((8, 2, 64, None, 16, [70, 1, 1, 1]), False, PLAIN_HEADS)
     problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
     ours = problem.copy_of_kv()
-    out = PagedAttention().run_fused(problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
-    assert out is not None
+    out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
     values = problem.qkv[1:, -2:].repeat_interleave(4, dim=1)  # a context of one token: its value
     assert torch.equal(out[1:], values)
     assert not out.isnan().any()
 
 
 def test_what_is_not_one_launch() -> None:
-    problem = make_fused_case((8, 2, 64, None, 16, [70, 1]), False, False, False)
-    run = PagedAttention().run_fused
+    problem = make_fused_case((8, 2, 64, None, 16, [70, 1]), False, PLAIN_HEADS)
     arguments = (problem.qkv, problem.transform, problem.kv)
-    assert run(problem.spec, GPU, *arguments, replace(problem.batch, max_query_len=2)) is None
-    assert run(problem.spec, hardware.known("rtx4090"), *arguments, problem.batch) is None
-    assert run(replace(problem.spec, num_heads=30), GPU, *arguments, problem.batch) is None
-    with patch.object(paged, "FUSED_SEQUENCES", dict.fromkeys(HEAD_DIMS, 0)):
-        assert run(problem.spec, GPU, *arguments, problem.batch) is None
-    assert run(replace(problem.spec, head_dim=256), GPU, *arguments, problem.batch) is None
+
+    def refused(spec: AttentionSpec, gpu: Gpu, batch: AttentionBatch, reason: str) -> None:
+        with pytest.raises(Unsupported, match=reason):
+            run_fused(PagedAttention(), spec, gpu, *arguments, batch)
+
+    refused(problem.spec, GPU, replace(problem.batch, max_query_len=2), "one new token of each sequence, not 2")
+    refused(problem.spec, hardware.known("rtx4090"), problem.batch, "needs programmatic dependent launch")
+    refused(replace(problem.spec, num_heads=30), GPU, problem.batch, "up to 14 query heads per KV head, not 15")
+    with fused_up_to(0, problem.spec.head_dim):
+        refused(problem.spec, GPU, problem.batch, "up to 0 sequences, not 2")
+    refused(replace(problem.spec, head_dim=256), GPU, problem.batch, "these are not all normed")
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
@@ -372,16 +391,14 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
     num_heads, kv_heads, dim, window, norm = heads
     # Within the window: keys that it has left are broken on purpose.
     lengths = [1500 if window is None else window, 700, 30]
-    problem = make_fused_case((num_heads, kv_heads, dim, window, 16, lengths), False, norm, norm and dim == 512)
+    problem = make_fused_case((num_heads, kv_heads, dim, window, 16, lengths), False, (norm, norm, norm and dim == 512))
     spec, batch, transform = problem.spec, problem.batch, problem.transform
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
-    run = PagedAttention().run_fused
-    run(spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)
+    run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)
     graph = torch.cuda.CUDAGraph()
     batch.context_lens.sub_(8)
     with torch.cuda.graph(graph):
-        out = run(spec, GPU, problem.qkv, transform, ours, batch)
-    assert out is not None
+        out = run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, ours, batch)
     generator = torch.Generator().manual_seed(5)
     for _ in range(8):
         batch.context_lens.add_(1)
@@ -404,7 +421,8 @@ def test_splits_fill_the_machine() -> None:
 def test_every_tile_fits_every_card() -> None:
     for gpu in hardware.KNOWN.values():
         for head_dim in HEAD_DIMS:
-            for fp8 in (False, True):
-                for decode, heads_too in ((False, False), (True, False), (True, True)):
-                    tile = choose_tile(decode, head_dim, fp8, gpu, heads_too=heads_too)
-                    assert tile.shared_bytes(head_dim, 1 if fp8 else 2, decode) <= gpu.shared_per_block
+            for work in Work:
+                for kv in Kv:
+                    case = attention_tiles.Case(work, head_dim, kv)
+                    tile = attention_tiles.choose(case, gpu)
+                    assert tile.shared_bytes(case) <= gpu.shared_per_block

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu, detect, known
-from microscale.hardware.tiles import Tile
+from microscale.hardware.tiles.gemm import Tile
+from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.packed import PackedDense, pack
 from microscale.kernels.dense.reference import capped, dense, summarise
@@ -72,7 +73,7 @@ def check_bf16(actual: Tensor, expected: Tensor, roundings: int = 1) -> None:
 def roundings_of(fmt: str, tokens: int) -> int:
     """Of one call with a residual. cuBLAS rounds the product before the residual is added; FP8's weights, with the
     scales of their channels, are rounded too."""
-    if fmt == "bf16" or tokens < unpack.MIN_TOKENS:
+    if fmt == "bf16" or not unpack.pays(tokens, GPU):
         return 1
     return 3 if fmt == "fp8" else 2
 
@@ -176,4 +177,4 @@ def test_unpacked_weights_are_the_weights(fmt: str, rows: int, columns: int) -> 
 def test_many_tokens_go_through_an_unpacked_copy(fmt: str) -> None:
     problem = make_problem(fmt, 5, 48, 96)
     y = unpack.run(pack(problem.weights), problem.x, problem.residual)
-    check_bf16(y, problem.expected, roundings_of(fmt, unpack.MIN_TOKENS))
+    check_bf16(y, problem.expected, roundings_of(fmt, threshold(Name.UNPACK_TOKENS, GPU)))

@@ -8,17 +8,27 @@ import pytest
 import torch
 
 from microscale import hardware
+from microscale.backends.bound import Small
+from microscale.backends.calls import bind_small
 from microscale.formats import BlockScaled, decode
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.spec import Gate, GateKind
+from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 from support.errors import assert_close, rms_step, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-SMALL = TritonSmall(hardware.detect() if ON_GPU else hardware.known("gb10"))
+GPU = hardware.detect() if ON_GPU else hardware.known("gb10")
+SMALL = TritonSmall(GPU)
+
+
+def routed(x: torch.Tensor, router: Router, top_k: int) -> Small:
+    """The ops of a model of these sizes."""
+    sizes = SmallSpec(x.shape[1], 8, 2, 64, router.weight.shape[0], top_k, Activations.BF16, tokens=1)
+    return bind_small(TritonSmall(), sizes, GPU)
 
 
 def normal(*shape: int, seed: int = 0, size: float = 1.0) -> torch.Tensor:
@@ -121,7 +131,7 @@ def test_norm_add_norm_route(tokens: int, width: int, experts: int, fused: bool)
     scale = (1 + normal(experts, seed=7, size=0.2)).float()
     router = Router(normal(experts, width, seed=2, size=width**-0.5), expert_scale=scale)
     for _ in range(2):  # the second call finds the counters as the first left them
-        normed, total, routing = SMALL.norm_add_norm_route(x, residual, sandwich, router, 8)
+        normed, total, routing = routed(x, router, 8).norm_add_norm_route(x, residual, sandwich, router, 8)
     # Sum and norms are those of the op without a router: to the bit, where a sum's order does not depend on the warps.
     want, want_total = SMALL.norm_add_norm(x, None, residual, sandwich)
     if ON_GPU and fused:
@@ -148,7 +158,7 @@ def test_ties_and_nan_behind_a_sum() -> None:
     ones = torch.ones(3, 2112, dtype=torch.bfloat16, device=DEVICE)
     scale = torch.arange(1, 129, dtype=torch.float32, device=DEVICE)
     router = Router(torch.zeros(128, 2112, dtype=torch.bfloat16, device=DEVICE), expert_scale=scale)
-    _, _, routing = SMALL.norm_add_norm_route(x, residual, Sandwich(ones[0], ones, 1e-6), router, 8)
+    _, _, routing = routed(x, router, 8).norm_add_norm_route(x, residual, Sandwich(ones[0], ones, 1e-6), router, 8)
     assert routing.expert_ids[0].tolist() == list(range(8))
     torch.testing.assert_close(routing.weights[0], scale[:8] / 8)
     assert routing.weights[1].isnan().all()
@@ -156,24 +166,34 @@ def test_ties_and_nan_behind_a_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "experts", "fused"),
-    [(1, 2880, 128, True), (3, 2880, 32, True), (2, 2816, 50, True), (2, 64, 8, False), (17, 2880, 32, False)],
+    ("tokens", "width", "experts", "top_k", "bias", "fused"),
+    [
+        (1, 2880, 128, 4, True, True),
+        (3, 2880, 32, 4, True, True),
+        (2, 2816, 50, 4, True, True),
+        (2, 64, 8, 4, True, False),
+        (17, 2880, 32, 4, True, False),
+        (2, 2048, 128, 8, False, True),
+        (3, 1100, 100, 8, False, True),
+        (17, 2048, 128, 8, False, False),
+    ],
 )
-def test_add_norm_route(tokens: int, width: int, experts: int, fused: bool) -> None:
+def test_add_norm_route(tokens: int, width: int, experts: int, top_k: int, bias: bool, fused: bool) -> None:
     x, residual, weight = normal(tokens, width, size=5.0), normal(tokens, width, seed=4), normal(width, seed=1)
-    router = Router(normal(experts, width, seed=2, size=width**-0.5), normal(experts, seed=3))
+    router = Router(normal(experts, width, seed=2, size=width**-0.5), normal(experts, seed=3) if bias else None)
     for _ in range(2):  # the second call finds the counters as the first left them
-        normed, total, routing = SMALL.add_norm_route(x, residual, weight, 1e-5, router, 4)
-    want, want_total, _ = reference.add_norm_route(x, residual, weight, 1e-5, router, 4)
+        normed, total, routing = routed(x, router, top_k).add_norm_route(x, residual, weight, 1e-5, router, top_k)
+    want, want_total, _ = reference.add_norm_route(x, residual, weight, 1e-5, router, top_k)
     bf16_close(normed, want)
     assert torch.equal(total, want_total)
     # Against the router on our own norm: what differs is the order of float32 sums, or one rounding of the logits.
-    assert router.bias is not None
-    logits = normed.float() @ router.weight.float().T + router.bias.float()
-    exact = reference.route(logits, 4)
+    logits = normed.float() @ router.weight.float().T
+    if router.bias is not None:
+        logits += router.bias.float()
+    exact = reference.route(logits, top_k)
     room = float(logits.abs().max()) * (1e-5 if fused else step("bf16"))
     chosen = logits.gather(1, routing.expert_ids.long())
-    assert ((chosen.sort(descending=True).values - logits.topk(4).values).abs() <= 2 * room).all()
+    assert ((chosen.sort(descending=True).values - logits.topk(top_k).values).abs() <= 2 * room).all()
     same = (routing.expert_ids == exact.expert_ids).all(dim=1)
     assert same.any()
     torch.testing.assert_close(routing.weights[same], exact.weights[same], rtol=4 * room, atol=0)
@@ -233,22 +253,26 @@ def test_rope_and_write_kv(tokens: int, heads: int, kv_heads: int, head_dim: int
 
 
 HEADS = [
-    # tokens, heads, kv_heads, head_dim, norm, shared, fp8, turning part
-    (2, 16, 2, 512, True, True, False, 0.25),
-    (3, 16, 8, 256, True, False, True, 1.0),
-    (1, 9, 3, 64, False, False, True, 1.0),
-    (2, 4, 1, 64, True, True, True, 0.5),
+    # tokens, heads, kv_heads, head_dim, what is normed, shared, fp8, turning part
+    (2, 16, 2, 512, "qkv", True, False, 0.25),
+    (3, 16, 8, 256, "qkv", False, True, 1.0),
+    (1, 9, 3, 64, "", False, True, 1.0),
+    (2, 4, 1, 64, "qkv", True, True, 0.5),
+    (2, 32, 4, 128, "qk", False, False, 1.0),
+    (3, 9, 3, 64, "qk", False, True, 1.0),
+    (2, 4, 1, 64, "qk", True, False, 1.0),
 ]
 
 
 @pytest.mark.parametrize("case", HEADS, ids=str)
-def test_heads_normed_shared_and_in_fp8(case: tuple[int, int, int, int, bool, bool, bool, float]) -> None:
+def test_heads_normed_shared_and_in_fp8(case: tuple[int, int, int, int, str, bool, bool, float]) -> None:
     tokens, heads, kv_heads, dim, norm, shared, fp8, part = case
     qkv = normal(tokens, heads + (1 if shared else 2) * kv_heads, dim, size=3.0)
     frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))
     frequencies[int(part * dim) // 2 :] = 0.0
     table = RopeTable(frequencies.to(DEVICE), 1.0)
-    norms = HeadNorms(1 + normal(dim, seed=1, size=0.2), 1 + normal(dim, seed=2, size=0.2), 1e-6) if norm else None
+    weights = (1 + normal(dim, seed=1, size=0.2), 1 + normal(dim, seed=2, size=0.2))
+    norms = HeadNorms(*weights, 1e-6, values=norm == "qkv") if norm else None
     positions, slots = torch.arange(tokens).to(DEVICE) + 70, torch.arange(tokens).to(DEVICE) * 9 + 4
     shape = (2, kv_heads, 32, dim)
     caches = []
@@ -260,11 +284,12 @@ def test_heads_normed_shared_and_in_fp8(case: tuple[int, int, int, int, bool, bo
             caches.append(PagedKv(*(torch.full(shape, -7.0, device=DEVICE).bfloat16() for _ in "kv")))
     q = SMALL.rope_and_write_kv(qkv, heads, positions, table, caches[0], slots, norms)
     bf16_close(q, reference.rope_and_write_kv(qkv, heads, positions, table, caches[1], slots, norms))
-    if shared and norm:  # what Gemma 4 does: the value is the plain norm, whatever the key's weight and position
-        plain = reference.rms_norm(qkv[:, heads:], None, 1e-6)
-        kept = caches[1].v[slots // 32, :, slots % 32]
-        if not fp8:
-            assert torch.equal(kept, plain)
+    kept = caches[1].v[slots // 32, :, slots % 32]
+    if shared and norm == "qkv" and not fp8:
+        # What Gemma 4 does: the value is the plain norm, whatever the key's weight and position.
+        assert torch.equal(kept, reference.rms_norm(qkv[:, heads:], None, 1e-6))
+    if norm == "qk" and not fp8:  # Qwen3: the value is what was projected
+        assert torch.equal(kept, qkv[:, -kv_heads:])
     for got, want in ((caches[0].k, caches[1].k), (caches[0].v, caches[1].v)):
         if fp8:
             # A key rounds to bf16 and then to E4M3: where the first differs by a step, so may the second.

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from microscale.backends import registry
+from microscale.backends.bound import Small
+from microscale.backends.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale.backends.decision import Plan
-from microscale.backends.ops import Embedding, Ops, Wish
+from microscale.backends.ops import Embedding, Ops, Preference
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
-from microscale.backends.precision import PLANS
+from microscale.backends.precision import PRECISIONS
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs
@@ -23,9 +25,10 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
 from microscale.hardware import KNOWN, Gpu, cpu, detect
+from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
-from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
+from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoeSpec
 from microscale.kernels.op import Activations, Implementation, torch_dtype
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 from microscale.models.config import LayerKind
@@ -76,7 +79,7 @@ def tokens_of(spec: DenseSpec | MoeSpec | SmallSpec, rows: int, columns: int) ->
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("entry", of_op("dense"))
-def test_dense(entry: DenseOp, rows: int) -> None:
+def test_dense(entry: DenseOp[Any], rows: int) -> None:
     for spec, gpu in runnable(entry, DenseSpec(96, 128, "bf16", Activations.BF16, True, tokens=rows, softcap=30.0)):
         assert isinstance(spec, DenseSpec)
         plain = torch.randn(96, 128, generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -84,13 +87,13 @@ def test_dense(entry: DenseOp, rows: int) -> None:
         weight = encoded.get(spec.weight_format, partial(encode, plain, MXFP4 if "4" in spec.weight_format else MXFP8))
         packed = entry.pack(DenseWeights(weight(), torch.ones(96, device=DEVICE).bfloat16()), spec)
         x, residual = tokens_of(spec, rows, 128), tokens_of(spec, rows, 96)
-        check_capturable(partial(entry.run, packed, spec, gpu, x, residual))
-        check_capturable(partial(entry.run_logits, packed, spec, gpu, x))
+        check_capturable(partial(run_dense, entry, packed, spec, gpu, x, residual))
+        check_capturable(partial(run_logits, entry, packed, spec, gpu, x))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("entry", of_op("moe"))
-def test_moe(entry: Any, rows: int) -> None:
+def test_moe(entry: MoeOp[Any], rows: int) -> None:
     gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
     case = Case("capture", rows)
     base = MoeSpec(4, 2, 128, 128, "mxfp4", Activations.BF16, gate, True, tokens=rows)
@@ -98,12 +101,12 @@ def test_moe(entry: Any, rows: int) -> None:
         assert isinstance(spec, MoeSpec)
         packed = entry.pack(make_weights(case, spec.weight_format, DEVICE), spec)
         routing = make_routing(case, DEVICE)
-        check_capturable(partial(entry.run, packed, spec, gpu, tokens_of(spec, rows, 128), routing))
+        check_capturable(partial(run_moe, entry, packed, spec, gpu, tokens_of(spec, rows, 128), routing))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("entry", of_op("attention"))
-def test_attention(entry: Any, rows: int) -> None:
+def test_attention(entry: AttentionOp, rows: int) -> None:
     """One token of each sequence, as decoding has it."""
     base = AttentionSpec(8, 2, 64, None, True, 16, Activations.BF16, tokens=rows, context=64)
     for window in (None, 20):
@@ -116,10 +119,10 @@ def test_attention(entry: Any, rows: int) -> None:
             table = torch.arange(4 * rows, dtype=torch.int32, device=DEVICE).view(rows, 4)
             q, sinks = torch.randn(rows, 8, 64).to(DEVICE, dtype), torch.zeros(8, device=DEVICE).to(dtype)
             batch = AttentionBatch(starts, lens, table, 1)
-            check_capturable(partial(entry.run, spec, gpu, q, PagedKv(k, v), batch, sinks))
+            check_capturable(partial(run_attention, entry, spec, gpu, q, PagedKv(k, v), batch, sinks))
 
 
-def small_calls(ops: SmallOps, spec: SmallSpec, rows: int) -> dict[str, Call]:
+def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     """Every op of ``SmallOps`` by its name."""
     dtype, width = torch_dtype(spec.activations), spec.hidden
     x, residual = tokens_of(spec, rows, width), tokens_of(spec, rows, width)
@@ -168,8 +171,11 @@ def small_calls(ops: SmallOps, spec: SmallSpec, rows: int) -> dict[str, Call]:
 def test_small(entry: SmallOps, rows: int) -> None:
     for spec, gpu in runnable(entry, SmallSpec(128, 8, 2, 64, 8, 2, Activations.BF16, tokens=rows)):
         assert isinstance(spec, SmallSpec)
-        calls = small_calls(entry.on(gpu), spec, rows)
-        assert calls.keys() == SmallOps.__abstractmethods__ - {"supports", "cost"}
+        calls = small_calls(bind_small(entry, spec, gpu), spec, rows)
+        assert calls.keys() == SmallOps.__abstractmethods__ - {"supports", "cost"} | {
+            "add_norm_route",
+            "norm_add_norm_route",
+        }
         for call in calls.values():
             check_capturable(call)
 
@@ -197,25 +203,25 @@ UNCAPTURABLE = [entry for entry in registry.IMPLEMENTATIONS if entry.uncapturabl
 
 @pytest.mark.skipif(ON_GPU, reason="a failed capture on a GPU spoils what comes after it")
 @pytest.mark.parametrize("entry", [e for e in UNCAPTURABLE if e.op == "moe"], ids=lambda e: e.name)
-def test_experts_that_say_so_read_on_the_host(entry: Any) -> None:
+def test_experts_that_say_so_read_on_the_host(entry: MoeOp[Any]) -> None:
     """The check sees what they do; and what has become capturable should say so."""
     gate, case = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True), Case("capture", 3)
     spec = MoeSpec(4, 2, 128, 128, "mxfp4", Activations.BF16, gate, True, tokens=3)
     packed = entry.pack(make_weights(case, "mxfp4", DEVICE), spec)
     x, routing = tokens_of(spec, 3, 128), make_routing(case, DEVICE)
     with NoHostReads(), pytest.raises(HostRead):
-        entry.run(packed, spec, GPUS[0], x, routing)
+        run_moe(entry, packed, spec, GPUS[0], x, routing)
 
 
 @pytest.mark.skipif(ON_GPU, reason="a failed capture on a GPU spoils what comes after it")
 @pytest.mark.parametrize("entry", [e for e in UNCAPTURABLE if e.op == "attention"], ids=lambda e: e.name)
-def test_attention_that_says_so_reads_on_the_host(entry: Any) -> None:
+def test_attention_that_says_so_reads_on_the_host(entry: AttentionOp) -> None:
     spec = AttentionSpec(8, 2, 64, None, False, 16, Activations.BF16, tokens=1, context=64)
     kv = PagedKv(*(torch.randn(4, 2, 16, 64) for _ in range(2)))
     batch = AttentionBatch(torch.tensor([0, 1]), torch.tensor([9]), torch.zeros(1, 4, dtype=torch.int32), 1)
     q = torch.randn(1, 8, 64)
     with NoHostReads(), pytest.raises(HostRead):
-        entry.run(spec, GPUS[0], q, kv, batch)
+        run_attention(entry, spec, GPUS[0], q, kv, batch)
 
 
 def test_all_others_say_why() -> None:
@@ -235,10 +241,10 @@ def plan_of(
     model: str, card: str, activations: Activations, precision: str = "exact", backend: str | None = None
 ) -> Plan:
     shape = outline(model, PRESETS[model], activations, 16, 4096)
-    return make_plan(model, shape.uses, Setup(KNOWN[card], activations, Wish(backend), PLANS[precision]))
+    return make_plan(model, shape.uses, Setup(KNOWN[card], activations, Preference(backend), PRECISIONS[precision]))
 
 
-@pytest.mark.parametrize("precision", PLANS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("card", KNOWN)
 def test_what_a_card_runs_in_bf16_is_captured(card: str, precision: str) -> None:
     """Up to as many sequences as decode together. A kernel that forgot to say so would cost the graphs."""
@@ -250,7 +256,7 @@ def test_float32_and_the_reference_are_not() -> None:
     wide = plan_of("gpt-oss-tiny", "h200", Activations.FLOAT32)
     assert uncapturable(wide, 1) is not None
     reference = plan_of("gpt-oss-20b", "h200", Activations.BF16, backend="reference")
-    ops = Ops(KNOWN["h200"], Activations.BF16, Wish("reference"), plan=reference)
+    ops = Ops(KNOWN["h200"], Activations.BF16, Preference("reference"), plan=reference)
     reason = ops.uncapturable(4)
     assert reason is not None
     assert "reference" in reason
@@ -260,13 +266,13 @@ def test_float32_and_the_reference_are_not() -> None:
 @pytest.mark.skipif(ON_GPU, reason="the engine's own tests capture whole steps there")
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("card", ["a100", "h200", "rtx5090"])
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_a_decoding_step_reads_nothing_on_the_host(model: str, card: str, rows: int) -> None:
     """All of a model's own code too, and what has launches of its own only in company."""
-    own = "num_experts" if "gemma" in model else "num_local_experts"
+    own = "num_local_experts" if "gpt-oss" in model else "num_experts"
     small = {"num_hidden_layers": 6, own: 8, "hidden_size": 256, "vocab_size": 512}
     weights = open_weights(model, load_format="dummy", overrides=small)
-    ops = Ops(KNOWN[card], Activations.BF16, Wish())
+    ops = Ops(KNOWN[card], Activations.BF16, Preference())
     built = build_model(weights, ops, torch.device("cpu"), 16, lambda: None)
     assert ops.uncapturable(rows) is None
     pools = {kind: PagePool(rows) for kind in LayerKind}

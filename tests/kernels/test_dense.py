@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from microscale import hardware
 from microscale.backends import registry
+from microscale.backends.calls import run_dense, run_logits
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, decode, encode, encode_channels
 from microscale.hardware import KNOWN, LAUNCH_US, Feature, Gpu, known
@@ -40,7 +42,7 @@ def make(fmt: str, rows: int, columns: int, bias: bool) -> tuple[DenseWeights, t
     return DenseWeights(tensor, b), decode(tensor, torch.float64)
 
 
-def op_of(name: str) -> DenseOp:
+def op_of(name: str) -> DenseOp[Any]:
     found = registry.find("dense", name)
     assert isinstance(found, DenseOp)
     return found
@@ -57,7 +59,7 @@ def test_logits_are_capped(implementation: ReferenceDense | DequantizedDense) ->
     spec = DenseSpec(100, 32, "bf16", Activations.FLOAT32, False, tokens=2, softcap=5.0)
     x = torch.randn(2, 32, generator=torch.Generator().manual_seed(2))
     gpu = hardware.cpu()
-    logits = implementation.run_logits(implementation.pack(weights, spec), spec, gpu, x)
+    logits = run_logits(implementation, implementation.pack(weights, spec), spec, gpu, x)
     torch.testing.assert_close(logits.values.double(), 5 * torch.tanh(x.double() @ exact.T / 5), rtol=1e-5, atol=1e-5)
     want = summarise(logits.values)
     assert torch.equal(logits.block_max, want.block_max)
@@ -82,10 +84,12 @@ def test_against_float64(
     want = x.double() @ exact.T
     if weights.bias is not None:
         want = want + weights.bias.double()
-    torch.testing.assert_close(implementation.run(packed, spec, hardware.cpu(), x).double(), want, rtol=1e-5, atol=1e-4)
-    with_residual = implementation.run(packed, spec, hardware.cpu(), x, residual)
+    torch.testing.assert_close(
+        run_dense(implementation, packed, spec, hardware.cpu(), x).double(), want, rtol=1e-5, atol=1e-4
+    )
+    with_residual = run_dense(implementation, packed, spec, hardware.cpu(), x, residual)
     torch.testing.assert_close(with_residual.double(), want + residual, rtol=1e-5, atol=1e-4)
-    logits = implementation.run_logits(packed, spec, hardware.cpu(), x)
+    logits = run_logits(implementation, packed, spec, hardware.cpu(), x)
     assert logits.values.dtype == torch.float32
     torch.testing.assert_close(logits.values.double(), want, rtol=1e-5, atol=1e-4)
 
@@ -257,4 +261,4 @@ def test_refusals() -> None:
     weights, _ = make("mxfp4", 16, 32, bias=False)
     spec = DenseSpec(16, 32, "mxfp4", Activations.BF16, False, 1)
     with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
-        TritonMxfp4().run(packing.pack(weights), spec, known("h200"), torch.zeros(1, 32))
+        run_dense(TritonMxfp4(), packing.pack(weights), spec, known("h200"), torch.zeros(1, 32))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from microscale.hardware import KNOWN, Gpu, known
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.dense import choose, possible
+from microscale.hardware.tiles.gemm import LOGIT_TOKENS, GemmPath, dense_tile
 from microscale.kernels.dense import gemm, small_batch
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import FORMATS
@@ -57,7 +58,7 @@ def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> Non
     for rows in (128, 2880, 5120, 201088):
         for tokens in (17, 64, 200, 1024, 8192):
             for logits in (False, True):
-                tile = gemm.tile_for(path, gpu, tokens, rows, logits)
+                tile = dense_tile(path, gpu, tokens, rows, logits)
                 x = torch.empty((tokens, 128), dtype=torch.bfloat16, device="meta")
                 with recording() as found:
                     if logits:
@@ -70,25 +71,25 @@ def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> Non
                 assert [kernel.constants[name] for name in sizes] == [
                     tile.block_m, tile.block_n, tile.block_k, tile.stages
                 ]  # fmt: skip
-                assert tile.block_m <= (gemm.LOGIT_TOKENS if logits else 128)
+                assert tile.block_m <= (LOGIT_TOKENS if logits else 128)
 
 
 def test_few_rows_are_shared_along_k() -> None:
     gpu = known("h200")
-    assert small_batch.choose("bf16", 5120, 1, gpu).slices == 4
-    assert small_batch.choose("bf16", 201088, 1, gpu).slices == 1
-    assert small_batch.choose("bf16", 5120, 8, gpu).columns == 8
-    assert small_batch.choose("bf16", 5120, 9, gpu).columns == small_batch.choose("bf16", 5120, 40, gpu).columns == 16
+    assert choose("bf16", 5120, 1, gpu).slices == 4
+    assert choose("bf16", 201088, 1, gpu).slices == 1
+    assert choose("bf16", 5120, 8, gpu).columns == 8
+    assert choose("bf16", 5120, 9, gpu).columns == choose("bf16", 5120, 40, gpu).columns == 16
     # 5120 rows fill a card of 16 SMs.
-    assert small_batch.choose("bf16", 5120, 1, known("gb10")).slices == 4
-    assert small_batch.choose("bf16", 12288, 1, known("gb10")).slices == 1
+    assert choose("bf16", 5120, 1, known("gb10")).slices == 4
+    assert choose("bf16", 12288, 1, known("gb10")).slices == 1
 
 
 def test_one_wave_where_registers_allow() -> None:
     gpu = known("h200")
-    assert small_batch.choose("mxfp8", 5120, 1, gpu).registers == 168  # 320 programs, three an SM: 396
-    assert small_batch.choose("mxfp8", 8192, 1, gpu).registers == small_batch.FOUR_PROGRAMS  # 512 of 528
-    assert small_batch.choose("mxfp8", 8192, 1, known("rtx5090")).registers == 255
+    assert choose("mxfp8", 5120, 1, gpu).registers == 168  # 320 programs, three an SM: 396
+    assert choose("mxfp8", 8192, 1, gpu).registers == 128  # 512 of 528
+    assert choose("mxfp8", 8192, 1, known("rtx5090")).registers == 255
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_what_is_chosen_is_possible(fmt: str) -> None:
     for gpu in (known("h200"), known("rtx5090"), known("a100")):
         for rows in (128, 2816, 5120, 8192, 201088, 262144):
             for tokens in (1, 8, 9, 16, 100):
-                tiles = small_batch.choose(fmt, rows, tokens, gpu)
-                assert tiles in small_batch.possible(fmt, tiles.columns, gpu)
+                tiles = choose(fmt, rows, tokens, gpu)
+                assert tiles in possible(fmt, tiles.columns, gpu)
                 eight = fmt == "mxfp8" and gpu == known("h200") and rows <= 32 * 132 and tokens <= 8
                 assert tiles.warps == (8 if eight else 4)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from microscale import hardware
+from microscale.backends.calls import run_moe
 from microscale.errors import Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, decode, encode
 from microscale.kernels.moe.cost import bytes_per_expert, expected_experts, expert_flops, expert_weight_bytes
@@ -18,6 +19,7 @@ from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, Mo
 SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)
 GELU = Gate(GateKind.GELU_TANH, interleaved=False)
+SILU = Gate(GateKind.SILU, interleaved=False)
 
 
 def make_weights(experts: int, hidden: int, intermediate: int, fmt: BlockFormat, bias: bool, seed: int) -> MoeWeights:
@@ -57,6 +59,8 @@ def by_formula(x: torch.Tensor, weights: MoeWeights, routing: Routing, gate: Gat
                 if gate.kind is GateKind.GELU_TANH:
                     inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
                     a[u] = 0.5 * g * (1 + math.tanh(inner)) * up
+                elif gate.kind is GateKind.SILU:
+                    a[u] = g / (1 + math.exp(-g)) * up
                 else:
                     g, up = min(g, gate.limit), max(-gate.limit, min(up, gate.limit))
                     a[u] = (up + 1) * g / (1 + math.exp(-gate.alpha * g))
@@ -75,6 +79,7 @@ CASES: list[MoeCase] = [
     (8, 8, 32, 96, 3, MXFP4, SWIGLU_HALVES, True),
     (3, 1, 96, 64, 7, MXFP8, GELU, False),
     (5, 4, 160, 32, 1, MXFP8, GELU, True),
+    (6, 3, 64, 96, 4, MXFP4, SILU, False),
     (4, 2, 64, 32, 0, MXFP4, SWIGLU, True),
 ]
 
@@ -114,9 +119,9 @@ def test_dequantized_in_float32_equals_the_reference(case: MoeCase) -> None:
     spec = spec_for(weights, Activations.FLOAT32, gate, top_k, tokens)
     fast, slow = DequantizedMoe(), ReferenceMoe()
     assert fast.supports(spec, hardware.cpu()) is None
-    y = fast.run(fast.pack(weights, spec), spec, hardware.cpu(), x, routing)
+    y = run_moe(fast, fast.pack(weights, spec), spec, hardware.cpu(), x, routing)
     torch.testing.assert_close(
-        y, slow.run(slow.pack(weights, spec), spec, hardware.cpu(), x, routing), rtol=1e-5, atol=1e-4
+        y, run_moe(slow, slow.pack(weights, spec), spec, hardware.cpu(), x, routing), rtol=1e-5, atol=1e-4
     )
 
 
@@ -125,7 +130,7 @@ def test_dequantized_in_bfloat16_is_within_its_step() -> None:
     routing = make_routing(16, 4, 2, seed=8)
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(9)).bfloat16()
     spec = spec_for(weights, Activations.BF16, SWIGLU, 2, 16)
-    y = DequantizedMoe().run(DequantizedMoe().pack(weights, spec), spec, hardware.cpu(), x, routing)
+    y = run_moe(DequantizedMoe(), DequantizedMoe().pack(weights, spec), spec, hardware.cpu(), x, routing)
     assert y.dtype == torch.bfloat16
     truth = moe(x, weights, routing, SWIGLU)
     # Three roundings to bfloat16 (h, a, y), each half a step of 2**-8, add up in the worst case.

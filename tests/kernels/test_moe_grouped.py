@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from microscale.backends.calls import run_moe
 from microscale.backends.shards import shape_only
 from microscale.hardware import KNOWN, Feature, Gpu, known
-from microscale.kernels.launch import recording
-from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
+from microscale.kernels.launch import Kernel, recording
+from microscale.kernels.moe import grouped, grouped_wgmma
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
 from support.interpreter import run_cases
-from support.moe_cases import GELU, SWIGLU, Case, Problem
+from support.moe_cases import GELU, SILU, SWIGLU, Case, Problem
 
 
 def test_under_the_interpreter() -> None:
@@ -67,8 +68,9 @@ def test_block_scaling_is_claimed_where_the_card_has_it(implementation: BlockSca
 
 def test_8_bit_activations_on_wgmma_need_a_bounded_gate_and_enough_columns() -> None:
     h200, spec = known("h200"), spec_of("mxfp4")
-    reason = TritonW4A8().supports(replace(spec, gate=GELU), h200)
-    assert reason == "needs a clamped gate, whose output one scale fits, on wgmma; gelu_tanh is not"
+    for gate in (GELU, SILU):
+        reason = TritonW4A8().supports(replace(spec, gate=gate), h200)
+        assert reason == f"needs a clamped gate, whose output one scale fits, on wgmma; {gate.kind} is not"
     assert TritonW4A8().supports(replace(spec, intermediate=192), h200) == "needs more than 192 columns on wgmma"
     # The largest that the gate can give is what E4M3 can hold.
     scale = grouped_wgmma.gate_scale(SWIGLU)
@@ -92,16 +94,19 @@ def test_other_specs_are_refused_with_the_reason(implementation: BlockScaledMoe,
     assert implementation.supports(narrow, gpu) == "needs widths that are multiples of 32, not 2888 and 2880"
 
 
+def started(implementation: BlockScaledMoe, fmt: str, tokens: int) -> list[Kernel]:
+    problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
+    spec = replace(spec_of(fmt, tokens), num_experts=problem.packed.num_experts, hidden=32, intermediate=32)
+    with recording() as found:
+        run_moe(implementation, problem.packed, spec, known("gb10"), problem.x, problem.routing)
+    return list(found)
+
+
 @pytest.mark.parametrize("implementation, fmt", BOTH)
-def test_few_tokens_keep_bf16_activations(
-    implementation: BlockScaledMoe, fmt: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    monkeypatch.setattr(type(implementation.small_batch), "run", lambda self, packed, spec, *rest: calls.append(spec))
-    monkeypatch.setattr(grouped, "run", lambda *args, **options: calls.append(options))
-    for tokens in (small_batch.MAX_TOKENS, small_batch.MAX_TOKENS + 1):
-        problem = Problem.of(Case("few", tokens, hidden=32, intermediate=32), fmt, "cpu")
-        implementation.run(problem.packed, spec_of(fmt, tokens), known("gb10"), problem.x, problem.routing)
-    assert calls == [spec_of(fmt, small_batch.MAX_TOKENS, Activations.BF16), {"block_scaled": True}]
+def test_few_tokens_keep_bf16_activations(implementation: BlockScaledMoe, fmt: str) -> None:
+    few, more = ({kernel.short_name for kernel in started(implementation, fmt, tokens)} for tokens in (64, 65))
+    assert "gate_up_small" in few
+    assert "quantise_tokens" not in few
+    assert "quantise_tokens" in more
     costs = [implementation.cost(spec_of(fmt, tokens), known("gb10")) for tokens in (1, 512)]
     assert [cost.unit for cost in costs] == [Unit.BF16, Unit.FP8]

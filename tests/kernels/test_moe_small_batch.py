@@ -15,12 +15,12 @@ from torch import Tensor
 from microscale.backends.shards import record_moe
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, known
-from microscale.hardware.tiles import GemmPath, choose
+from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_gate_up, for_list
+from microscale.hardware.tiles.gemm import GemmPath, choose
 from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
-from microscale.kernels.moe.small_batch import Shape, Tiles, direct_gate_up_tiles, direct_tiles, list_tiles
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
 from support.interpreter import run_cases
 from support.ptx import execute, halves
@@ -155,38 +155,38 @@ def test_plain_triton_parts_under_the_interpreter() -> None:
 # ---- launch rules ----------------------------------------------------------------------------------------------------
 
 
-GPT_OSS = Shape(5760, 2880, 4)
+GPT_OSS = Shape(5760 // 16, 2880 // 64, 4)
 
 
 def test_few_warps_on_a_large_card_split_k_or_have_all_registers() -> None:
-    assert direct_tiles(GPT_OSS, 1, 4, known("a100")).slices == 2
-    assert direct_tiles(GPT_OSS, 1, 4, known("h200")) == Tiles(1, 1, 1, 9, 255)
-    assert direct_tiles(GPT_OSS, 2, 4, known("h200")) == Tiles(1, 1, 2, 4)
+    assert direct_down(GPT_OSS, 1, 4, known("a100")).slices == 2
+    assert direct_down(GPT_OSS, 1, 4, known("h200")) == Tile(1, 1, 1, 9, 255)
+    assert direct_down(GPT_OSS, 2, 4, known("h200")) == Tile(1, 1, 2, 4)
     # 30 warps on each of GB10's 48 SMs need no help.
-    assert direct_tiles(GPT_OSS, 1, 4, known("gb10")).slices == 1
+    assert direct_down(GPT_OSS, 1, 4, known("gb10")).slices == 1
 
 
 def test_gate_and_up_of_few_tokens_run_in_one_wave() -> None:
     h200 = known("h200")
-    for tokens, expected in ((1, Tiles(1, 1, 1, 5, 168)), (2, Tiles(1, 1, 1, 2, 80))):
-        tiles = direct_gate_up_tiles(GPT_OSS, tokens, 4, h200)
+    for tokens, expected in ((1, Tile(1, 1, 1, 5, 168)), (2, Tile(1, 1, 1, 2, 80))):
+        tiles = direct_gate_up(GPT_OSS, tokens, 4, h200)
         assert tiles == expected
         assert tiles.registers is not None
         room = h200.num_sms * (h200.registers_per_sm // (32 * tiles.registers))
         assert tokens * 4 * GPT_OSS.row_tiles < room
-    assert direct_gate_up_tiles(GPT_OSS, 1, 4, known("gb10")) == direct_tiles(GPT_OSS, 1, 4, known("gb10"))
+    assert direct_gate_up(GPT_OSS, 1, 4, known("gb10")) == direct_down(GPT_OSS, 1, 4, known("gb10"))
 
 
 def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:
-    assert list_tiles(GPT_OSS, known("h200")).ahead == 5
-    assert list_tiles(GPT_OSS, known("rtx5090")).ahead == 3
+    assert for_list(GPT_OSS, 8, 4, known("h200")).ahead == 5
+    assert for_list(GPT_OSS, 8, 4, known("rtx5090")).ahead == 3
 
 
 @pytest.mark.parametrize("k", [32, 64, 96, 160, 704, 2112, 2816, 2880])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
-    shape = Shape(64, k, bits)
-    for tiles in (direct_tiles(shape, 1, 2, known("h200")), list_tiles(shape, known("h200"))):
+    shape = Shape(4, -(-k // 64), bits)
+    for tiles in (direct_down(shape, 1, 2, known("h200")), for_list(shape, 8, 4, known("h200"))):
         steps = -(-shape.k_tiles // tiles.slices)
         assert 1 <= tiles.ahead <= steps
         # Every slice but the last is whole: an empty one would read another expert's rows.

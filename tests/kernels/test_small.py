@@ -124,7 +124,7 @@ def test_sums_with_their_norms() -> None:
 
 def test_gated_is_the_experts_gate() -> None:
     x = torch.randn(3, 20) * 5
-    for gate in (Gate(GateKind.GELU_TANH, interleaved=False), Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)):
+    for gate in (Gate(kind, interleaved) for kind in GateKind for interleaved in (False, True)):
         assert torch.equal(gated(x, gate), apply_gate(x, gate))
 
 

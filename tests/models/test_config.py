@@ -13,8 +13,9 @@ from transformers import Mxfp4Config
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, MicroscaleError, Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, preset, read_model_config
-from microscale.models.gpt_oss.config import YarnRope, alternating
+from microscale.models.gpt_oss.config import alternating
 from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
+from microscale.models.rope import YarnRope
 from support.families import gpt_oss_preset
 from support.tiny_checkpoints import CASES, has_original_form, original_json
 
@@ -129,7 +130,7 @@ def test_what_transformers_saves_is_read_back(name: str, tmp_path: Path) -> None
 
 def test_transformers_defaults_are_gpt_oss_120b(tmp_path: Path) -> None:
     TransformersConfig(quantization_config=Mxfp4Config().to_dict()).save_pretrained(tmp_path)
-    assert read_config(tmp_path).config == replace(PRESETS["gpt-oss-120b"], eos_token_ids=())
+    assert read_config(tmp_path).config == replace(gpt_oss_preset("gpt-oss-120b"), eos_token_ids=())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,15 +12,18 @@ import pytest
 # embeddings and lm_head are 2.3 GB.
 SCRIPT = """
 import json, resource
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.load import load
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 
 options = LoadOptions(
-    "gpt-oss-120b", load_format="dummy", device="cpu", wish=Wish("reference"), overrides={"num_hidden_layers": 2}
+    "gpt-oss-120b", load_format="dummy", device="cpu", preference=Preference("reference"),
+    overrides={"num_hidden_layers": 2},
 )
-model = load_model(options)
+model = load(prepare(options))
 completion = Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=1)).run()[0]
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"tokens": completion.token_ids, "logprobs": completion.logprobs, "peak": peak}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.backends.ops import Ops, Wish
+from microscale.backends.ops import Ops, Preference
 from microscale.errors import Unsupported
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
@@ -31,11 +31,13 @@ def test_a_preset_comes_back_from_its_own_family(name: str) -> None:
     assert preset(name, {"max_position_embeddings": 4096}).max_context == 4096
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-tiny", "gemma-4-tiny"])
+@pytest.mark.parametrize("name", ["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
 def test_weights_know_their_model(name: str) -> None:
     weights = open_weights(name, load_format="dummy", overrides={"num_hidden_layers": 1})
     heard: list[int] = []
-    model = build_model(weights, Ops(cpu(), Activations.BF16, Wish()), torch.device("cpu"), 16, lambda: heard.append(1))
+    model = build_model(
+        weights, Ops(cpu(), Activations.BF16, Preference()), torch.device("cpu"), 16, lambda: heard.append(1)
+    )
     assert model.config is weights.config
     assert len(heard) == weights.config.num_layers == 1
 

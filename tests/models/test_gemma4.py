@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 from transformers import Gemma4ForCausalLM
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.models.gemma4.config import PartialRope
 from microscale.models.gemma4.model import partial_table
 from support.forward import all_logits, last_logits
+from support.loading import load_model
 from support.tiny_gemma4 import (
     CASES,
     EXPERTS,
@@ -80,8 +82,8 @@ def load(folder: Path, backend: str | None = None, page_size: int = 16, *formats
             str(folder),
             device="cpu",
             dtype="float32",
-            wish=Wish(backend),
-            page_size=page_size,
+            preference=Preference(backend),
+            workload=Workload(page_size=page_size),
             precision=make_precision(layer_formats=formats),
         )
     )
@@ -190,7 +192,7 @@ def test_random_weights_run_on_every_backend() -> None:
     options = LoadOptions("gemma-4-tiny", load_format="dummy", device="cpu", dtype="float32")
     prompts = [list(range(1, 40)), [7]]
     usual = all_logits(load_model(options), prompts, 16)
-    reference = all_logits(load_model(replace(options, wish=Wish("reference"))), prompts, 1000)
+    reference = all_logits(load_model(replace(options, preference=Preference("reference"))), prompts, 1000)
     assert largest_difference(usual, reference) <= 2e-4
 
 

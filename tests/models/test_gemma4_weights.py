@@ -15,22 +15,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4TextConfig
 
-from microscale.backends.ops import Ops, Wish
+from microscale.backends.ops import Ops, Preference
 from microscale.backends.precision import EXACT
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
+from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS, open_weights, preset, read_model_config
 from microscale.models.gemma4.config import Gemma4Config, LayerFormats
 from microscale.models.gemma4.config_file import to_text_config
+from microscale.models.gemma4.dummy_weights import DummyGemma4
 from microscale.models.gemma4.model import Gemma4
 from microscale.models.gemma4.tensors import Weight
 from microscale.models.gemma4.weights import Gemma4Checkpoint
-from microscale.models.gemma4_dummy import DummyGemma4
 from support.families import gemma4_preset, gemma4_weights
 from support.forward import all_logits
+from support.loading import load_model
 from support.tiny_gemma4 import (
     CASES,
     EXPERTS,
@@ -281,7 +283,7 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
     fewer = preset("gemma-4-26b-a4b", {"num_hidden_layers": 6})
     assert isinstance(fewer, Gemma4Config)
     assert fewer.formats == (MXFP8,) * 6
-    a, b = (DummyGemma4(gemma4_preset("gemma-4-tiny"), seed=5).layer(5, "cpu") for _ in range(2))
+    a, b = (DummyGemma4(gemma4_preset("gemma-4-tiny"), RandomTensors(5)).layer(5, "cpu") for _ in range(2))
     assert isinstance(a.qkv, BlockScaled)
     assert isinstance(b.qkv, BlockScaled)
     assert torch.equal(a.qkv.values, b.qkv.values)
@@ -291,8 +293,8 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
 
 
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
-    ops = Ops(cpu(), Activations.BF16, Wish(), EXACT)
-    model = Gemma4(DummyGemma4(gemma4_preset("gemma-4-tiny")), ops, torch.device("cpu"))
+    ops = Ops(cpu(), Activations.BF16, Preference(), EXACT)
+    model = Gemma4(DummyGemma4(gemma4_preset("gemma-4-tiny"), RandomTensors()), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]
 
 

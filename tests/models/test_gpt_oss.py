@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 from transformers import GptOssForCausalLM
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
-from microscale.models.gpt_oss.config import YarnRope
-from microscale.models.gpt_oss.model import GptOss, yarn_table
+from microscale.models.gpt_oss.model import GptOss
+from microscale.models.rope import YarnRope, yarn_table
 from support.families import load_gpt_oss
 from support.forward import all_logits, last_logits
+from support.loading import load_model
 from support.tiny_checkpoints import CASES, has_original_form, write_hf, write_original
 from support.truth import load_transformers
 
@@ -55,7 +57,13 @@ def truth(folder: Path, sequences: list[list[int]]) -> list[Tensor]:
 
 
 def load(folder: Path, backend: str | None = None, page_size: int = 16) -> GptOss:
-    options = LoadOptions(str(folder), device="cpu", dtype="float32", wish=Wish(backend), page_size=page_size)
+    options = LoadOptions(
+        str(folder),
+        device="cpu",
+        dtype="float32",
+        preference=Preference(backend),
+        workload=Workload(page_size=page_size),
+    )
     return load_gpt_oss(options)
 
 

@@ -339,8 +339,8 @@ def test_kernels_that_differ_in_types_alone_are_told_apart() -> None:
 
 
 def test_an_op_picks_its_kernels() -> None:
-    constants = {"BLOCK": 64, "GELU": True, "RUN": 0, "PDL": False, "PLAIN": False}
-    kernel = make(fused_jit.gated, (*[meta(torch.float32)] * 2, 64, 64, 1.0, 1.0), constants)
+    constants = {"BLOCK": 64, "GATE": 1, "ALPHA": 1.0, "LIMIT": 1.0, "RUN": 0, "PDL": False, "PLAIN": False}
+    kernel = make(fused_jit.gated, (*[meta(torch.float32)] * 2, 64, 64), constants)
     for op, count in (("small", 1), ("moe", 0)):
         assert len(run.gather(only(kernel), ["h200"], [op])) == count
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import microscale
-from microscale.backends.ops import Activations, Kernel, Ops, Wish, recording
-from microscale.backends.precision import PLANS
+from microscale.backends.ops import Activations, Kernel, Ops, Preference, recording
+from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs, GraphKey
@@ -39,13 +39,18 @@ from microscale.prove import inventory
 from support.listed import assert_listed
 
 KERNELS = Path(microscale.__file__).parent / "kernels"
-ASKED = [("h200", "gpt-oss-20b", "exact"), ("h200", "gemma-4-26b-a4b", "balanced"), ("gb10", "demo", "fast")]
+ASKED = [
+    ("h200", "gpt-oss-20b", "exact"),
+    ("h200", "gemma-4-26b-a4b", "balanced"),
+    ("gb10", "demo", "fast"),
+    ("h200", "qwen3-30b-a3b", "exact"),
+]
 
 
 @cache
 def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, None]]:
     """A model, and all that it was recorded to start."""
-    ops = Ops(known(card), Activations.BF16, Wish(), PLANS[precision])
+    ops = Ops(known(card), Activations.BF16, Preference(), PRECISIONS[precision])
     model = bind_shapes(inventory.models()[name], ops)
     return model, record(model)
 

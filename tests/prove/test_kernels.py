@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from microscale import settings
-from microscale.backends.precision import PLANS
+from microscale.backends.precision import PRECISIONS
 from microscale.hardware import Gpu, known
 from microscale.kernels.launch import Kernel
 from microscale.prove import inventory, prove
@@ -35,7 +35,7 @@ def test_every_expert_kernel_is_proved(gpu: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_block_scaled_arithmetic_is_promised_where_the_card_has_it(name: str, gpu: str) -> None:
     """Without a promise the gate could not tell a fall-back to BF16 from what was meant."""
-    assert PLANS["balanced"].mx_activations == ("moe",)
+    assert PRECISIONS["balanced"].mx_activations == ("moe",)
     found = inventory.record_setting(inventory.models()[name], known(gpu), inventory.Setting("balanced"))
     assert found is not None
     promises = [kernel.promise or "" for kernel in found if kernel.constants.get("MX")]

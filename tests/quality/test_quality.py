@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from microscale.cli import app
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
 from microscale.quality.checks import Answer, is_exact, is_right
@@ -25,6 +25,7 @@ from microscale.quality.schema import fits
 from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks, load_tasks
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from support.loading import load_model
 from support.tiny_checkpoints import CASES, write_hf
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from microscale.server.demo_tokenizer import byte_tokenizer
+from microscale.server.byte_tokenizer import byte_tokenizer
 from support.serve_command import PATIENCE_S, serving
 
 TOKENS = 256

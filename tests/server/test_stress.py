@@ -151,7 +151,7 @@ def test_a_body_that_never_ends_is_cut_off(client: httpx.Client) -> None:
     assert client.post(CHAT, content=chat_with()).status_code == 200
 
 
-def test_other_doors(client: httpx.Client, server: Live) -> None:
+def test_other_routes(client: httpx.Client, server: Live) -> None:
     assert client.get("/nowhere").status_code == 404
     assert client.get(CHAT).status_code == 405
     form = {"Content-Type": "text/plain"}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from microscale.engine.loading.load import LoadOptions, load_model
-from microscale.models.dummy_weights import DummyWeights
+from microscale.engine.loading.options import LoadOptions
 from microscale.models.families import PRESETS, open_weights
 from microscale.models.gemma4.config import Gemma4Config
+from microscale.models.gemma4.dummy_weights import DummyGemma4
 from microscale.models.gemma4.weights import Gemma4Checkpoint
-from microscale.models.gemma4_dummy import DummyGemma4
 from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.gpt_oss.dummy_weights import DummyWeights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.gpt_oss.weights import CheckpointWeights
+from support.loading import load_model
 
 
 def gpt_oss_preset(name: str) -> GptOssConfig:

@@ -1,4 +1,4 @@
-"""What a launch costs the host: microseconds of one call of an op, and of each of its launches.
+"""What a launch costs the host: microseconds of one call of a bound layer, and of each of its launches.
 
 On a GPU with everything that Triton does; elsewhere, or with ``--without-triton``, Triton's own part is left out and
 what is left is ours. It looks at nothing but the ops, so it runs on any commit of the package, and two trees can be
@@ -19,21 +19,26 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from microscale.backends import ops as backend
+from microscale.backends.ops import (
+    Activations,
+    AttentionBatch,
+    AttentionSpec,
+    DenseWeights,
+    Gate,
+    GateKind,
+    MoeWeights,
+    Ops,
+    PagedKv,
+    RopeTable,
+    Routing,
+    SamplingBatch,
+    SmallSpec,
+)
 from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.hardware import detect, known
-from microscale.kernels.attention.paged import PagedAttention
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.dense import small_batch as dense_small_batch
-from microscale.kernels.dense.packed import row_major
-from microscale.kernels.dense.spec import DenseWeights
-from microscale.kernels.moe import small_batch
-from microscale.kernels.moe.packed import pack_experts
-from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
-from microscale.kernels.op import Activations
-from microscale.kernels.sampling.blocked import TritonSampling
-from microscale.kernels.sampling.spec import SamplingBatch, SamplingSpec
-from microscale.kernels.small.fused import TritonSmall
 
+PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
 Work = Callable[[], object]
 CALLS = 300
 ROUNDS = 15
@@ -56,32 +61,43 @@ def make_work(device: str) -> dict[str, Work]:
 
     gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
     biases = bf16(experts, 2 * hidden), bf16(experts, hidden)
-    packed = pack_experts(MoeWeights(matrix(2 * hidden, hidden), matrix(hidden, hidden), *biases), gate)
-    norms, dense = TritonSmall(gpu), row_major(DenseWeights(bf16(512, hidden), bf16(512)))
+    ops = Ops(gpu, Activations.BF16, PREFERENCE())
+    bound = ops.moe(MoeWeights(matrix(2 * hidden, hidden), matrix(hidden, hidden), *biases), top_k, gate)
+    norms = ops.small(SmallSpec(hidden, 8, 2, head_dim, experts, top_k, Activations.BF16, tokens=1))
+    dense = ops.dense("qkv", DenseWeights(bf16(512, hidden), bf16(512)))
     spec = AttentionSpec(8, 2, head_dim, None, True, 16, Activations.BF16, 1, 256)
+    attention = ops.attention("full_attention", spec, bf16(8))
     kv = PagedKv(bf16(16, 2, 16, head_dim), bf16(16, 2, 16, head_dim))
     starts = torch.arange(2, dtype=torch.int32, device=device)
     batch = AttentionBatch(starts, ints(1) + 1, ints(1, 16), 1)
+    rope = RopeTable(torch.ones(head_dim // 2, device=device), 1.0)
     logits = torch.zeros((1, 4096), device=device)
     numbers, wide = torch.zeros((6, 1), device=device), torch.zeros((2, 1), dtype=torch.int64, device=device)
     # By name ``Any``: how many numbers there are, mypy cannot count.
     sampling: Any = partial(SamplingBatch, numbers[0], ints(1), *numbers[1:], *wide)
     greedy = sampling(draws=False, filters=False)
-    q, sinks, weight = bf16(1, 8, head_dim), bf16(8), bf16(hidden)
+    q, qkv, weight = bf16(1, 8, head_dim), bf16(1, 12, head_dim), bf16(hidden)
+    sample = ops.sampling(4096)
+    refuses = getattr(attention, "refuses_heads", lambda *_: None)
+
+    def from_heads() -> object:
+        return None if refuses(qkv, None, kv, batch) else attention.from_heads(qkv, rope, None, kv, batch)
 
     def moe(tokens: int) -> Work:
         x, ids = bf16(tokens, hidden), ints(tokens, top_k) + torch.arange(top_k, dtype=torch.int32, device=device)
         routing = Routing(ids, ids.float())
-        return lambda: small_batch.run(packed, gate, x, routing, gpu)
+        return lambda: bound(x, routing)
 
     x = bf16(1, hidden)
     return {
         "add_rms_norm": lambda: norms.add_rms_norm(x, x, weight, 1e-5),
-        "dense, one token": lambda: dense_small_batch.run(dense, gpu, x, None),
+        "dense, one token": lambda: dense(x),
         "experts, one token": moe(1),
         "experts, 8 tokens": moe(8),
-        "attention, one token": lambda: PagedAttention().run(spec, gpu, q, kv, batch, sinks),
-        "greedy token": lambda: TritonSampling().run(SamplingSpec(4096, 1), gpu, logits, greedy),
+        "experts, 200 tokens": moe(200),
+        "attention, one token": lambda: attention(q, kv, batch),
+        "attention from heads": from_heads,
+        "greedy token": lambda: sample(logits, greedy),
     }
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from microscale.backends.ops import Activations, AttentionBatch, Bias, History, Ops, SamplingBatch, Wish
+from microscale.backends import ops as backend
+from microscale.backends.ops import Activations, AttentionBatch, Bias, History, Ops, SamplingBatch
 from microscale.backends.precision import make_precision
 from microscale.hardware import known
 from microscale.kernels import layouts
@@ -27,7 +28,8 @@ from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.families import build_model, open_weights
 
-LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6}
+PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
+LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2, "gemma-4-26b-a4b": 6, "qwen3-30b-a3b": 2, "demo": 2}
 PRECISIONS = {
     "exact": {},
     "balanced": {"name": "balanced"},
@@ -86,7 +88,7 @@ def print_launch(fn: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) ->
 def shapes_alone() -> None:
     """Let any commit of the package bind a model on ``meta``: nothing is drawn, and no number is looked at."""
     JITFunction.run = print_launch
-    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign]
+    dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign, assignment]
     if hasattr(layouts, "_check_numbers"):
         layouts._check_numbers = lambda *_: None
     isnan = Tensor.isnan
@@ -103,7 +105,7 @@ def main() -> None:
         for name in chosen.model:
             for label, options in PRECISIONS.items():
                 weights = open_weights(name, load_format="dummy", overrides={"num_hidden_layers": LAYERS[name]})
-                ops = Ops(known(gpu), Activations.BF16, Wish(), make_precision(**options))  # type: ignore[arg-type]
+                ops = Ops(known(gpu), Activations.BF16, PREFERENCE(), make_precision(**options))  # type: ignore[arg-type]
                 model = build_model(weights, ops, torch.device("meta"), 16, lambda: None)
                 kv = model.new_cache(dict.fromkeys(LayerKind, 4))
                 for step in STEPS:

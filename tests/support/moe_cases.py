@@ -21,6 +21,7 @@ from support.errors import assert_close, rms_step, step
 SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)
 GELU = Gate(GateKind.GELU_TANH, interleaved=False)
+SILU = Gate(GateKind.SILU, interleaved=False)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ CASES = [
     Case("hidden 352, intermediate 160", 2, num_experts=2, hidden=352, intermediate=160, gate=GELU, bias=False),
     Case("hidden 320, intermediate 352", 2, num_experts=2, hidden=320, intermediate=352),
     Case("gelu with bias", 20, gate=GELU),
+    Case("silu", 5, hidden=96, gate=SILU, bias=False),
 ]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Activations, Ops, Wish
+from microscale.backends.ops import Activations, Ops, Preference
 from microscale.backends.precision import make_precision
 from microscale.hardware import cpu, detect
 from microscale.models.families import build_model, open_weights
@@ -64,7 +64,7 @@ def main() -> None:
         for label in chosen.precision:
             overrides = {"num_hidden_layers": LAYERS[name], "vocab_size": VOCAB}
             weights = open_weights(name, load_format="dummy", overrides=overrides)
-            ops = Ops(gpu, activations, Wish(), make_precision(**PRECISIONS[label]))  # type: ignore[arg-type]
+            ops = Ops(gpu, activations, Preference(), make_precision(**PRECISIONS[label]))  # type: ignore[arg-type]
             model = build_model(weights, ops, device, 16, lambda: None)
             for case, prompts, chunk in cases():
                 print(name, label, case, digest(all_logits(model, prompts, chunk)), flush=True)

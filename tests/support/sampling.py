@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Ops, Sampling, Wish
+from microscale.backends.ops import Activations, Ops, Preference, Sampling
 
 
 def sampling_on_cpu(vocab: int) -> Sampling:
-    return Ops(hardware.cpu(), Activations.FLOAT32, Wish()).sampling(vocab)
+    return Ops(hardware.cpu(), Activations.FLOAT32, Preference()).sampling(vocab)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from microscale.backends.calls import run_dense, run_logits
 from microscale.formats import BLOCK, FORMATS, BlockScaled, ChannelScaled
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
@@ -28,12 +30,12 @@ def dense_shapes(fmt: str, rows: int, columns: int) -> DenseWeights:
     return DenseWeights(BlockScaled(codes, scales, FORMATS[fmt]), meta(rows))
 
 
-def record_dense(implementation: DenseOp, spec: DenseSpec, gpu: Gpu, tokens: Iterable[int]) -> list[Kernel]:
+def record_dense(implementation: DenseOp[Any], spec: DenseSpec, gpu: Gpu, tokens: Iterable[int]) -> list[Kernel]:
     """Every kernel that the layer, also as an lm_head, starts for these numbers of tokens."""
     packed = implementation.pack(dense_shapes(spec.weight_format, spec.rows, spec.columns), spec)
     with recording() as found:
         for count in tokens:
             x = meta(count, spec.columns)
-            implementation.run(packed, spec, gpu, x)
-            implementation.run_logits(packed, spec, gpu, x)
+            run_dense(implementation, packed, spec, gpu, x)
+            run_logits(implementation, packed, spec, gpu, x)
     return list(found)

@@ -35,7 +35,7 @@ SENTENCES = [
 
 def inner_tiny(*, special: bool = True) -> tokenizers.Tokenizer:
     """About 500 tokens. Control tokens lie at both ends of the ids, in no order of the format."""
-    inner = _bare(models.BPE())
+    inner = bare(models.BPE())
     first = [names.MESSAGE, "<|reserved_7|>", names.CALL]
     last = [names.END, names.START, "<|startoftext|>", names.CONSTRAIN, names.RETURN, names.CHANNEL, names.END_OF_TEXT]
     trainer = trainers.BpeTrainer(
@@ -74,13 +74,13 @@ def o200k() -> Tokenizer:
         merges += sorted(
             ((a, b) for a, b in splits if a in rank and b in rank), key=lambda pair: (rank[pair[0]], rank[pair[1]])
         )
-    inner = _bare(models.BPE(vocab=rank, merges=merges))
+    inner = bare(models.BPE(vocab=rank, merges=merges))
     # Added tokens take the next free id, so they must come in order and without a hole.
     inner.add_special_tokens([name for name, _ in sorted(specials.items(), key=lambda item: item[1])])
     return Tokenizer(inner, "o200k_harmony")
 
 
-def _bare(model: models.BPE) -> tokenizers.Tokenizer:
+def bare(model: models.BPE) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [

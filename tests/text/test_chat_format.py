@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.text.chat_format import ChatFormat
 from microscale.text.chat_template import ChatTemplate
+from microscale.text.chatml.format import ChatmlFormat
 from microscale.text.conversation import Message, RenderOptions, Role, ToolCall
 from microscale.text.formats import FORMATS
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.grammar import ANY_OBJECT, Schema, Turn
 from microscale.text.harmony.format import HarmonyFormat
 from microscale.text.output import ChatOutput
-from support.tiny_gemma_text import TEMPLATE, tiny_gemma
+from support import tiny_chatml_text, tiny_gemma_text
+from support.tiny_chatml_text import tiny_chatml
+from support.tiny_gemma_text import tiny_gemma
 from support.tiny_tokenizers import tiny
 
 F = ToolCall(
@@ -31,7 +34,8 @@ G = ToolCall("2", "g", "{}")
 
 MAKE: dict[str, Callable[[], ChatFormat]] = {
     "harmony": lambda: HarmonyFormat(tiny()),
-    "gemma": lambda: GemmaFormat(tiny_gemma(), ChatTemplate(TEMPLATE, "test")),
+    "gemma": lambda: GemmaFormat(tiny_gemma(), ChatTemplate(tiny_gemma_text.TEMPLATE, "test")),
+    "chatml": lambda: ChatmlFormat(tiny_chatml(), ChatTemplate(tiny_chatml_text.TEMPLATE, "test")),
 }
 
 
@@ -83,7 +87,9 @@ def test_what_is_written_is_read(chat_format: ChatFormat, message: Message) -> N
     assert calls == [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
     # Generation ends with the turn, and nowhere before.
     assert [token in chat_format.stops for token in ids] == [False] * (len(ids) - 1) + [True]
-    assert (ids[-1] == chat_format.answer_end) is not bool(message.tool_calls)
+    # ChatML ends a turn in one way, whatever it holds; the others have a token of their own after calls.
+    ends_alike = isinstance(chat_format, ChatmlFormat)
+    assert (ids[-1] == chat_format.answer_end) is (ends_alike or not message.tool_calls)
     assert (chat_format.call_end in ids) is bool(message.tool_calls)
 
 
@@ -156,15 +162,22 @@ def test_one_call_is_all_that_comes(chat_format: ChatFormat, joined: bool) -> No
     assert not output.finish().shows
 
 
-def test_a_call_that_nothing_closed_is_the_only_one_too() -> None:
-    gemma = made("gemma")
-    ids = gemma.tokenizer.encode_with_control("<|tool_call>call:f{}<|tool_call>call:g{}<tool_call|><turn|>")
-    both, one = (ChatOutput(gemma.parser(("f", "g")), one_call=limit) for limit in (False, True))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gemma", "<|tool_call>call:f{}<|tool_call>call:g{}<tool_call|><turn|>"),
+        ("chatml", '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}</tool_call>'),
+    ],
+)
+def test_a_call_that_nothing_closed_is_the_only_one_too(name: str, text: str) -> None:
+    chat_format = made(name)
+    ids = chat_format.tokenizer.encode_with_control(text)
+    both, one = (ChatOutput(chat_format.parser(("f", "g")), one_call=limit) for limit in (False, True))
     assert [output.feed(ids) is not None and output.num_calls for output in (both, one)] == [2, 1]
 
 
 def test_what_stands_before_a_raw_prompt() -> None:
-    harmony, gemma = made("harmony"), made("gemma")
+    harmony, gemma, chatml = (made(name) for name in ("harmony", "gemma", "chatml"))
     bos = gemma.tokenizer.control["<bos>"]
     for text in ("the world", "<|turn>user\n", ""):
         plain = gemma.tokenizer.encode_with_control(text)
@@ -172,6 +185,7 @@ def test_what_stands_before_a_raw_prompt() -> None:
         assert gemma.encode_text(text, add_special_tokens=False) == plain
         assert gemma.encode_text(f"<bos>{text}") == [bos, *plain]
         assert harmony.encode_text(text) == harmony.tokenizer.encode_with_control(text)
+        assert chatml.encode_text(text) == chatml.tokenizer.encode_with_control(text)
 
 
 values = st.recursive(

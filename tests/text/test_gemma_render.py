@@ -17,8 +17,9 @@ from microscale.text.chat_template import ChatTemplate
 from microscale.text.conversation import Effort, Message, RenderOptions, ResponseFormat, Role, Tool, ToolCall
 from microscale.text.formats import chat_format_for
 from microscale.text.gemma.format import GemmaFormat
-from microscale.text.gemma.render import GemmaRenderer, lay_out
+from microscale.text.gemma.render import GemmaRenderer
 from microscale.text.harmony.format import HarmonyFormat
+from microscale.text.template_prompt import lay_out
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_gemma_text import TEMPLATE, tiny_gemma, write_gemma_text
 from support.tiny_tokenizers import tiny

@@ -59,7 +59,7 @@ def test_every_token_id_is_on_one_delta(ids: list[int], stops: list[str]) -> Non
 
 
 def run_plain(output: ChatOutput | PlainOutput, ids: list[int]) -> tuple[list[Delta], int]:
-    """Each token the short way, where it can go; how many could."""
+    """Each token by the fast path, where it can take it; how many could."""
     deltas: list[Delta] = []
     num_plain = 0
     for token in ids:
@@ -76,7 +76,7 @@ def run_plain(output: ChatOutput | PlainOutput, ids: list[int]) -> tuple[list[De
 
 @settings(max_examples=300)
 @given(outputs, stop_lists)
-def test_the_short_way_changes_no_delta(ids: list[int], stops: list[str]) -> None:
+def test_the_fast_path_changes_no_delta(ids: list[int], stops: list[str]) -> None:
     for usual, short in (
         (chat(stops), chat(stops)),
         (PlainOutput(tiny(), stops=stops), PlainOutput(tiny(), stops=stops)),
@@ -103,14 +103,14 @@ GEMMA = [
 
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from(GEMMA), max_size=20).map("".join))
-def test_the_short_way_changes_no_delta_of_gemmas(text: str) -> None:
+def test_the_fast_path_changes_no_delta_of_gemmas(text: str) -> None:
     ids = tiny_gemma().encode_with_control(text)
     usual, short = (ChatOutput(GemmaParser(GemmaTokens.of(tiny_gemma()))) for _ in range(2))
     assert run(usual, [[token] for token in ids]) == run_plain(short, ids)[0]
     assert usual.flaws == short.flaws
 
 
-def test_text_goes_the_short_way() -> None:
+def test_text_takes_the_fast_path() -> None:
     ids = tiny().encode_with_control(f"{A}one two é<|end|>{S}{F}three<|return|>")
     deltas, num_plain = run_plain(chat([]), ids)
     # Not the first tokens of the messages, which bring their headers along, and not the parts of a character.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Ops, Wish
+from microscale.backends.ops import Ops, Preference
 from microscale.formats import BlockScaled
 from microscale.hardware import detect
 from microscale.kernels.moe.reference import moe
@@ -58,7 +58,7 @@ def with_spare(weights: MoeWeights, spare: int) -> MoeWeights:
 
 def check_in_a_graph(weights: MoeWeights, case: Case, x: Tensor, routing: Routing) -> None:
     """Captured with other tokens and all rows on the first experts, as vLLM captures; replayed with these."""
-    op = Ops(detect(), Activations.BF16, Wish()).moe(weights, case.top_k, case.gate)
+    op = Ops(detect(), Activations.BF16, Preference()).moe(weights, case.top_k, case.gate)
     held = torch.zeros_like(x)
     ids = torch.arange(case.top_k, dtype=torch.int32, device="cuda").repeat(case.tokens, 1)
     live = Routing(ids, torch.zeros_like(routing.weights))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,20 @@ class Rejected:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True)
+class PathSpan:
+    """Neighbouring batch sizes that one path of an implementation runs."""
+
+    form: str
+    """The kind of batch or call: ``decode``, ``prefill`` …; empty where there is one."""
+    first: int
+    last: int
+    path: str | None
+    """``None``: no path does, and the model takes the ops apart (a fused form)."""
+    rejected: tuple[Rejected, ...]
+    """The other paths, and why not, at the first of the sizes."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,13 @@ class Decision:
     """The prediction rests on a measurement on this family, not on the implementation's stated efficiency."""
     spec: Any = None
     """The spec as the chosen implementation runs it: with the weights' format and the activations of the decision."""
+    find_paths: Callable[[], tuple[PathSpan, ...]] = field(default=tuple, compare=False, repr=False)
+    """Asks the oracle for ``path_spans``: who only binds a model does not wait for it."""
+
+    @property
+    def path_spans(self) -> tuple[PathSpan, ...]:
+        """By which of its paths, for the batch sizes of this decision; none where it has one way for all of them."""
+        return self.find_paths()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -40,6 +61,7 @@ class Decision:
             "rejected": [asdict(entry) for entry in self.rejected],
             "predicted_us": round(self.predicted_us, 3),
             "tuned": self.tuned,
+            "paths": [asdict(span) for span in self.path_spans],
         }
 
 
@@ -58,6 +80,18 @@ class Span:
     @property
     def tokens(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+    def path_spans(self) -> list[PathSpan]:
+        """By which paths, form by form; those of neighbouring decisions together."""
+        by_form: dict[str, list[PathSpan]] = {}
+        for decision in self.decisions:
+            for span in decision.path_spans:
+                same = by_form.setdefault(span.form, [])
+                if same and same[-1].path == span.path:
+                    same[-1] = replace(same[-1], last=span.last)
+                else:
+                    same.append(span)
+        return [span for same in by_form.values() for span in same]
 
 
 @dataclass

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
-from microscale.backends import registry
+from microscale.backends import paths, registry
 from microscale.backends.decision import Decision, Rejected
 from microscale.backends.estimate import Estimate, estimate
 from microscale.errors import Unsupported
@@ -43,8 +44,8 @@ class Spec(Protocol):
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked for. A wish is met or refused with a reason; it is never changed in silence."""
+class Preference:
+    """What the user asked for. A preference is met or refused with a reason; it is never changed in silence."""
 
     backend: str | None = None
     """``--backend``: one implementation for every op that has it (``reference`` runs everything on plain torch)."""
@@ -103,14 +104,14 @@ _Column = Mapping[str, "_Offer | Reason"]
 
 
 def decide_layer(
-    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, wish: Wish, freedom: Freedom | None = None
+    op: str, layer: str, specs: Sequence[Spec], gpu: Gpu, preference: Preference, freedom: Freedom | None = None
 ) -> list[Decision]:
     """One decision per spec (the same layer at several batch sizes), all on one layout of the weights."""
     freedom = freedom or Freedom()
     columns: list[_Column] = []
     for spec in specs:
         columns.append({entry.name: _offer(entry, spec, gpu, freedom) for entry in registry.of_op(op)})
-    columns = _what_fits(_as_wished(op, columns, gpu, wish), gpu, freedom)
+    columns = _what_fits(_as_preferred(op, columns, gpu, preference), gpu, freedom)
     columns = [_doubted(column if gpu.is_cpu else _as_narrow(column)) for column in columns]
     layouts = {entry.layout: 0.0 for entry in registry.of_op(op)}
     for layout in layouts:
@@ -118,12 +119,20 @@ def decide_layer(
     best_layout = min(layouts, key=lambda name: layouts[name])
     if math.isinf(layouts[best_layout]):
         raise Unsupported(_nobody(op, columns, gpu))
-    return [_decision(op, layer, column, best_layout) for column in columns]
+    decisions = []
+    first = 1
+    for column in columns:
+        decisions.append(_decision(op, layer, column, best_layout))
+        decisions[-1] = _with_paths(decisions[-1], first, gpu, freedom)
+        first = decisions[-1].tokens + 1
+    return decisions
 
 
-def decide(op: str, layer: str, spec: Spec, gpu: Gpu, wish: Wish, freedom: Freedom | None = None) -> Decision:
+def decide(
+    op: str, layer: str, spec: Spec, gpu: Gpu, preference: Preference, freedom: Freedom | None = None
+) -> Decision:
     """The decision for one spec."""
-    return decide_layer(op, layer, [spec], gpu, wish, freedom)[0]
+    return decide_layer(op, layer, [spec], gpu, preference, freedom)[0]
 
 
 def _offer(entry: Implementation[Any], spec: Any, gpu: Gpu, freedom: Freedom) -> _Offer | Reason:
@@ -139,17 +148,17 @@ def _offer(entry: Implementation[Any], spec: Any, gpu: Gpu, freedom: Freedom) ->
     return min(offers, key=lambda offer: offer.rank) if offers else min(reasons)[-1]
 
 
-def _as_wished(op: str, columns: Sequence[_Column], gpu: Gpu, wish: Wish) -> list[_Column]:
-    """The columns with all but the wanted implementation out; a wish that cannot be met is an error."""
-    wanted = wish.for_op(op)
+def _as_preferred(op: str, columns: Sequence[_Column], gpu: Gpu, preference: Preference) -> list[_Column]:
+    """The columns with all but the wanted implementation out; a preference that cannot be met is an error."""
+    wanted = preference.for_op(op)
     if wanted is None:
         return list(columns)
     for column in columns:
         offered = column[wanted]
         if isinstance(offered, str):
             best = _fastest(columns)
-            works = f"{wish.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
-            raise Unsupported(f"{wish.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
+            works = f"{preference.option(op)} {best} works" if best else _nobody(op, columns, gpu).rstrip(".")
+            raise Unsupported(f"{preference.option(op)} {wanted} cannot run {op} on {gpu.name}: it {offered}; {works}.")
     return [{n: o if n == wanted else f"{wanted} was asked for" for n, o in column.items()} for column in columns]
 
 
@@ -226,6 +235,15 @@ def _decision(op: str, layer: str, column: _Column, layout: str) -> Decision:
     rejected = [Rejected(name, reason) for name, reason in column.items() if isinstance(reason, str)]
     us, tuned = best.estimate.us, best.estimate.tuned
     return Decision(op, layer, best.spec.tokens, best.entry.name, (*losers, *rejected), us, tuned, best.spec)
+
+
+def _with_paths(decision: Decision, first: int, gpu: Gpu, freedom: Freedom) -> Decision:
+    """The decision with the paths of its batch sizes, from ``first`` on."""
+    entry = registry.find(decision.op, decision.chosen)
+    spec, last = replace(decision.spec, tokens=1), decision.tokens
+    kv_fp8 = freedom.kv_size == 1
+    found = partial(paths.spans, entry, decision.layer, spec, gpu, min(first, last), last, kv_fp8)
+    return replace(decision, find_paths=found)
 
 
 def _lost(offer: _Offer, best: _Offer) -> Rejected:

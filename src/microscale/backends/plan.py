@@ -13,7 +13,7 @@ from typing import Any
 
 from microscale.backends import registry
 from microscale.backends.decision import Decision, Plan
-from microscale.backends.oracle import Freedom, Wish, decide_layer
+from microscale.backends.oracle import Freedom, Preference, decide_layer
 from microscale.backends.precision import BITS, EXACT, Precision
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
@@ -42,7 +42,7 @@ class Setup:
     gpu: Gpu
     activations: Activations
     """The type in which activations travel between ops."""
-    wish: Wish = field(default_factory=Wish)
+    preference: Preference = field(default_factory=Preference)
     precision: Precision = EXACT
 
     @property
@@ -53,7 +53,7 @@ class Setup:
 
 def make_plan(model: str, uses: Sequence[Use], setup: Setup) -> Plan:
     """Every decision for ``model``."""
-    setup.wish.check()
+    setup.preference.check()
     setup.precision.check_layers(model, [use.layer for use in uses])
     plan = Plan()
     for use in uses:
@@ -93,7 +93,7 @@ def _decide(use: Use, setup: Setup) -> list[Decision]:
     weighted = use.op in ("moe", "dense")
     activations = precision.activations(use.op, setup.activations) if weighted else ()
     freedom = Freedom(activations, use.count, setup.kv_size)
-    return decide_layer(use.op, use.layer, specs, setup.gpu, setup.wish, freedom)
+    return decide_layer(use.op, use.layer, specs, setup.gpu, setup.preference, freedom)
 
 
 def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
@@ -103,9 +103,9 @@ def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:
     if use.op == "moe" and precision.moe_activations == "mxfp8":
         other = replace(precision, moe_activations="bf16")
         tries.append(("--moe-activations mxfp8", "--moe-activations bf16", other))
-    if use.op == "moe" and setup.wish.moe_backend is not None and precision.moe_activations == "auto":
+    if use.op == "moe" and setup.preference.moe_backend is not None and precision.moe_activations == "auto":
         other = replace(precision, moe_activations="mxfp8")
-        asked = f"--moe-backend {setup.wish.moe_backend}"
+        asked = f"--moe-backend {setup.preference.moe_backend}"
         tries.append((asked, f"{asked} --moe-activations mxfp8", other))
     own = getattr(use.spec, "weight_format", None)
     # A BF16 checkpoint's experts run in no format of their own.

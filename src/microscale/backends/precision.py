@@ -1,10 +1,11 @@
-"""Precision plans: in which format each layer's weights, the activations and the KV cache are held.
+"""Precisions: in which format each layer's weights, the activations and the KV cache are held.
 
 ``exact`` keeps the checkpoint's own formats, bf16 activations and KV. ``balanced`` holds dense layers and lm_head in
 eight bits and lets experts meet MXFP8 activations where that is faster. ``fast`` holds them in MXFP4, lets dense layers
-meet MXFP8 activations too, and keeps the KV cache in FP8. A plan never widens what a checkpoint stores narrower.
+meet MXFP8 activations too, and keeps the KV cache in FP8. Both hold BF16 experts, for which no kernel is, in MXFP8;
+``exact`` refuses them. A precision never widens what a checkpoint stores narrower.
 
-One record holds the plan and what the user changed of it; the oracle, the loader and ``explain`` follow that record.
+One record holds the precision and what the user changed of it; the oracle, the loader and ``explain`` follow it.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class Precision:
 
     name: str
     formats: tuple[tuple[str, str], ...] = ()
-    """(layer, format) of the plan; layers that are not named keep their own format."""
+    """(layer, format); layers that are not named keep their own format."""
     mx_activations: tuple[str, ...] = ()
     """Ops that may quantise their activations to MXFP8 where that is faster."""
     kv: str = "bf16"
     chosen: tuple[tuple[str, str], ...] = ()
-    """(layer, format) that the user asked for by ``--layer-format``; they go before the plan."""
+    """(layer, format) that the user asked for by ``--layer-format``; they go before ``formats``."""
     moe_activations: str = "auto"
-    """``--moe-activations``: ``bf16`` and ``mxfp8`` are wishes, ``auto`` is the plan's."""
+    """``--moe-activations``: ``bf16`` and ``mxfp8`` are preferences, ``auto`` is the precision's."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``: likewise."""
 
@@ -109,22 +110,24 @@ class Precision:
 
 
 _DENSE = ("qkv", "o", "mlp", "lm_head")
-PLANS: dict[str, Precision] = {
-    plan.name: plan
-    for plan in (
+_EXPERTS = ("experts", "mxfp8")
+"""For those of BF16 checkpoints: what a block format holds already is narrower or the same."""
+PRECISIONS: dict[str, Precision] = {
+    precision.name: precision
+    for precision in (
         Precision("exact"),
-        Precision("balanced", tuple((layer, "mxfp8") for layer in _DENSE), ("moe",)),
-        Precision("fast", tuple((layer, "mxfp4") for layer in _DENSE), ("moe", "dense"), kv="fp8"),
+        Precision("balanced", (*((layer, "mxfp8") for layer in _DENSE), _EXPERTS), ("moe",)),
+        Precision("fast", (*((layer, "mxfp4") for layer in _DENSE), _EXPERTS), ("moe", "dense"), kv="fp8"),
     )
 }
-EXACT = PLANS["exact"]
+EXACT = PRECISIONS["exact"]
 
 
 def make_precision(
     name: str = "exact", layer_formats: Sequence[str] = (), moe_activations: str = "auto", kv_cache_dtype: str = "auto"
 ) -> Precision:
     """The record of ``--precision``, ``--layer-format``, ``--moe-activations`` and ``--kv-cache-dtype``."""
-    _one_of("--precision", name, PLANS)
+    _one_of("--precision", name, PRECISIONS)
     _one_of("--moe-activations", moe_activations, MOE_ACTIVATIONS)
     _one_of("--kv-cache-dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     chosen: dict[str, str] = {}
@@ -138,7 +141,7 @@ def make_precision(
             raise BadSetting(f"--layer-format gives {layer} both {chosen[layer]} and {fmt}; give it once.")
         chosen[layer] = fmt
     return replace(
-        PLANS[name], chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype
+        PRECISIONS[name], chosen=tuple(chosen.items()), moe_activations=moe_activations, kv_cache_dtype=kv_cache_dtype
     )
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from microscale.errors import Unsupported
+from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import ReferenceAttention
 from microscale.kernels.dense.dequantized import DequantizedDense
 from microscale.kernels.dense.fragments import TritonFp8, TritonMxfp4, TritonMxfp4A8, TritonMxfp8, TritonMxfp8A8
 from microscale.kernels.dense.reference import ReferenceDense
+from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.dense.triton_bf16 import TritonBf16
 from microscale.kernels.moe.dequantized import DequantizedMoe
 from microscale.kernels.moe.reference import ReferenceMoe
+from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a8 import TritonW8A8
@@ -20,8 +23,10 @@ from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.kernels.op import Implementation
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.reference import ReferenceSampling
+from microscale.kernels.sampling.spec import SamplingOp
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import ReferenceSmall
+from microscale.kernels.small.spec import SmallOps
 
 IMPLEMENTATIONS: tuple[Implementation[Any], ...] = (
     ReferenceMoe(),
@@ -63,3 +68,33 @@ def find(op: str, name: str) -> Implementation[Any]:
         if entry.name == name:
             return entry
     raise Unsupported(f"{op} has no implementation {name!r}; it has {', '.join(e.name for e in of_op(op))}.")
+
+
+def moe(name: str) -> MoeOp[Any]:
+    found = find("moe", name)
+    assert isinstance(found, MoeOp)  # the table has it under this op, and so below
+    return found
+
+
+def dense(name: str) -> DenseOp[Any]:
+    found = find("dense", name)
+    assert isinstance(found, DenseOp)
+    return found
+
+
+def attention(name: str) -> AttentionOp:
+    found = find("attention", name)
+    assert isinstance(found, AttentionOp)
+    return found
+
+
+def small(name: str) -> SmallOps:
+    found = find("small", name)
+    assert isinstance(found, SmallOps)
+    return found
+
+
+def sampling(name: str) -> SamplingOp:
+    found = find("sampling", name)
+    assert isinstance(found, SamplingOp)
+    return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Kernel, MoeSpec, MoeWeights, Ops, Routing, Wish, recording
+from microscale.backends.ops import Kernel, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
 from microscale.formats import BLOCK, MXFP4, BlockScaled, block_format
 from microscale.hardware import Gpu
 
@@ -51,7 +51,7 @@ def shape_only(spec: MoeSpec) -> MoeWeights:
 
 def record_moe(spec: MoeSpec, gpu: Gpu, tokens: Iterable[int]) -> dict[Kernel, None]:
     """Every kernel that the layer, as the oracle decides it, starts for these numbers of tokens."""
-    moe = Ops(gpu, spec.activations, Wish()).moe(shape_only(spec), spec.top_k, spec.gate)
+    moe = Ops(gpu, spec.activations, Preference()).moe(shape_only(spec), spec.top_k, spec.gate)
     with recording() as found:
         for count in tokens:
             ids = torch.empty((count, spec.top_k), dtype=torch.int32, device="meta")

@@ -8,12 +8,14 @@ SDPA on contiguous keys and values, without sinks, where it can do the same work
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from microscale.backends.calls import run_attention
+from microscale.bench.layers import PAGE_SIZE, layer_spec
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import GIB, Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -21,9 +23,8 @@ from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.op import Activations
+from microscale.models.config import LayerKind
 
-PAGE_SIZE = 16
 CHECKED_QUERIES = 32
 # Weights and outputs round to bf16, 1.6e-3 RMS each, and room for the sums: see tests/kernels/cases_attention.py.
 RMS_TOLERANCE = 4.8e-3
@@ -32,31 +33,24 @@ ROTATED_BYTES = GIB
 MAX_LAYERS = 16
 
 
-@dataclass(frozen=True)
-class Heads:
-    """The attention of a known layer."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    window: int | None
-    sinks: bool
-    scale: float | None = None
+Layer = tuple[str, LayerKind]
+"""A preset, and which of its layers."""
+SINKS_FULL, SINKS_SLIDING = ("gpt-oss-20b", LayerKind.FULL), ("gpt-oss-20b", LayerKind.SLIDING)
+WIDE_FULL, WIDE_SLIDING = ("gemma-4-26b-a4b", LayerKind.FULL), ("gemma-4-26b-a4b", LayerKind.SLIDING)
+LAYERS: tuple[Layer, ...] = (SINKS_FULL, SINKS_SLIDING, WIDE_FULL, WIDE_SLIDING)
 
 
-LAYERS = {
-    "gpt-oss full": Heads(64, 8, 64, None, sinks=True),
-    "gpt-oss sliding": Heads(64, 8, 64, 128, sinks=True),
-    "gemma-4 full": Heads(16, 2, 512, None, sinks=False, scale=1.0),
-    "gemma-4 sliding": Heads(16, 8, 256, 1024, sinks=False, scale=1.0),
-}
+def spec_of(layer: Layer) -> AttentionSpec:
+    """The layer as its model binds it, for one token."""
+    model, kind = layer
+    return layer_spec(model, kind.value, AttentionSpec)
 
 
 @dataclass(frozen=True)
 class Case:
     """``sequences`` sequences with ``new`` new tokens each, after which their context is ``context``."""
 
-    layer: str
+    layer: Layer
     sequences: int
     context: int
     new: int = 1
@@ -64,49 +58,50 @@ class Case:
 
     @property
     def name(self) -> str:
+        model, kind = self.layer
         work = "decode" if self.new == 1 else f"prefill {self.new}"
-        return f"{self.layer}{' fp8' if self.fp8 else ''}, {work}, {self.sequences} x {self.context}"
+        layer = f"{model} {kind.value.partition('_')[0]}"
+        return f"{layer}{' fp8' if self.fp8 else ''}, {work}, {self.sequences} x {self.context}"
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The layer with this work."""
+        return replace(spec_of(self.layer), tokens=self.sequences * self.new, context=self.context)
 
 
 CASES = (
-    *(Case("gpt-oss full", n, 8192) for n in (1, 8, 64)),
-    *(Case("gpt-oss full", n, 131072) for n in (1, 8)),
-    Case("gpt-oss full", 1, 1024),
-    Case("gpt-oss full", 8, 8192, fp8=True),
-    *(Case("gpt-oss sliding", 8, context) for context in (4096, 131072)),
-    *(Case("gpt-oss full", 1, n, new=n) for n in (2048, 8192)),
-    Case("gpt-oss sliding", 1, 8192, new=8192),
-    Case("gemma-4 full", 8, 8192),
-    Case("gemma-4 sliding", 8, 8192),
-    Case("gemma-4 full", 1, 8192, new=8192),
+    *(Case(SINKS_FULL, n, 8192) for n in (1, 8, 64)),
+    *(Case(SINKS_FULL, n, 131072) for n in (1, 8)),
+    Case(SINKS_FULL, 1, 1024),
+    Case(SINKS_FULL, 8, 8192, fp8=True),
+    *(Case(SINKS_SLIDING, 8, context) for context in (4096, 131072)),
+    *(Case(SINKS_FULL, 1, n, new=n) for n in (2048, 8192)),
+    Case(SINKS_SLIDING, 1, 8192, new=8192),
+    Case(WIDE_FULL, 8, 8192),
+    Case(WIDE_SLIDING, 8, 8192),
+    Case(WIDE_FULL, 1, 8192, new=8192),
 )
 
 
 def visible_pairs(case: Case) -> int:
     """Pairs of a new token and a position that it sees, over all sequences."""
-    window = LAYERS[case.layer].window or case.context
+    window = case.spec.window or case.context
     first = case.context - case.new
     return case.sequences * sum(min(position + 1, window) for position in range(first, case.context))
 
 
 def read_positions(case: Case) -> int:
     """Positions of the cache that must be read, over all sequences."""
-    window = LAYERS[case.layer].window or case.context
+    window = case.spec.window or case.context
     return case.sequences * min(case.context, case.new - 1 + window)
 
 
 def count(case: Case) -> tuple[int, int]:
     """Bytes and operations: keys and values once, queries and outputs; scores and the weighted sum."""
-    heads = LAYERS[case.layer]
+    heads = case.spec
     kv = 2 * read_positions(case) * heads.num_kv_heads * heads.head_dim * (1 if case.fp8 else 2)
     rows = 2 * case.sequences * case.new * heads.num_heads * heads.head_dim * 2
     return kv + rows, 4 * visible_pairs(case) * heads.num_heads * heads.head_dim
-
-
-def make_spec(case: Case) -> AttentionSpec:
-    heads = LAYERS[case.layer]
-    sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.window, heads.sinks, PAGE_SIZE)
-    return AttentionSpec(*sizes, Activations.BF16, case.sequences * case.new, case.context, heads.scale)
 
 
 def make_batch(case: Case, generator: torch.Generator, device: str = "cuda") -> AttentionBatch:
@@ -119,7 +114,7 @@ def make_batch(case: Case, generator: torch.Generator, device: str = "cuda") -> 
 
 
 def make_kv(case: Case, generator: torch.Generator, device: str = "cuda") -> PagedKv:
-    heads = LAYERS[case.layer]
+    heads = case.spec
     pages = case.sequences * -(-case.context // PAGE_SIZE)
     shape = (pages, heads.num_kv_heads, PAGE_SIZE, heads.head_dim)
 
@@ -164,25 +159,24 @@ def run(cases: Sequence[Case] = CASES, repeats: int = 20) -> Iterator[Row]:
 def measure(case: Case, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> Row:
     """One row, checked and timed."""
     generator = torch.Generator("cuda").manual_seed(0)
-    spec = make_spec(case)
-    heads = LAYERS[case.layer]
+    spec = case.spec
     num_bytes, flops = count(case)
     layers = max(2, min(MAX_LAYERS, -(-ROTATED_BYTES // num_bytes)))
     caches = [make_kv(case, generator) for _ in range(layers)]
     batch = make_batch(case, generator)
-    q = torch.randn(spec.tokens, heads.num_heads, heads.head_dim, device="cuda", generator=generator)
-    q = (q * heads.head_dim**-0.5 if heads.scale is not None else q).bfloat16()
-    sinks = torch.randn(heads.num_heads, device="cuda", generator=generator).bfloat16()
+    q = torch.randn(spec.tokens, spec.num_heads, spec.head_dim, device="cuda", generator=generator)
+    q = (q * spec.head_dim**-0.5 if spec.scale is not None else q).bfloat16()
+    sinks = torch.randn(spec.num_heads, device="cuda", generator=generator).bfloat16()
     implementation = PagedAttention()
 
     def attend(kv: PagedKv) -> Tensor:
-        return implementation.run(spec, gpu, q, kv, batch, sinks if heads.sinks else None)
+        return run_attention(implementation, spec, gpu, q, kv, batch, sinks if spec.sinks else None)
 
     error = rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
     check(implementation.name, case.name, gpu.name, error, RMS_TOLERANCE)
     us = graph_us(lambda: [attend(kv) for kv in caches], repeats) / layers
     other = None
-    if heads.window is None and not case.fp8:
+    if spec.window is None and not case.fp8:
         caches.clear()
         other = sdpa_us(case, spec, layers, repeats)
     return row("attention", case.name, implementation.name, us, num_bytes, flops, ceilings, error, other)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.backends import registry
+from microscale.backends.calls import run_dense, run_logits
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -69,10 +70,10 @@ def run(
                 torch.cuda.empty_cache()
 
 
-def _implementations(weight_format: str) -> list[DenseOp]:
+def _implementations(weight_format: str) -> list[DenseOp[Any]]:
     """Ours for the format, and for bf16 cuBLAS as the oracle may choose it."""
     names = ["triton_bf16", "dequantized"] if weight_format == "bf16" else [f"triton_{weight_format}"]
-    return [registry.find("dense", name) for name in names]  # type: ignore[misc]
+    return [registry.dense(name) for name in names]
 
 
 def random_weights(shape: Shape, weight_format: str, generator: torch.Generator) -> DenseWeights:
@@ -95,15 +96,15 @@ def random_weights(shape: Shape, weight_format: str, generator: torch.Generator)
     return DenseWeights(BlockScaled(values, random_bytes(117, 121, columns // BLOCK), fmt), bias)
 
 
-def roundings(weight_format: str, tokens: int) -> int:
+def roundings(weight_format: str, tokens: int, gpu: Gpu) -> int:
     """To bf16, on the way to an output: its own, and that of FP8 weights that were unpacked with their scales."""
-    return 2 if weight_format == "fp8" and tokens >= unpack.MIN_TOKENS else 1
+    return 2 if weight_format == "fp8" and unpack.pays(tokens, gpu) else 1
 
 
 def _measure(
     shape: Shape,
     weight_format: str,
-    implementation: DenseOp,
+    implementation: DenseOp[Any],
     tokens: Sequence[int],
     repeats: int,
     gpu: Gpu,
@@ -117,8 +118,8 @@ def _measure(
     def run_one(weights: Any, spec: DenseSpec, x: Tensor) -> Tensor:
         """As a model starts it."""
         if shape.is_head:
-            return implementation.run_logits(weights, spec, gpu, x).values
-        return implementation.run(weights, spec, gpu, x)
+            return run_logits(implementation, weights, spec, gpu, x).values
+        return run_dense(implementation, weights, spec, gpu, x)
 
     layers = max(1, -(-ROTATED_BYTES // weight_bytes(spec_of(1))))
     first = random_weights(shape, weight_format, generator)
@@ -137,7 +138,9 @@ def _measure(
         y = run_one(packed[0], spec, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
         expected = dense(inputs[0][:CHECKED_TOKENS], head)
         error = float((y - expected).norm() / expected.norm())
-        check(implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count)))
+        check(
+            implementation.name, case, gpu.name, error, RMS_TOLERANCE * math.sqrt(roundings(weight_format, count, gpu))
+        )
 
         def ours(inputs: list[Tensor] = inputs, spec: DenseSpec = spec) -> None:
             for weights, x in zip(packed, inputs, strict=True):

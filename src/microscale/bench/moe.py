@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from microscale.backends.calls import run_moe
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -73,34 +74,36 @@ def _random(shape: tuple[int, int, int], fmt_name: str, generator: torch.Generat
     high = 256 if fmt.bits == 4 else 0x48
 
     def random_bytes(low: int, high: int, width: int) -> Tensor:
-        return torch.randint(low, high, (experts, rows, width), dtype=torch.uint8, device="cuda", generator=generator)
+        return torch.randint(
+            low, high, (experts, rows, width), dtype=torch.uint8, device=generator.device, generator=generator
+        )
 
     return BlockScaled(random_bytes(0, high, k * fmt.bits // 8), random_bytes(117, 121, k // 32), fmt)
 
 
-def _weights(layer: Layer, generator: torch.Generator) -> MoeWeights:
+def random_experts(layer: Layer, generator: torch.Generator) -> MoeWeights:
     experts, hidden, units = layer.num_experts, layer.hidden, layer.intermediate
 
     def bias(rows: int) -> Tensor | None:
         if not layer.bias:
             return None
-        return torch.randn(experts, rows, device="cuda", generator=generator).mul(0.1).bfloat16()
+        return torch.randn(experts, rows, device=generator.device, generator=generator).mul(0.1).bfloat16()
 
     gate_up = _random((experts, 2 * units, hidden), layer.weight_format, generator)
     down = _random((experts, hidden, units), layer.weight_format, generator)
     return MoeWeights(gate_up, down, bias(2 * units), bias(hidden))
 
 
-def _inputs(layer: Layer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
-    logits = torch.randn(tokens, layer.num_experts, device="cuda", generator=generator)
+def random_tokens(layer: Layer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
+    logits = torch.randn(tokens, layer.num_experts, device=generator.device, generator=generator)
     values, ids = logits.topk(layer.top_k, dim=-1)
-    x = torch.randn(tokens, layer.hidden, device="cuda", generator=generator).bfloat16()
+    x = torch.randn(tokens, layer.hidden, device=generator.device, generator=generator).bfloat16()
     return x, Routing(ids.int().contiguous(), values.softmax(dim=-1).contiguous())
 
 
-def _rms_error(y: Tensor, x: Tensor, routing: Routing, weights: MoeWeights, gate: Gate) -> float:
+def rms_error(y: Tensor, x: Tensor, routing: Routing, weights: MoeWeights, gate: Gate) -> float:
     """Relative RMS error on a sample of tokens."""
-    sample = torch.randperm(x.shape[0], device="cuda")[:CHECKED_TOKENS]
+    sample = torch.randperm(x.shape[0], device=x.device)[:CHECKED_TOKENS]
     some = Routing(routing.expert_ids[sample].contiguous(), routing.weights[sample].contiguous())
     want = moe(x[sample], weights, some, gate)
     return float((y[sample].float() - want).norm() / want.norm())
@@ -126,11 +129,11 @@ def run(
         raise Unsupported(f"The experts of {model} cannot run so on {gpu.name}: {implementation.name} {reason}.")
     ceilings = measure_ceilings()
     generator = torch.Generator("cuda").manual_seed(0)
-    checked = _weights(layer, generator)
+    checked = random_experts(layer, generator)
     packed = [implementation.pack(checked, layer.spec(1))]
-    packed += [implementation.pack(_weights(layer, generator), layer.spec(1)) for _ in range(num_layers - 1)]
+    packed += [implementation.pack(random_experts(layer, generator), layer.spec(1)) for _ in range(num_layers - 1)]
     for count in tokens:
-        inputs = [_inputs(layer, count, generator) for _ in packed]
+        inputs = [random_tokens(layer, count, generator) for _ in packed]
         yield _measure(model, layer, layer.spec(count, activations), packed, inputs, checked, ceilings, repeats, gpu)
 
 
@@ -148,12 +151,12 @@ def _measure(
     implementation = _IMPLEMENTATIONS[spec.weight_format, spec.activations]
     x, routing = inputs[0]
     case = f"{model}, {spec.tokens} tokens"
-    error = _rms_error(implementation.run(packed[0], spec, gpu, x, routing), x, routing, checked, layer.gate)
+    error = rms_error(run_moe(implementation, packed[0], spec, gpu, x, routing), x, routing, checked, layer.gate)
     check(implementation.name, case, gpu.name, error, RMS_TOLERANCE[spec.activations])
 
     def layers() -> None:
         for weights, (x, routing) in zip(packed, inputs, strict=True):
-            implementation.run(weights, spec, gpu, x, routing)
+            run_moe(implementation, weights, spec, gpu, x, routing)
 
     us = graph_us(layers, repeats) / len(packed)
     used = sum(len(routing.expert_ids.unique()) for _, routing in inputs) / len(inputs)

@@ -1,207 +1,136 @@
-"""``microscale tune``: measures the tiles of the grouped expert GEMMs on the present GPU and writes its family's file.
+"""``microscale tune``: measures tiles on the present GPU and writes them, with where they come from, for its family.
 
-For each path that the card can run and each share of pairs per expert, every tile that fits runs one expert layer with
-gpt-oss's widths; the fastest whose answer is right is kept. Weights are random codes, so nothing is downloaded.
+``hardware`` lists the candidates of each case. Each runs as a *trial*: the kernels are started as a model starts them,
+and find the candidate where they would find a measured tile. The fastest whose answer is right is kept. Weights are
+random codes, so nothing is downloaded. ``tune_*`` have the cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Tensor
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
-from microscale.errors import MicroscaleError, Unsupported
-from microscale.formats import BLOCK, BlockScaled, block_format
-from microscale.hardware import Feature, Gpu, tiles
-from microscale.hardware.tiles import BUSY_PAIRS, GemmPath, Tile, TunedFile, TunedRow
-from microscale.kernels.moe import grouped, grouped_wgmma, reference
-from microscale.kernels.moe.packed import PackedExperts, pack_experts
-from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+from microscale.bench import timing, tune_attention, tune_dense, tune_experts, tune_grouped
+from microscale.bench.tune_job import Job, Problem
+from microscale.errors import BadSetting, MicroscaleError, Unsupported
+from microscale.hardware import Gpu
+from microscale.hardware.tiles import tuned
+from microscale.hardware.tiles.tuned import Kernels, Measurement, Row, Section, trial
 
-SHARES = (8, 16, 32, 64, 128, 256, 1024)
-"""Pairs per expert that are measured; a tile serves up to the geometric mean of its share and the next."""
-TOP_K = 4
-GATE = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
-MAX_ERROR = {2: 1e-2, 1: 8e-2}
-"""Relative RMS error against float32 above which a tile is wrong: three roundings to bf16, two to E4M3 (by bytes)."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The layer that is timed: gpt-oss-120b's, 1.7 GB in MXFP4. With 16 experts, which fill the SMs unevenly, narrower
-    tiles win than on the real layer."""
-
-    num_experts: int = 128
-    hidden: int = 2880
-    intermediate: int = 2880
+TimeUs = Callable[[Callable[[], object]], float]
+JOBS: Mapping[Kernels, Callable[[Gpu, bool], Iterable[Job]]] = {
+    Kernels.GROUPED_GEMM: tune_grouped.jobs,
+    Kernels.ATTENTION: tune_attention.jobs,
+    Kernels.SMALL_BATCH_EXPERTS: tune_experts.jobs,
+    Kernels.SMALL_BATCH_DENSE: tune_dense.jobs,
+}
+"""What can be tuned; thresholds and split-KV are measured by hand."""
+QUICK_TILES = 4
+"""Candidates of a case that ``--quick`` measures: the one in use, and some from all over the list."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    weights: MoeWeights
-    packed: PackedExperts
-    x: Tensor
-    routing: Routing
+def parse_kernels(text: str | None) -> list[Kernels]:
+    """``attention,grouped_gemm`` as a list; without it, all."""
+    if text is None:
+        return list(JOBS)
+    names = [part.strip() for part in text.split(",")]
+    unknown = [name for name in names if name not in list(JOBS)]
+    if unknown:
+        raise BadSetting(f"--kernels: {unknown[0]!r} is not tuned; known are {', '.join(JOBS)}.")
+    return [Kernels(name) for name in names]
 
 
 def tune(
     gpu: Gpu,
     directory: Path | None = None,
     *,
-    paths: Sequence[GemmPath] | None = None,
-    shares: Sequence[int] = SHARES,
-    shape: Shape | None = None,
+    kernels: Sequence[Kernels] = tuple(JOBS),
+    quick: bool = False,
     console: Console | None = None,
-    time_us: Callable[[Callable[[], object]], float] | None = None,
+    time_us: TimeUs = timing.graph_us,
 ) -> Path:
     """Measure on the present GPU, write ``<family>.json`` into ``directory`` and return its path.
 
-    The default directory is the one that ``choose`` reads. Paths that are not measured keep their earlier rows.
+    The default directory is the one that kernels read. Cases that are not measured keep their earlier rows. ``quick``
+    measures few tiles of few cases, which says that tuning works on this card, and not which tiles are best.
     """
     if gpu.is_cpu:
         raise Unsupported("Tuning needs a GPU; this machine has none that PyTorch can use.")
-    shape = shape or Shape()
-    wanted = list(paths or runnable(gpu))
-    found: dict[GemmPath, tuple[TunedRow, ...]] = {}
+    if quick and directory is None:
+        raise BadSetting("--quick measures few tiles: give --directory, so that they do not replace better ones.")
+    file = (directory or tuned.TUNED_DIR) / f"{gpu.family.name}.json"
+    found: dict[Section[Any, Any], list[Row[Any, Any]]] = {}
     with _progress(console) as progress:
-        for path in wanted:
-            candidates = list(tiles.candidates(path, gpu))
-            task = progress.add_task(path.value, total=len(shares) * len(candidates))
-            rows = []
-            experts = make_experts(shape, path)
-            packed = pack_experts(experts, GATE)
-            for share in shares:
-                layer = make_layer(experts, packed, share)
-                timed = []
-                for tile in candidates:
-                    timed.append((_measure(layer, path, gpu, tile, time_us or graph_us), tile))
-                    progress.advance(task)
-                best = min(timed, key=lambda item: item[0])
-                if best[0] == float("inf"):
-                    raise MicroscaleError(f"No tile of {path} gave a right answer on {gpu.name}.")
-                rows.append((share, *best))
-            found[path] = _merge(rows)
-    return _write(gpu, directory or tiles.TUNED_DIR, found)
+        for name in kernels:
+            jobs = [_some_tiles(job) if quick else job for job in JOBS[name](gpu, quick)]
+            task = progress.add_task(name.value, total=sum(len(job.tiles) for job in jobs))
+            for job in jobs:
+                row = _best(job, gpu, time_us, partial(progress.advance, task))
+                found.setdefault(job.section, []).append(row)
+    tuned.write(file, gpu.family, {section: _merge(file, gpu, section, rows) for section, rows in found.items()})
+    tuned.forget()
+    return file
 
 
-def runnable(gpu: Gpu) -> list[GemmPath]:
-    """The paths that the expert layers take on this card. With wgmma MXFP4 has kernels of its own."""
-    if gpu.has(Feature.WGMMA):
-        return [GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA, GemmPath.W8A16]
-    scaled = gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
-    return [path for path in GemmPath if not path.wgmma and (scaled or not path.block_scaled)]
+def _some_tiles(job: Job) -> Job:
+    step = max(1, len(job.tiles) // QUICK_TILES)
+    return replace(job, tiles=job.tiles[::step][:QUICK_TILES])
 
 
-def make_experts(shape: Shape, path: GemmPath, device: str = "cuda") -> MoeWeights:
-    """Random experts."""
-    generator = torch.Generator(device).manual_seed(0)
-
-    def random_bytes(low: int, high: int, *size: int) -> Tensor:
-        return torch.randint(low, high, size, dtype=torch.uint8, generator=generator, device=device)
-
-    def weights(rows: int, columns: int) -> BlockScaled:
-        fmt = block_format("mxfp4" if path.weight_bits == 4 else "mxfp8")
-        size = (shape.num_experts, rows)
-        codes = random_bytes(0, 256, *size, columns * fmt.bits // 8)
-        if fmt.bits == 8:
-            codes = torch.where(codes % 128 == 127, 0, codes)  # E4M3's NaN
-        # Scales that bring the sum of a row of squares near 1: codes have an RMS of about 3 and 130.
-        middle = 127 - (7 if fmt.bits == 4 else 13)
-        return BlockScaled(codes, random_bytes(middle - 1, middle + 2, *size, columns // BLOCK), fmt)
-
-    def bias(rows: int) -> Tensor:
-        return torch.randn(shape.num_experts, rows, generator=generator, device=device).bfloat16()
-
-    gate_up, down = weights(2 * shape.intermediate, shape.hidden), weights(shape.hidden, shape.intermediate)
-    return MoeWeights(gate_up, down, bias(2 * shape.intermediate), bias(shape.hidden))
-
-
-def make_layer(experts: MoeWeights, packed: PackedExperts, share: int) -> Layer:
-    """Tokens of which about ``share`` go to each expert, spread as a router spreads them."""
-    num_experts, hidden, _ = experts.down.shape
-    device = experts.down.device
-    generator = torch.Generator(device).manual_seed(share)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, device=device)
-
-    tokens = max(1, share * num_experts // TOP_K)
-    values, ids = normal(tokens, num_experts).topk(TOP_K, dim=-1)
-    routing = Routing(ids.int().contiguous(), values.softmax(dim=-1).contiguous())
-    return Layer(experts, packed, normal(tokens, hidden).bfloat16(), routing)
-
-
-def _measure(
-    layer: Layer, path: GemmPath, gpu: Gpu, tile: Tile, time_us: Callable[[Callable[[], object]], float]
-) -> float:
-    """Microseconds of one layer, or infinity where the answer is wrong or the kernel cannot be launched."""
-
-    def run() -> Tensor:
-        if path.wgmma:
-            fp8 = path is GemmPath.W4A8_WGMMA
-            return grouped_wgmma.run(layer.packed, GATE, layer.x, layer.routing, gpu, tile, fp8=fp8)
-        return grouped.run(layer.packed, GATE, layer.x, layer.routing, gpu, block_scaled=path.block_scaled, tile=tile)
-
-    try:
-        actual = run()[:16].float()
-    except triton.runtime.errors.OutOfResources:
-        return float("inf")
-    few = Routing(layer.routing.expert_ids[:16], layer.routing.weights[:16])
-    expected = reference.moe(layer.x[:16], layer.weights, few, GATE)
-    error = float((actual - expected).norm() / expected.norm())
-    return time_us(run) if error <= MAX_ERROR[path.activation_bytes] else float("inf")
-
-
-def graph_us(run: Callable[[], object], repeats: int = 15) -> float:
-    """The median time of one call in microseconds, from replays of a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(repeats + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return float(sorted(times[2:])[repeats // 2])
-
-
-def _merge(rows: list[tuple[int, float, Tile]]) -> tuple[TunedRow, ...]:
-    """Rows whose ``up_to`` lies between their share and the next; neighbours with the same tile become one."""
-    merged: list[TunedRow] = []
-    for index, (share, microseconds, tile) in enumerate(rows):
-        last = index + 1 == len(rows)
-        up_to = BUSY_PAIRS if last else round((share * rows[index + 1][0]) ** 0.5)
-        if merged and merged[-1].tile == tile:
-            merged.pop()
-        merged.append(TunedRow(up_to, tile, round(microseconds, 1)))
-    return tuple(merged)
-
-
-def _write(gpu: Gpu, directory: Path, found: dict[GemmPath, tuple[TunedRow, ...]]) -> Path:
-    file = directory / f"{gpu.family.name}.json"
-    earlier = dict(tiles.read(file, gpu.family).paths) if file.exists() else {}
+def _best(job: Job, gpu: Gpu, time_us: TimeUs, advance: Callable[[], None]) -> Row[Any, Any]:
+    problem = job.prepare("cuda")
+    timed = []
+    for tile in job.tiles:
+        with trial(job.section, gpu.family, job.key, tile):
+            us = measure(problem, time_us)
+        timed.append((us, tile))
+        advance()
+    us, tile = min(timed, key=lambda item: item[0])
+    if us == float("inf"):
+        raise MicroscaleError(f"No tile of {job.section.name} gave a right answer on {gpu.name}: {job.about}.")
+    right = sorted(us for us, _ in timed if us < float("inf"))
+    second = f"; the next {right[1]:.1f} us" if len(right) > 1 else ""
+    run = f"microscale tune: {job.about}; the best of {len(right)} tiles{second}"
     today = datetime.now(UTC).date().isoformat()
     versions = (str(torch.__version__), str(triton.__version__))
-    tuned = TunedFile(gpu.family.name, gpu.name, *versions, today, earlier | found)
-    directory.mkdir(parents=True, exist_ok=True)
-    file.write_text(tuned.to_json())
-    tiles.tuned.cache_clear()
-    return file
+    return Row(job.key, tile, Measurement(gpu.name, *versions, today, run, round(us, 2)))
+
+
+def measure(problem: Problem, time_us: TimeUs) -> float:
+    """Microseconds, or infinity where the answer is wrong or the kernel cannot be built or launched."""
+    try:
+        error = problem.error()
+    except (OutOfResources, CompilationError, PTXASError):
+        return float("inf")
+    except RuntimeError as failure:
+        # A pass of Triton's compiler, or the driver.
+        if not any(text in str(failure) for text in ("PassManager", "too many resources")):
+            raise
+        return float("inf")
+    # Not a number, too, is wrong.
+    return time_us(problem.work) / problem.calls if error <= problem.max_error else float("inf")
+
+
+def _merge(file: Path, gpu: Gpu, section: Section[Any, Any], rows: list[Row[Any, Any]]) -> list[Row[Any, Any]]:
+    """The section with these rows in place of those that they stand for."""
+    earlier = list(tuned.read(file, section, gpu.family).values()) if file.exists() else []
+    if section.name is Kernels.GROUPED_GEMM:
+        paths = {row.key.path for row in rows}
+        return [row for row in earlier if row.key.path not in paths] + tune_grouped.joined(rows)
+    fresh = {row.key: row for row in rows}
+    merged = [fresh.pop(row.key, row) for row in earlier] + list(fresh.values())
+    return sorted(merged, key=tune_experts.order) if section.name is Kernels.SMALL_BATCH_EXPERTS else merged
 
 
 def _progress(console: Console | None) -> Progress:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from microscale import doctor as doctor_module
 from microscale import hardware, settings
-from microscale.backends.oracle import Wish
+from microscale.backends.oracle import Preference
 from microscale.backends.precision import make_precision
 from microscale.cli.console import out, print_json
 from microscale.cli.options import (
@@ -55,7 +55,7 @@ def explain(
             model=model,
             gpu=gpu,
             precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
-            wish=Wish(moe_backend=moe_backend),
+            preference=Preference(moe_backend=moe_backend),
             context=context,
             batch=batch,
             utilization=gpu_memory_utilization,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
@@ -22,8 +22,9 @@ from microscale.cli.options import (
     UtilizationOption,
 )
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
-from microscale.engine.loading.load import LoadOptions
 from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel, LoadFormat
@@ -87,21 +88,21 @@ def generate(
         load_format=load_format,
         device=device,
         dtype=dtype,
-        wish=Wish(backend, moe_backend),
+        preference=Preference(backend, moe_backend),
         precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
         workload=Workload(
             context=max_model_len or len(prompt) + max_tokens,
             step_tokens=max_num_batched_tokens,
+            page_size=block_size,
             utilization=gpu_memory_utilization,
         ),
         overrides=parse_overrides(hf_overrides),
-        page_size=block_size,
         offline=env.offline,
         threads=threads,
     )
     check_budget(max_num_batched_tokens)
     show_log()
-    loaded = load_with_progress(options, on_open=lambda weights: check_prompt(prompt, max_tokens, weights.config))
+    loaded = load_with_progress(prepare(options, lambda config: check_prompt(prompt, max_tokens, config)))
     completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens)
     if as_json:
         print_json(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import select
 import sys
 import termios
 import threading
@@ -23,6 +24,8 @@ from rich.text import Text
 from microscale.cli.console import err, progress_bar
 from microscale.engine.process.launch import Launch
 
+UNFINISHED_S = 0.05
+"""How long we wait for the end of a line before a part of it is shown: the bar must not begin behind it."""
 LAST_LINES_S = 2.0
 """How long we wait at the end for what the engine wrote last."""
 ON_TERMINAL = """
@@ -45,12 +48,13 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
         command = launch.command
         pty = _open_pty() if err.is_terminal else None
         if pty is not None:
-            closing.enter_context(_copied(pty, lambda: bar.drawn))
+            closing.enter_context(_copied(pty, bar))
             command = (sys.executable, "-I", "-S", "-c", ON_TERMINAL, pty.name, *command)
 
         def end() -> None:
-            loading.close()
-            bar.drawn = False
+            with bar.lock:
+                loading.close()
+                bar.drawn = False
 
         yield replace(launch, command=command, on_progress=bar.on_progress), end
 
@@ -63,11 +67,14 @@ class _Bar:
         self._advance = advance
         self._seen = 0
         self.drawn = False
+        self.lock = threading.Lock()
+        """Held by who begins or ends the bar, and by who writes something that goes by whether it is drawn."""
 
     def on_progress(self, done: int, total: int) -> None:
         if not self.drawn:
-            self.drawn = True
-            self._start(total)
+            with self.lock:
+                self.drawn = True
+                self._start(total)
         self._advance(done - self._seen)
         self._seen = done
 
@@ -88,11 +95,11 @@ def _open_pty() -> _Pty | None:
 
 
 @contextmanager
-def _copied(pty: _Pty, is_bar_drawn: Callable[[], bool]) -> Iterator[None]:
+def _copied(pty: _Pty, bar: _Bar) -> Iterator[None]:
     """What is written to the terminal appears in ours."""
     tty.setraw(pty.theirs)  # bytes as they are: our own terminal turns line feeds into line ends
     termios.tcsetwinsize(pty.theirs, (err.height, err.width))
-    copier = threading.Thread(target=_copy, args=(pty.ours, is_bar_drawn), daemon=True)
+    copier = threading.Thread(target=_copy, args=(pty.ours, bar), daemon=True)
     copier.start()
     try:
         yield
@@ -101,22 +108,33 @@ def _copied(pty: _Pty, is_bar_drawn: Callable[[], bool]) -> Iterator[None]:
         copier.join(LAST_LINES_S)
 
 
-def _copy(source: int, is_bar_drawn: Callable[[], bool]) -> None:
+def _copy(source: int, bar: _Bar) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    begun = ""  # a line, while the bar is drawn
-    while data := _read(source):
-        begun += decoder.decode(data)
-        if is_bar_drawn():
-            *lines, begun = begun.split("\n")
+    begun = ""  # a line that has not ended
+    while True:
+        if begun and not bar.drawn and not select.select([source], [], [], UNFINISHED_S)[0]:
+            begun = _show(begun, bar, unfinished=True)
+        data = _read(source)
+        if not data:
+            break
+        begun = _show(begun + decoder.decode(data), bar)
+    _write(begun)
+    os.close(source)
+
+
+def _show(text: str, bar: _Bar, *, unfinished: bool = False) -> str:
+    """Write the lines of a text that have ended, and the last one if that may be unfinished; what is left of it."""
+    with bar.lock:
+        if bar.drawn:
+            *lines, begun = text.split("\n")
             if lines:
                 # Of a line that was written over and over, the last.
                 shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
                 err.print(Text.from_ansi("\n".join(shown)))
-        else:
-            _write(begun)
-            begun = ""
-    _write(begun)
-    os.close(source)
+            return begun
+        end = len(text) if unfinished else max(text.rfind("\n"), text.rfind("\r")) + 1
+        _write(text[:end])
+        return text[end:]
 
 
 def _read(source: int) -> bytes:

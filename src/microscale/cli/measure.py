@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperGroup
 
 from microscale import hardware, settings
-from microscale.backends.plan import Setup
 from microscale.backends.precision import make_precision
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
@@ -20,6 +19,7 @@ from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
+from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
@@ -32,13 +32,12 @@ from microscale.cli.options import (
     ThreadsOption,
     UtilizationOption,
 )
-from microscale.engine.loading.load import LoadOptions
 from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
-from microscale.hardware.tiles import GemmPath
 from microscale.kernels.op import Activations
-from microscale.models.families import LoadFormat, ModelWeights
-from microscale.models.outline import outline
+from microscale.models.families import LoadFormat
 from microscale.prove import run_prove
 
 
@@ -87,11 +86,6 @@ def bench_model(
         raise BadSetting(f"--repeats {repeats} is less than 1.")
     batches, depths = parse_numbers("--concurrency", concurrency), parse_numbers("--depth", depth)
     asked = make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype)
-    cases: list[bench_whole.Case] = []
-
-    def opened(weights: ModelWeights) -> None:
-        cases.extend(bench_whole.make_cases(tests.split(","), batches, depths, weights.config.max_context))
-
     options = LoadOptions(
         model=model,
         load_format=load_format,
@@ -105,17 +99,18 @@ def bench_model(
         threads=threads,
     )
     show_log()
-    loaded = load_with_progress(options, opened)
-    setup = Setup(loaded.ops.gpu, loaded.ops.activations, options.wish, asked)
-    shape = outline(model, loaded.config, loaded.ops.activations, loaded.page_size, loaded.config.max_context)
-    title = f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
+    prepared = prepare(options)
+    cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
+    loaded = load_with_progress(prepared)
+    gpu = prepared.setup.gpu.name
+    title = f"{model} on {gpu}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
     rows = []
     # Row by row, table and plot: what was measured stays, whatever happens to the rest.
     if not as_json:
         print(title, bench_whole.header(), sep="\n", flush=True)
     with progress_bar("Measuring") as (start, advance):
         start(len(cases))
-        for row in bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats):
+        for row in bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats):
             rows.append(row)
             if not as_json:
                 print(bench_whole.line(row), flush=True)
@@ -167,19 +162,16 @@ def profile(
         offline=env.offline,
     )
     show_log()
-
-    def opened(weights: ModelWeights) -> None:
-        tests = [f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"]
-        bench_whole.make_cases(tests, [batch], [depth], weights.config.max_context)
-
-    loaded = load_with_progress(options, opened)
-    setup = Setup(loaded.ops.gpu, loaded.ops.activations, options.wish, asked)
-    shape = outline(model, loaded.config, loaded.ops.activations, loaded.page_size, loaded.config.max_context)
-    found = bench_profile.run(loaded, shape, setup, batch, depth, prompt, trace)
+    prepared = prepare(options)
+    tests = [f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"]
+    bench_whole.make_cases(tests, [batch], [depth], prepared.config.max_context)  # refuses what is too long
+    loaded = load_with_progress(prepared)
+    found = bench_profile.run(loaded, prepared.outline, prepared.setup, batch, depth, prompt, trace)
     if as_json:
         print_json(bench_profile.as_json(found))
     else:
-        print(f"{model} on {setup.gpu.name}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
+        gpu = prepared.setup.gpu.name
+        print(f"{model} on {gpu}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
         print(bench_profile.table(found))
 
 
@@ -217,15 +209,22 @@ def bench_kernels(
 
 
 def tune(
-    path: Annotated[list[GemmPath] | None, typer.Option(help="Only this path; may be given several times.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(help="Only these: grouped_gemm, attention, small_batch_experts, small_batch_dense; with commas."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option(help="A few tiles of a few cases, in a minute or two: whether tuning works here.")
+    ] = False,
     directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
 ) -> None:
-    """Measure the expert kernels' tiles on this machine's GPU and write the file for its family.
+    """Measure the kernels' tiles on this machine's GPU and write the file for its family.
 
-    Until a family is tuned, a rule that knows the card's shared memory, registers and SMs chooses the tiles.
+    Each tile is checked against the reference before it is timed. Until a family is tuned, a rule that knows the card's
+    shared memory, registers and bandwidth chooses the tiles. All kernels take some hours; most of it is compiling.
     """
     settings.load()
-    written = run_tune(hardware.detect(), directory, paths=path)
+    written = run_tune(hardware.detect(), directory, kernels=parse_kernels(kernels), quick=quick, console=err)
     out.print(f"Wrote {written}", soft_wrap=True)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from microscale.cli.console import progress_bar
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.load import load
+from microscale.engine.loading.prepare import Prepared
 from microscale.errors import BadSetting
-from microscale.models.families import AnyModel, ModelWeights
+from microscale.models.families import AnyModel
 from microscale.models.json_object import parse_json
 
 
@@ -26,12 +25,8 @@ def parse_overrides(text: str | None) -> dict[str, object]:
     return value
 
 
-def load_with_progress(options: LoadOptions, on_open: Callable[[ModelWeights], None]) -> AnyModel:
-    """Load a model and show each layer as it comes. ``on_open`` hears the checked weights before anything is loaded."""
-    with progress_bar(f"Loading {options.model}") as (start, advance):
-
-        def opened(weights: ModelWeights) -> None:
-            on_open(weights)
-            start(weights.config.num_layers)
-
-        return load_model(options, opened, on_layer=lambda: advance(1))
+def load_with_progress(prepared: Prepared) -> AnyModel:
+    """Load a model and show each layer as it comes."""
+    with progress_bar(f"Loading {prepared.options.model}") as (start, advance):
+        start(prepared.config.num_layers)
+        return load(prepared, on_layer=lambda: advance(1))

@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 import typer
 
-from microscale import hardware, settings
+from microscale import settings
 from microscale.cli.console import print_json, progress_bar
-from microscale.engine.loading.load import choose_device
+from microscale.engine.loading.options import choose_device, gpu_of
 from microscale.errors import BadSetting
 from microscale.models import embedded
 from microscale.models.hub import resolve
@@ -72,4 +72,4 @@ def quality(
 def machine(device: str) -> str:
     """What the figures were measured on."""
     chosen = choose_device(device)
-    return f"{os.cpu_count()} CPU cores" if chosen.type == "cpu" else hardware.detect(chosen.index or 0).name
+    return f"{os.cpu_count()} CPU cores" if chosen.type == "cpu" else gpu_of(chosen).name

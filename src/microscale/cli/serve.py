@@ -32,7 +32,7 @@ from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
 from microscale.models import embedded, hub
 from microscale.models.families import PRESETS, LoadFormat
-from microscale.server.demo_tokenizer import byte_tokenizer
+from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.run import ServeOptions
 from microscale.server.run import serve as run_server

@@ -10,11 +10,11 @@ from typing import Any
 from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Activations
-from microscale.backends.oracle import Wish
-from microscale.backends.plan import Setup, make_plan
+from microscale.backends.oracle import Preference
+from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
-from microscale.engine.loading.fit import refusal, ways
-from microscale.engine.loading.memory import Memory, Workload, reckon
+from microscale.engine.loading.fit import plan_and_reckon, refusal
+from microscale.engine.loading.memory import Memory, Workload
 from microscale.errors import BadSetting
 from microscale.explain.predict import Prediction, predict
 from microscale.models import hub
@@ -34,7 +34,7 @@ class Question:
     gpu: str | None = None
     """A known card; ``None``: the one of this machine."""
     precision: Precision = EXACT
-    wish: Wish = field(default_factory=Wish)
+    preference: Preference = field(default_factory=Preference)
     context: int | None = None
     """``None``: ``CONTEXT``, or the model's own limit if that is less."""
     batch: int = 1
@@ -85,11 +85,10 @@ def explain(question: Question) -> Report:
         raise BadSetting(f"--batch {question.batch} is less than 1.")
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization)
     workload.check(question.model, config.max_context)
-    setup = Setup(gpu, activations, question.wish, question.precision)
+    setup = Setup(gpu, activations, question.preference, question.precision)
     shape = outline(question.model, config, activations, PAGE_SIZE, context)
-    plan = make_plan(question.model, shape.uses, setup)
-    memory = reckon(shape, plan, setup, workload, available)
-    why = None if memory.fits else refusal(memory, *ways(shape, setup, workload, available))
+    plan, memory = plan_and_reckon(shape, setup, workload, available)
+    why = None if memory.fits else refusal(shape, setup, memory)
     prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
     return Report(question, setup, shape, plan, memory, prediction, why)
 

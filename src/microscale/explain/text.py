@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
-from microscale.backends.decision import Decision, Span
+from microscale.backends.decision import Decision, PathSpan, Span
 from microscale.backends.plan import uncapturable
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
@@ -48,8 +48,10 @@ def _decisions(report: Report, reasons: bool) -> Iterator[str]:
         spans = list(report.plan.spans(op, layer))
         for index, span in enumerate(spans):
             yield _line(layer if index == 0 else "", span)
+        yield from _paths(spans)
         if reasons:
             yield from _reasons(spans)
+            yield from _path_reasons(spans)
 
 
 def _line(layer: str, span: Span) -> str:
@@ -80,14 +82,75 @@ def _reasons(spans: list[Span]) -> Iterator[str]:
             for rejected in decision.rejected:
                 by_name.setdefault(rejected.name, {})[decision.tokens] = rejected.reason
     for name, by_tokens in by_name.items():
-        sizes = sorted(by_tokens)
-        if len(set(by_tokens.values())) == 1:
-            text = by_tokens[sizes[0]]
-        else:
-            shown = dict.fromkeys((sizes[0], sizes[-1]))
-            text = "; ".join(f"{by_tokens[size]} at {size}" for size in shown)
-        for line in textwrap.wrap(f"not {name}: {text}", WIDTH - 4, subsequent_indent="  "):
+        for line in textwrap.wrap(f"not {name}: {_by_size(by_tokens)}", WIDTH - 4, subsequent_indent="  "):
             yield f"    [dim]{escape(line)}[/]"
+
+
+def path_spans(spans: list[Span]) -> dict[str, list[PathSpan]]:
+    """The paths of a layer by the form of the question, where there is more than one way."""
+    by_form: dict[str, list[PathSpan]] = {}
+    for span in spans:
+        for path in span.path_spans():
+            by_form.setdefault(path.form, []).append(path)
+    several = any(path.rejected for found in by_form.values() for path in found)
+    return by_form if several else {}
+
+
+def path_text(found: list[PathSpan]) -> str:
+    """``1-2: small batch, direct; 3-64: small batch, list; 65-: wgmma``."""
+    parts = []
+    for span in found:
+        # The last decision holds beyond its own batch size.
+        last = "-" if span is found[-1] else "" if span.first == span.last else f"-{span.last}"
+        parts.append(f"{span.first}{last}: {span.path or 'apart'}")
+    return "; ".join(parts)
+
+
+def path_reasons(form: str, found: list[PathSpan]) -> dict[str, str]:
+    """Why not → the paths of which it is so. Where it changes with the tokens, at the first and the last count; where
+    it changes with the kind of batch, for the largest of that kind. The JSON has it for every span."""
+    by_name: dict[str, dict[int, str]] = {}
+    for span in found[-1:] if form else found:
+        for rejected in span.rejected:
+            by_name.setdefault(rejected.name, {})[span.first] = rejected.reason
+    by_text: dict[str, list[str]] = {}
+    for name, reasons in by_name.items():
+        by_text.setdefault(_by_size(reasons), []).append(name)
+    known = {*by_name, *(span.path for span in found if span.path)}
+    return {text: _together(names, known) for text, names in by_text.items()}
+
+
+def _together(names: list[str], known: set[str]) -> str:
+    """Names, those of a whole kind (``decode, …``) by that alone."""
+
+    def kind(name: str) -> str:
+        own = name.partition(",")[0]
+        alike = {other for other in known if other.partition(",")[0] == own}
+        return own if len(alike) > 1 and alike <= set(names) else name
+
+    return " / ".join(dict.fromkeys(kind(name) for name in names))
+
+
+def _by_size(reasons: dict[int, str]) -> str:
+    sizes = sorted(reasons)
+    if len(set(reasons.values())) == 1:
+        return reasons[sizes[0]]
+    return "; ".join(f"{reasons[size]} at {size}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+
+
+def _paths(spans: list[Span]) -> Iterator[str]:
+    for form, found in path_spans(spans).items():
+        text = f"{form} {path_text(found)}".strip()
+        for line in textwrap.wrap(text, WIDTH - 4, subsequent_indent="  "):
+            yield f"    {escape(line)}"
+
+
+def _path_reasons(spans: list[Span]) -> Iterator[str]:
+    for form, found in path_spans(spans).items():
+        for text, names in path_reasons(form, found).items():
+            said = f"{f'{form}: ' if form else ''}not {names}: {text}"
+            for line in textwrap.wrap(said, WIDTH - 4, subsequent_indent="  "):
+                yield f"    [dim]{escape(line)}[/]"
 
 
 def _memory(report: Report) -> Iterator[str]:
@@ -118,10 +181,10 @@ def _kv_text(report: Report) -> str:
     memory = report.memory
     sequences = "" if memory.workload.sequences == 1 else f"{memory.workload.sequences} x "
     kind = "float32" if report.setup.kv_size == 4 else report.setup.precision.kv_format
-    return (
-        f"{sequences}{memory.context} tokens in {kind}: {memory.kv.full_per_token / 1024:.3g} KiB a token in full "
-        f"layers, {memory.kv.per_sequence_sliding() / 2**20:.1f} MiB a sequence in sliding ones"
-    )
+    text = f"{sequences}{memory.context} tokens in {kind}: {memory.kv.full_per_token / 1024:.3g} KiB a token"
+    if not memory.kv.sliding_per_position:
+        return text
+    return f"{text} in full layers, {memory.kv.per_sequence_sliding() / 2**20:.1f} MiB a sequence in sliding ones"
 
 
 def _prediction(report: Report) -> Iterator[str]:

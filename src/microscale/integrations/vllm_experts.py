@@ -34,7 +34,7 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, Gpt
 from vllm.platforms import current_platform
 
 from microscale.backends.decision import Plan
-from microscale.backends.ops import Gate, GateKind, Moe, MoeSpec, MoeWeights, Ops, Routing, Use, Wish
+from microscale.backends.ops import Gate, GateKind, Moe, MoeSpec, MoeWeights, Ops, Preference, Routing, Use
 from microscale.backends.plan import Setup, decide_use
 from microscale.backends.shards import padded_width, record_moe
 from microscale.errors import Unsupported
@@ -205,7 +205,7 @@ class _Experts(FusedMoEMethodBase):
         if layer.w13_weight.numel() == 0:  # bound before; vLLM may call twice
             return
         self._instead = stand_ins(layer)  # not in apply: nothing new is made while a graph is captured
-        ops = Ops(self._gpu, self._spec.activations, Wish(), plan=self._plan)
+        ops = Ops(self._gpu, self._spec.activations, Preference(), plan=self._plan)
         self._moe = ops.moe(weights_of(layer, self.format), self._spec.top_k, self._spec.gate)
         for name in WEIGHTS:
             held = getattr(layer, name, None)

@@ -61,7 +61,6 @@ SCALE_BF16 = """{
 _MXFP4_TO_BF16: tl.constexpr = tl.constexpr(MXFP4_TO_BF16)
 _MXFP8_TO_BF16: tl.constexpr = tl.constexpr(MXFP8_TO_BF16)
 _SCALE_BF16: tl.constexpr = tl.constexpr(SCALE_BF16)
-_KEEP_NAN: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @gluon.jit
@@ -132,17 +131,3 @@ def group_scales(s, h, LS: gl.constexpr):
     f0 = gl.convert_layout(f0.reshape([S, B * 16]), LS, assert_trivial=True)
     f1 = gl.convert_layout(f1.reshape([S, B * 16]), LS, assert_trivial=True)
     return f0, f1
-
-
-@gluon.jit
-def gated(g, up, GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
-    """The gated activation in float32. gelu_tanh(g) is g * sigmoid(2 sqrt(2/pi) (g + 0.044715 g^3)).
-
-    Clamping keeps NaN (plain minimum and maximum drop it): a fault upstream must show.
-    """
-    if GELU:
-        return g / (1.0 + gl.exp(-1.5957691216057308 * (g + 0.044715 * g * g * g))) * up
-    g = gl.minimum(g, LIMIT, propagate_nan=_KEEP_NAN)
-    up = gl.maximum(up, -LIMIT, propagate_nan=_KEEP_NAN)
-    up = gl.minimum(up, LIMIT, propagate_nan=_KEEP_NAN)
-    return g / (1.0 + gl.exp(-ALPHA * g)) * (up + 1.0)

@@ -2,24 +2,27 @@
 
 An op is a folder: ``spec.py`` (what is asked), ``reference.py`` (what is true), ``cost.py`` (what it must move and
 compute), and one module per implementation. An implementation says for itself whether it can run a spec on a GPU
-(``supports``), what that costs (``cost``) and how it wants the weights laid out (``pack``). It starts kernels through
-``launch``, which lists them for ``prove``. ``backends`` chooses among implementations and never looks inside.
+(``supports``), what that costs (``cost``) and how it wants the weights laid out (``pack``). Where it has several ways
+to run, each is a named ``Path`` that says for which specs it is meant. It starts kernels through ``launch``, which
+lists them for ``prove``. ``backends`` chooses among implementations and among their paths, and never looks inside.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from microscale.hardware import Gpu
 
 SpecT = TypeVar("SpecT")
+PackedT = TypeVar("PackedT")
 Reason = str
-"""Why an implementation cannot run a spec: one clause that a user understands, with the numbers in it."""
+"""Why an implementation or a path does not run a spec: one clause that a user understands, with the numbers in it."""
 
 
 class Unit(StrEnum):
@@ -68,17 +71,38 @@ class Cost:
         return self.floor_us(gpu) / self.efficiency
 
 
-class Implementation(ABC, Generic[SpecT]):
-    """One way to run an op. Stateless: everything that it needs is in its arguments.
+@dataclass(frozen=True)
+class Path(Generic[SpecT]):
+    """One way in which an implementation runs a spec: one chain of launches. Each op adds ``start``, which does it.
 
-    Ops with weights also have ``pack(weights, spec) -> packed`` and ``run(packed, spec, gpu, x, …)``, ops without have
-    ``run(spec, gpu, …)``; what stands for the dots differs from op to op.
+    An implementation lists its paths in the order in which they are asked. The first that supports a spec runs it.
+    Only the oracle asks, so that every choice is kept with its reasons.
+    """
+
+    name: str
+    first_because: Reason
+    """Why it goes before the paths behind it, where those could run the spec too."""
+    supports: Callable[[SpecT, Gpu], Reason | None]
+    """``None`` when this path is meant for the spec on this GPU, else why not."""
+
+
+def always(spec: object, gpu: Gpu) -> None:
+    """``supports`` of a path that runs whatever its implementation does."""
+
+
+class Implementation(ABC, Generic[SpecT]):
+    """One implementation of an op. Stateless: everything that it needs is in its arguments.
+
+    The base class of each op, beside its spec, says what ``pack`` and ``run`` take. ``run`` gets the path that the
+    oracle picked and does exactly that.
     """
 
     op: ClassVar[str]
     name: ClassVar[str]
     layout: ClassVar[str]
     """Name of the physical layout that ``pack`` makes; implementations with the same layout share packed weights."""
+    paths: tuple[Path[Any], ...] = ()
+    """The ways of ``run``, first to last; none where there is one way and nothing to choose."""
     uncapturable: ClassVar[Reason | None] = "does not say that it can be captured"
     """Why no CUDA graph can hold ``run``: it reads what the device computed on the host, or copies from pageable host
     memory. ``None`` where it does neither, to which ``tests/kernels/test_capture.py`` holds it. Who forgets to say runs

@@ -11,6 +11,11 @@ MAX_NUMBER = 2**31 - 1
 """No size or constant of a model is larger, and every one fits the kernels' 32-bit arguments."""
 
 
+NO_SLIDING_LAYERS = 1
+"""What a config has as ``sliding_window`` where no layer slides: a window of the token itself. The engine then keeps
+the fewest pages of sliding layers that it can, and these take no memory."""
+
+
 class LayerKind(StrEnum):
     """What the attention of a layer sees. The values are the words of ``layer_types`` in config.json."""
 

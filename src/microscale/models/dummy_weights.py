@@ -1,9 +1,9 @@
-"""Random weights of the right shapes, for speed and memory tests without a checkpoint.
+"""What dummy weights of every family are made of: random numbers for tests of speed and memory without a checkpoint, or
+shapes alone.
 
-A tensor depends on the seed, its name and the kind of device, not on the order of calls; on ``meta`` it has a shape and
-no numbers, which is all that recording a model's kernels needs. Experts are made as MXFP4
-bytes on the device: no BF16 copy of them ever exists, so that those of two layers of gpt-oss-120b need 3.4 GB and not
-12.7.
+A family's ``dummy_weights.py`` names each tensor once and leaves it to a ``TensorMaker`` what it is made of:
+``RandomTensors`` draws numbers, ``ShapeTensors`` makes tensors without memory, which is all that recording the ops and
+kernels of a model needs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from microscale.formats import BLOCK, MXFP4, MXFP8, BlockScaled
-from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.tensors import LayerTensors
+from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 
+META = torch.device("meta")
 # Uniform E2M1 codes have an RMS of 2.9; under 2**-9 .. 2**-5 the weights have one of 0.047. At gpt-oss's width a layer
 # then adds about 8 to the residual stream, whose RMS is 47 and largest value 193 after 36 layers: far from BF16's end.
 MXFP4_SCALES = range(118, 123)
@@ -26,17 +25,46 @@ MXFP4_SCALES = range(118, 123)
 MXFP8_SCALES = range(120, 124)
 
 
+class TensorMaker(Protocol):
+    """Makes tensors by name."""
+
+    def normal(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        device: torch.device | str,
+        std: float = 0.02,
+        mean: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """Numbers that bf16 can hold, in the type in which the model holds them."""
+
+    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled: ...
+
+    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled: ...
+
+
 class RandomTensors:
-    """Tensors of random numbers by name."""
+    """Random numbers, which depend on the seed, the tensor's name and the kind of device, not on the order of calls.
+
+    Experts are made as MXFP4 bytes on the device: no BF16 copy of them ever exists, so that those of two layers of
+    gpt-oss-120b need 3.4 GB and not 12.7.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
     def normal(
-        self, name: str, shape: tuple[int, ...], device: torch.device | str, std: float = 0.02, mean: float = 0.0
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        device: torch.device | str,
+        std: float = 0.02,
+        mean: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
         tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        return tensor.normal_(mean, std, generator=self._generator(name, device))
+        return tensor.normal_(mean, std, generator=self._generator(name, device)).to(dtype)
 
     def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
         generator = self._generator(name, device)
@@ -49,24 +77,59 @@ class RandomTensors:
         codes = _random_bytes(shape, device, generator).bitwise_and_(0x9F).bitwise_or_(0x20)
         return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), MXFP8)
 
-    def _generator(self, name: str, device: torch.device | str) -> torch.Generator | None:
-        if torch.device(device).type == "meta":
-            return None  # shapes and types alone: there are no numbers to draw
+    def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator: torch.Generator | None) -> Tensor:
+def _random_bytes(shape: tuple[int, ...], device: torch.device | str, generator: torch.Generator) -> Tensor:
     # 64 bits a draw: eight bytes. K is a multiple of 32, so the bytes are one of 8.
     draws = torch.empty(math.prod(shape) // 8, dtype=torch.int64, device=device)
     return draws.random_(-(1 << 63), None, generator=generator).view(torch.uint8).view(shape)
 
 
 def _random_scales(
-    shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator | None
+    shape: tuple[int, ...], values: range, device: torch.device | str, generator: torch.Generator
 ) -> Tensor:
     scales = (*shape[:-1], shape[-1] // BLOCK)
     return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)
+
+
+class ShapeTensors:
+    """Shapes and types; and how many bytes they would take. Matrices have no memory (``meta``) on any device.
+
+    Vectors are zeros on the device asked for, since the constructors of models compute with them (they join and scale
+    norms): for the first sum or product on ``meta`` torch imports its compiler, which takes more than a second.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def normal(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        device: torch.device | str,
+        std: float = 0.02,
+        mean: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        return self._zeros(shape, dtype, device if len(shape) == 1 else META)
+
+    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        return self._blocks(shape, MXFP4)
+
+    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        return self._blocks(shape, MXFP8)
+
+    def _blocks(self, shape: tuple[int, ...], fmt: BlockFormat) -> BlockScaled:
+        codes, scales = ((*shape[:-1], size) for size in (shape[-1] * fmt.bits // 8, shape[-1] // BLOCK))
+        return BlockScaled(self._zeros(codes, torch.uint8), self._zeros(scales, torch.uint8), fmt)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = META) -> Tensor:
+        tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_bytes += tensor.nbytes
+        return tensor
 
 
 class _Sizes(Protocol):
@@ -81,51 +144,21 @@ ConfigT = TypeVar("ConfigT", bound=_Sizes)
 
 
 class DummyEnds(Generic[ConfigT]):
-    """What stands before and after the layers of any model, in random numbers."""
+    """What stands before and after the layers of any model."""
 
-    def __init__(self, config: ConfigT, seed: int = 0) -> None:
+    def __init__(self, config: ConfigT, make: TensorMaker) -> None:
         self._config = config
-        self._random = RandomTensors(seed)
+        self._make = make
 
     @property
     def config(self) -> ConfigT:
         return self._config
 
     def embed(self, device: torch.device | str) -> Tensor:
-        return self._random.normal("embed", (self.config.vocab_size, self.config.hidden), device)
+        return self._make.normal("embed", (self.config.vocab_size, self.config.hidden), device)
 
     def norm(self, device: torch.device | str) -> Tensor:
-        return self._random.normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
+        return self._make.normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
 
     def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._random.normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
-
-
-class DummyWeights(DummyEnds[GptOssConfig]):
-    """A ``GptOssWeights`` made of random numbers: weights near N(0, 0.02), biases and sinks off zero, norms near 1."""
-
-    def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
-        c = self.config
-        hidden, experts = c.hidden, c.num_experts
-
-        def normal(name: str, *shape: int, std: float = 0.02, mean: float = 0.0) -> Tensor:
-            return self._random.normal(f"layers.{layer_idx}.{name}", shape, device, std, mean)
-
-        def mxfp4(name: str, *shape: int) -> BlockScaled:
-            return self._random.mxfp4(f"layers.{layer_idx}.{name}", shape, device)
-
-        return LayerTensors(
-            attn_norm=normal("attn_norm", hidden, std=0.05, mean=1.0),
-            qkv_weight=normal("qkv_weight", c.qkv_rows, hidden),
-            qkv_bias=normal("qkv_bias", c.qkv_rows, std=0.1),
-            sinks=normal("sinks", c.num_heads, std=1.0),
-            o_weight=normal("o_weight", hidden, c.num_heads * c.head_dim),
-            o_bias=normal("o_bias", hidden, std=0.1),
-            mlp_norm=normal("mlp_norm", hidden, std=0.05, mean=1.0),
-            router_weight=normal("router_weight", experts, hidden),
-            router_bias=normal("router_bias", experts, std=0.1),
-            gate_up=mxfp4("gate_up", experts, 2 * c.intermediate, hidden),
-            gate_up_bias=normal("gate_up_bias", experts, 2 * c.intermediate, std=0.1),
-            down=mxfp4("down", experts, hidden, c.intermediate),
-            down_bias=normal("down_bias", experts, hidden, std=0.1),
-        )
+        return self._make.normal("lm_head", (self.config.vocab_size, self.config.hidden), device)

@@ -14,23 +14,14 @@ from microscale.backends.ops import Ops
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
 from microscale.models.config_file import CONFIG
-from microscale.models.dummy_weights import DummyWeights
-from microscale.models.family import Family
-from microscale.models.gemma4.config import Gemma4Config
+from microscale.models.dummy_weights import RandomTensors, ShapeTensors
+from microscale.models.family import AnyModel, Family, ModelConfig, ModelWeights
 from microscale.models.gemma4.family import GEMMA4
-from microscale.models.gemma4.model import Gemma4
-from microscale.models.gemma4.weights import Gemma4Checkpoint
-from microscale.models.gemma4_dummy import DummyGemma4
-from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.family import GPT_OSS
-from microscale.models.gpt_oss.model import GptOss
-from microscale.models.gpt_oss.weights import CheckpointWeights
 from microscale.models.json_object import read_json_object
+from microscale.models.qwen3_moe.family import QWEN3_MOE
 
-FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4)
-ModelConfig = GptOssConfig | Gemma4Config
-ModelWeights = CheckpointWeights | DummyWeights | Gemma4Checkpoint | DummyGemma4
-AnyModel = GptOss | Gemma4
+FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
 
@@ -112,6 +103,28 @@ def _family_of(config: ModelConfig) -> Family[Any, Any, Any]:
 
 
 def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
-    """Random weights of the right shapes; on ``meta`` the shapes alone."""
-    weights: ModelWeights = _family_of(config).dummy(config, seed)
+    """Random weights of the right shapes."""
+    weights: ModelWeights = _family_of(config).dummy(config, RandomTensors(seed))
     return weights
+
+
+def shape_weights(config: ModelConfig, tensors: ShapeTensors) -> ModelWeights:
+    """Weights that are shapes alone, made by ``tensors``."""
+    weights: ModelWeights = _family_of(config).dummy(config, tensors)
+    return weights
+
+
+__all__ = [
+    "FAMILIES",
+    "PRESETS",
+    "AnyModel",
+    "LoadFormat",
+    "ModelConfig",
+    "ModelWeights",
+    "build_model",
+    "dummy_weights",
+    "open_weights",
+    "preset",
+    "read_model_config",
+    "shape_weights",
+]

@@ -1,21 +1,85 @@
-"""The record of a model family: all that the program must know to load and run its models."""
+"""The record of a model family, all that the program must know to load and run its models; and what it asks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
-from microscale.backends.ops import Ops
+from microscale.backends.ops import Dense, Embedding, Logits, Ops, Sampling
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind
+from microscale.models.dummy_weights import TensorMaker
 
 Config = TypeVar("Config")
 Weights = TypeVar("Weights")
 Model = TypeVar("Model")
 Overrides = Mapping[str, object]
 """Of keys of a config.json, as published."""
+
+
+class ModelConfig(Protocol):
+    """What the rest of the program asks of a family's config."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def sliding_window(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    def shortened(self) -> Self:
+        """The model with one layer of each sort: all its kernels, in the time of a few layers."""
+
+
+class ModelWeights(Protocol):
+    """Opened weights. What else they give is between them and their model."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+
+class AnyLayer(Protocol):
+    """A decoder layer: its bound ops are attributes, and ``small`` is one of them."""
+
+    @property
+    def uses(self) -> Mapping[str, str]:
+        """Attribute → what plans call it. ``bench --profile`` times each."""
+
+
+class AnyModel(Protocol):
+    """What the rest of the program asks of a model."""
+
+    ops: Ops
+    device: torch.device
+    page_size: int
+    embed: Embedding
+    lm_head: Dense
+    sampling: Sampling
+
+    @property
+    def layers(self) -> Sequence[AnyLayer]: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
+
+    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +97,7 @@ class Family(Generic[Config, Weights, Model]):
     """The config of a checkpoint's folder, with overrides."""
     open: Callable[[Path, Overrides], Weights]
     """A checkpoint, checked against its own config in full."""
-    dummy: Callable[[Config, int], Weights]
-    """Random weights of a config, by a seed."""
+    dummy: Callable[[Config, TensorMaker], Weights]
+    """Weights without a checkpoint: random ones, or shapes alone."""
     build: Callable[[Weights, Ops, torch.device, int, Callable[[], None]], Model]
     """The model of these weights, on a device, with pages of this size. Hears each layer as it is ready."""

@@ -1,27 +1,25 @@
 """A model as plans, memory and predictions see it: which ops it uses how often, what it caches, what else it holds.
 
-No weights are needed. Binding the real ones asks for the same specs; ``Ops`` checks that.
+Nobody writes that down: the model's own constructor binds shape-only weights to ``RecordingOps``, which lists each use.
+Models bind the parts of a layer in the order in which they run. Two things follow from it: the order of the list, and
+which parts of the last layer run for tokens with logits alone, namely attention and all that is bound after it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
-from microscale.backends.ops import (
-    Activations,
-    AttentionSpec,
-    DenseSpec,
-    Gate,
-    GateKind,
-    MoeSpec,
-    SamplingSpec,
-    SmallSpec,
-    Use,
-)
+import torch
+
+from microscale.backends.ops import Activations, AttentionSpec, Use
+from microscale.backends.recording_ops import RecordingOps
 from microscale.models.config import LayerKind
-from microscale.models.gemma4.config import Gemma4Config, short_name
-from microscale.models.gpt_oss.config import GptOssConfig
+from microscale.models.dummy_weights import ShapeTensors
+from microscale.models.families import build_model, shape_weights
+from microscale.models.family import ModelConfig
 
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""
@@ -54,126 +52,58 @@ class Outline:
     tied: bool
     """The embedding table and lm_head are one tensor."""
     other_bytes: int
-    """Norms, sinks and routers, which the small ops read, in bf16."""
+    """Of what no op holds: norms, sinks and routers."""
     max_context: int
     closing: frozenset[str]
     """Layers whose last one only tokens with logits pass: lm_head, sampling, and the last decoder layer's parts behind
     its keys and values."""
 
 
-def outline(
-    name: str, config: GptOssConfig | Gemma4Config, activations: Activations, page_size: int, context: int
-) -> Outline:
+def outline(name: str, config: ModelConfig, activations: Activations, page_size: int, context: int) -> Outline:
     """The outline of a model whose attention sees up to ``context`` positions."""
-    if isinstance(config, GptOssConfig):
-        return _gpt_oss(name, config, activations, page_size, context)
-    return _gemma4(name, config, activations, page_size, context)
-
-
-def _gpt_oss(name: str, c: GptOssConfig, activations: Activations, page_size: int, context: int) -> Outline:
-    kinds = Counter(c.layer_kinds)
-    gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=c.swiglu_alpha, limit=c.swiglu_limit)
-
-    def dense(layer: str, rows: int, columns: int, count: int, bias: bool = True) -> Use:
-        return Use("dense", layer, DenseSpec(rows, columns, "bf16", activations, bias, tokens=1), count)
-
-    def attention(kind: LayerKind) -> Use:
-        window = c.sliding_window if kind is LayerKind.SLIDING else None
-        heads = (c.num_heads, c.num_kv_heads, c.head_dim)
-        spec = AttentionSpec(*heads, window, True, page_size, activations, tokens=1, context=context)
-        return Use("attention", kind.value, spec, kinds[kind])
-
-    sizes = (c.num_experts, c.top_k, c.hidden, c.intermediate)
-    uses = (
-        dense("qkv", c.qkv_rows, c.hidden, c.num_layers),
-        *(attention(kind) for kind in kinds),
-        dense("o", c.hidden, c.num_heads * c.head_dim, c.num_layers),
-        Use("moe", "experts", MoeSpec(*sizes, "mxfp4", activations, gate, bias=True, tokens=1), c.num_layers),
-        Use("small", "small", _small(c, c.num_heads, c.num_kv_heads, c.head_dim, activations), c.num_layers),
-        dense("lm_head", c.vocab_size, c.hidden, 1, bias=False),
-        Use("sampling", "sampling", SamplingSpec(c.vocab_size, tokens=1)),
-    )
+    tensors, ops = ShapeTensors(), RecordingOps(activations)
+    build_model(shape_weights(config, tensors), ops, torch.device("cpu"), page_size, ops.layer_done)
+    uses = tuple(_seeing(use, context) for use in in_order(ops.layers))
     cached = tuple(
-        CachedLayers(kind, count, c.num_kv_heads, c.head_dim, c.sliding_window if kind is LayerKind.SLIDING else None)
-        for kind, count in kinds.items()
+        CachedLayers(LayerKind(use.layer), use.count, use.spec.num_kv_heads, use.spec.head_dim, use.spec.window)
+        for use in uses
+        if isinstance(use.spec, AttentionSpec)
     )
-    norms = (2 * c.num_layers + 1) * c.hidden
-    other = 2 * (norms + c.num_layers * (c.num_heads + c.num_experts * (c.hidden + 1)))
-    closing = frozenset({*AT_THE_END, c.layer_kinds[-1].value, "o", "experts"})
-    return Outline(name, uses, cached, c.vocab_size, c.hidden, False, other, c.max_context, closing)
+    *_, last, behind = ops.layers
+    closing = frozenset(use.layer for use in (*_after_keys(last), *behind))
+    other = tensors.num_bytes - ops.weight_bytes
+    sizes = (config.vocab_size, config.hidden, ops.tied, other, config.max_context)
+    return Outline(name, uses, cached, *sizes, closing)
 
 
-def _gemma4(name: str, c: Gemma4Config, activations: Activations, page_size: int, context: int) -> Outline:
-    kinds = Counter(c.layer_kinds)
-    gate = Gate(GateKind.GELU_TANH, interleaved=False)
-
-    def layers(part: str, kind: LayerKind | None = None) -> Counter[tuple[str, str]]:
-        """How many layers (of a kind) have this part under one name, and in which format."""
-        those = [n for n in range(c.num_layers) if kind is None or c.layer_kinds[n] is kind]
-        return Counter((c.use(part, n), getattr(c.formats[n], part)) for n in those)
-
-    def dense(part: str, rows: int, columns: int, kind: LayerKind | None = None) -> list[Use]:
-        return [
-            Use("dense", use, DenseSpec(rows, columns, fmt, activations, False, tokens=1), count)
-            for (use, fmt), count in layers(part, kind).items()
-        ]
-
-    uses: list[Use] = []
-    for kind, count in kinds.items():
-        heads = c.heads[kind]
-        sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
-        window = c.sliding_window if kind is LayerKind.SLIDING else None
-        attention = AttentionSpec(*sizes, window, False, page_size, activations, tokens=1, context=context, scale=1.0)
-        uses += [
-            *dense("qkv", heads.qkv_rows, c.hidden, kind),
-            Use("attention", kind.value, attention, count),
-            *dense("o", c.hidden, heads.num_heads * heads.head_dim, kind),
-            Use("small", f"small.{short_name(kind)}", _small(c, *sizes, activations), count),
-        ]
-    experts = (c.num_experts, c.top_k, c.hidden, c.intermediate)
-    lm_head = DenseSpec(c.vocab_size, c.hidden, "bf16", activations, False, tokens=1, softcap=c.softcap)
-    uses += [
-        *dense("gate_up", 2 * c.mlp, c.hidden),
-        *dense("down", c.hidden, c.mlp),
-        *(
-            Use("moe", use, MoeSpec(*experts, fmt, activations, gate, False, tokens=1), count)
-            for (use, fmt), count in layers("experts").items()
-        ),
-        Use("dense", "lm_head", lm_head),
-        Use("sampling", "sampling", SamplingSpec(c.vocab_size, tokens=1)),
-    ]
-    # Seven norms and the router's scale, two norms of a head, and the experts' scales in each layer; and the last norm.
-    norms = sum(8 * c.hidden + 2 * c.heads[kind].head_dim for kind in c.layer_kinds) + c.hidden
-    other = 2 * (norms + c.num_layers * c.num_experts * (c.hidden + 2))
-    last = (c.use(part, c.num_layers - 1) for part in ("o", "gate_up", "down", "experts"))
-    closing = frozenset({*AT_THE_END, c.layer_kinds[-1].value, *last})
-    cached = _gemma4_cached(c)
-    return Outline(name, tuple(uses), cached, c.vocab_size, c.hidden, c.tied, other, c.max_context, closing)
+def in_order(layers: Sequence[Sequence[Use]]) -> list[Use]:
+    """Every use once, with how often it is there. Layers whose attention is of one kind are listed part by part, in all
+    formats that a part has. What only a later kind has stands before what follows it there."""
+    counts: Counter[Use] = Counter(use for layer in layers for use in layer)
+    kinds: dict[str | None, list[Sequence[Use]]] = {}
+    for layer in layers:
+        kinds.setdefault(next((use.layer for use in layer if use.op == "attention"), None), []).append(layer)
+    order: list[Use] = []
+    for alike in kinds.values():
+        place = len(order)
+        parts = dict.fromkeys(use for part in zip_longest(*alike) for use in part if use is not None)
+        for use in reversed(parts):
+            if use in order:
+                place = order.index(use)
+            else:
+                order.insert(place, use)
+    names = {(use.op, use.layer): use for use in order}
+    for use in order:
+        same = names[use.op, use.layer]
+        assert same == use, f"{use.layer} names layers that differ: {use.spec} and {same.spec}"
+    return [replace(use, count=counts[use]) for use in order]
 
 
-def _gemma4_cached(c: Gemma4Config) -> tuple[CachedLayers, ...]:
-    return tuple(
-        CachedLayers(
-            kind,
-            count,
-            c.heads[kind].num_kv_heads,
-            c.heads[kind].head_dim,
-            c.sliding_window if kind is LayerKind.SLIDING else None,
-        )
-        for kind, count in Counter(c.layer_kinds).items()
-    )
+def _seeing(use: Use, context: int) -> Use:
+    return replace(use, spec=replace(use.spec, context=context)) if isinstance(use.spec, AttentionSpec) else use
 
 
-def _small(
-    c: GptOssConfig | Gemma4Config, num_heads: int, num_kv_heads: int, head_dim: int, activations: Activations
-) -> SmallSpec:
-    return SmallSpec(
-        hidden=c.hidden,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        num_experts=c.num_experts,
-        top_k=c.top_k,
-        activations=activations,
-        tokens=1,
-    )
+def _after_keys(layer: Sequence[Use]) -> list[Use]:
+    """Attention and what is bound after it. The small ops stand on both sides of it."""
+    first = next(place for place, use in enumerate(layer) if use.op == "attention")
+    return [use for use in layer[first:] if use.op != "small"]

@@ -19,7 +19,8 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Ops, SamplingBatch, recording
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
-from microscale.models.families import AnyModel, ModelConfig, build_model, dummy_weights
+from microscale.models.dummy_weights import ShapeTensors
+from microscale.models.families import AnyModel, ModelConfig, build_model, shape_weights
 
 META = torch.device("meta")
 EVERY_SIZE_TO = 72
@@ -120,7 +121,7 @@ def samplings(rows: int, vocab: int) -> Iterator[SamplingBatch]:
 
 def bind_shapes(config: ModelConfig, ops: Ops) -> AnyModel:
     """The model on weights that are shapes alone."""
-    return build_model(dummy_weights(config.shortened()), ops, META, PAGE_SIZE, lambda: None)
+    return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, PAGE_SIZE, lambda: None)
 
 
 def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from microscale.backends.ops import Activations, MoeSpec, Ops, Use, Wish
+from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
 from microscale.backends.precision import Precision, make_precision
 from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
@@ -35,7 +35,7 @@ class Setting:
     experts: str | None = None
     moe_activations: str = "auto"
     kv: str = "auto"
-    wish: Wish = field(default_factory=Wish)
+    preference: Preference = field(default_factory=Preference)
 
     def resolve(self, layers: Sequence[str]) -> Precision:
         """The precision of a model with these layers."""
@@ -56,8 +56,8 @@ SETTINGS = (
     Setting(experts="mxfp4", moe_activations="mxfp8"),
     Setting(experts="mxfp8", moe_activations="mxfp8"),
     # Where the oracle would take 8-bit activations for some sizes only.
-    Setting("fast", dense="mxfp8", wish=Wish(backend="triton_mxfp8_a8")),
-    Setting("fast", wish=Wish(backend="triton_mxfp4_a8")),
+    Setting("fast", dense="mxfp8", preference=Preference(backend="triton_mxfp8_a8")),
+    Setting("fast", preference=Preference(backend="triton_mxfp4_a8")),
 )
 
 
@@ -99,7 +99,7 @@ def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kern
     """The kernels of a model as somebody asked for it; ``None`` where the card refuses that."""
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
-        ops = Ops(gpu, Activations.BF16, setting.wish, setting.resolve(sorted(layers)))
+        ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))
         return record(bind_shapes(config, ops))
     except Unsupported:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from microscale.backends.precision import PLANS, Precision, make_precision
+from microscale.backends.precision import PRECISIONS, Precision, make_precision
 from microscale.errors import BadSetting
 
 LAYERS = ("qkv", "o", "lm_head", "embed")
@@ -28,7 +28,7 @@ def all_choices() -> list[Choice]:
     """Float32 first: it is what the others are held against."""
     return [
         Choice(REFERENCE, make_precision("exact"), "float32"),
-        *(Choice(name, make_precision(name)) for name in PLANS),
+        *(Choice(name, make_precision(name)) for name in PRECISIONS),
         Choice("activations=bfloat16", make_precision("exact"), "bfloat16"),
         Choice("moe-activations=mxfp8", make_precision("exact", moe_activations="mxfp8")),
         Choice("kv-cache=fp8", make_precision("exact", kv_cache_dtype="fp8")),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from microscale.backends.precision import PLANS
+from microscale.backends.precision import PRECISIONS
 from microscale.errors import BadSetting
 from microscale.quality.choices import REFERENCE
 from microscale.quality.run import Row
@@ -54,7 +54,7 @@ def as_markdown(rows: Sequence[Row], title: str, circumstances: str) -> str:
         kl = "0" if row.choice == REFERENCE else f"{away.kl:.1e}"
         figures = (f"{100 * row.accuracy:.1f} %", f"{away.loss:.4f}", kl, f"{100 * away.top1:.2f} %")
         parts.append(f"| `{row.choice}` | {' | '.join(figures)} |")
-    plans = [row for row in ran if row.choice in (REFERENCE, *PLANS)]
+    plans = [row for row in ran if row.choice in (REFERENCE, *PRECISIONS)]
     parts += ["", "Right answers by task:", "", f"| task | {' | '.join(f'`{row.choice}`' for row in plans)} |"]
     parts.append("| --- |" + " ---: |" * len(plans))
     for task in plans[0].by_task:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.step.runner import Model
 from microscale.errors import Unsupported
 from microscale.quality.choices import REFERENCE, Choice
@@ -60,16 +62,15 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
     said: list[list[int]] = []
     for choice in question.choices:
         try:
-            model = load_model(
-                LoadOptions(
-                    question.model,
-                    device=question.device,
-                    dtype=choice.dtype,
-                    precision=choice.precision,
-                    workload=Workload(context=_longest(encoded, question.max_tokens), sequences=BATCH),
-                    offline=question.offline,
-                )
+            options = LoadOptions(
+                question.model,
+                device=question.device,
+                dtype=choice.dtype,
+                precision=choice.precision,
+                workload=Workload(context=_longest(encoded, question.max_tokens), sequences=BATCH),
+                offline=question.offline,
             )
+            model = load(prepare(options))
         except Unsupported as error:
             on_answers(len(encoded))
             yield Row(choice.name, reason=str(error))

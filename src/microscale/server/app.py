@@ -1,96 +1,58 @@
-"""The routes. What is behind them stands in modules of its own; here are paths, keys and the shape of errors."""
+"""The application: middleware and routes. What is behind a route has a module of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import datetime
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from fastapi import FastAPI, Request
-from msgspec import UNSET, Struct
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from microscale.errors import EngineDied, MicroscaleError
-from microscale.server.answer import Answer, Exchange
-from microscale.server.anthropic.errors import reply_json as anthropic_json
-from microscale.server.anthropic.errors import speaks_anthropic
-from microscale.server.anthropic.messages import count_tokens, messages
-from microscale.server.chat import chat
-from microscale.server.completions import complete
-from microscale.server.docs import add_docs
-from microscale.server.doors import Keys, Names, error_response
-from microscale.server.faults import reply_json
+from microscale.server.answer import Answer
+from microscale.server.anthropic.handler import count_tokens, messages
+from microscale.server.error_replies import add_error_handlers, error_response
 from microscale.server.host import Host
+from microscale.server.http.auth import AllowedHosts, ApiKeys
 from microscale.server.http.body import read_body
 from microscale.server.http.cors import Cors
-from microscale.server.http.manners import Manners, request_id_of
-from microscale.server.openai.response_routes import add_stored_responses
+from microscale.server.http.exchange import Exchange
+from microscale.server.http.request_id import RequestIds
+from microscale.server.openai.chat.handler import chat
+from microscale.server.openai.completions.handler import complete
+from microscale.server.openai.models import add_models
+from microscale.server.openai.responses.handler import count_input, respond
+from microscale.server.openai.responses.stored_routes import add_stored_responses
+from microscale.server.openai.tokenize import detokenize, tokenize
 from microscale.server.openapi import describe
-from microscale.server.pages import add_pages
-from microscale.server.plan import plan_reply
-from microscale.server.replies import Health, Load, Model, ModelList, VersionReply, encode
-from microscale.server.responses import count_input, respond
-from microscale.server.tokens import detokenize, tokenize
+from microscale.server.status import add_status
+from microscale.server.web.docs import add_docs
+from microscale.server.web.pages import PAGES, add_pages
 from microscale.version import __version__
 
 Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
-STATS_TIMEOUT_S = 5.0
-
-
-def _reply(value: Struct, status: int = 200) -> Response:
-    return Response(encode(value), status, media_type="application/json")
-
-
-def _model(host: Host, name: str) -> Model:
-    created = datetime.datetime.fromtimestamp(host.created, datetime.UTC).isoformat().replace("+00:00", "Z")
-    most = host.max_model_len
-    return Model(name, host.created, most, name, created, max_input_tokens=most - 1, max_tokens=most - 1)
+KEYLESS = frozenset({"/health", "/ping", *PAGES})
+"""Paths that need no key. A load balancer has none; the web page asks for it, since a browser sends none for a page."""
 
 
 def make_app(host: Host) -> FastAPI:
     """The application; its state is ``host``."""
     # No page of the framework's: it would load scripts from elsewhere.
     app = FastAPI(title="Microscale", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    app.add_middleware(Keys, keys=host.keys)
+    app.add_middleware(ApiKeys, keys=host.keys, refuse=error_response, keyless=KEYLESS)
     if not host.keys:
-        app.add_middleware(Names, allowed=host.allowed_hosts)
+        app.add_middleware(AllowedHosts, allowed=host.allowed_hosts, refuse=error_response)
     if host.allowed_origins:
         app.add_middleware(Cors, origins=host.allowed_origins)
-    app.add_middleware(Manners)
-    _add_errors(app)
+    app.add_middleware(RequestIds)
+    add_error_handlers(app)
     _add_generation(app, host)
     add_stored_responses(app, host)
-    _add_facts(app, host)
+    add_status(app, host)
+    add_models(app, host)
     add_pages(app)
     describe(app)
     add_docs(app)
     return app
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(MicroscaleError)
-    async def on_purpose(request: Request, error: MicroscaleError) -> Response:
-        return error_response(error, request.scope)
-
-    @app.exception_handler(HTTPException)
-    async def by_framework(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}."
-        if speaks_anthropic(request.scope):
-            body = anthropic_json(message, error.status_code, request_id_of(request.scope))
-        else:
-            body = reply_json(message, "invalid_request_error", str(error.detail).lower().replace(" ", "_"))
-        return Response(body, error.status_code, error.headers, "application/json")
-
-    @app.exception_handler(Exception)
-    async def by_mistake(request: Request, error: Exception) -> Response:
-        message = f"The server made a mistake: {type(error).__name__}."
-        if speaks_anthropic(request.scope):
-            body = anthropic_json(message, 500, request_id_of(request.scope))
-        else:
-            body = reply_json(message, "server_error", "internal")
-        return Response(body, 500, media_type="application/json")
 
 
 def _add_generation(app: FastAPI, host: Host) -> None:
@@ -113,45 +75,3 @@ def _endpoint(host: Host, path: str, work: Work) -> Callable[[Request], Awaitabl
         return Answer(host, path, partial(work, host, body))
 
     return endpoint
-
-
-def _add_facts(app: FastAPI, host: Host) -> None:
-    models = {name: _model(host, name) for name in host.names}
-
-    @app.get("/ping", response_model=None)
-    @app.get("/health", response_model=None)
-    async def health() -> Response:
-        try:
-            host.check_open()
-        except MicroscaleError as error:
-            return _reply(Health("unavailable", str(error)), 503)
-        return _reply(Health("ok", UNSET))
-
-    @app.get("/load", response_model=None)
-    async def load() -> Response:
-        return _reply(Load(host.num_open))
-
-    @app.get("/version", response_model=None)
-    async def version() -> Response:
-        return _reply(VersionReply(__version__))
-
-    @app.get("/v1/models", response_model=None)
-    async def list_models() -> Response:
-        return _reply(ModelList(list(models.values()), host.names[0], host.names[-1]))
-
-    @app.get("/v1/models/{name:path}", response_model=None)
-    async def one_model(name: str) -> Response:
-        return _reply(models[host.check_model(name)])
-
-    @app.get("/plan", response_model=None)
-    async def plan() -> Response:
-        return _reply(plan_reply(host))
-
-    @app.get("/metrics", response_model=None)
-    async def metrics() -> Response:
-        try:
-            async with asyncio.timeout(STATS_TIMEOUT_S):
-                stats = await host.engine.stats()
-        except (TimeoutError, EngineDied):
-            stats = None
-        return Response(host.metrics.text(stats), media_type="text/plain; version=0.0.4; charset=utf-8")

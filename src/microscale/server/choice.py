@@ -12,7 +12,7 @@ from itertools import groupby
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish
 from microscale.errors import BadLogits, Draining
-from microscale.text.events import Kind
+from microscale.text.events import Flaw, Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
@@ -107,3 +107,12 @@ def _joined_calls(calls: Sequence[CallDelta]) -> Iterator[CallDelta]:
     for call_idx, group in groupby(calls, key=lambda call: call.call_idx):
         pieces = list(group)
         yield CallDelta(call_idx, pieces[0].function, "".join(piece.arguments for piece in pieces))
+
+
+def flaws_of(choice: Choice, finish: str | None) -> list[str]:
+    """What was malformed. That an output was cut is said by its finish reason."""
+    output = choice.output
+    if not isinstance(output, ChatOutput):
+        return []
+    expected = finish == "length" or output.stopped is not None
+    return [flaw.value for flaw in output.flaws if not (expected and flaw is Flaw.CUT)]

@@ -1,30 +1,26 @@
 """From prompts to outputs: submits choices to the engine, merges what comes back, keeps count.
 
-Chat and plain completions share this; what a choice looks like to the client is theirs.
+All APIs share this; what a choice looks like to the client is theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from microscale.engine.output import Output
 from microscale.engine.process.client import EngineClient
 from microscale.engine.process.stream import Stream
 from microscale.engine.request import Request
-from microscale.engine.sampling_params import SamplingParams
-from microscale.server.answer import Record
 from microscale.server.choice import Choice, Step
-from microscale.server.faults import BadField, SlowReader
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire
-from microscale.server.protocol import SamplingFields
-from microscale.server.replies import CachedTokens, ReasoningTokens, Usage
+from microscale.server.http.exchange import Record
+from microscale.server.http.faults import SlowReader
 from microscale.text.events import Kind
 
 MAX_QUEUED = 4
@@ -32,104 +28,16 @@ MAX_QUEUED = 4
 
 TOLD_TOGETHER = 64
 TOLD_AFTER_S = 0.5
-"""Tokens, and time, between two updates of the metrics: few for what they cost, and often enough to be watched."""
+"""Tokens, and time, between two updates of the metrics: rare enough to be cheap, often enough for a dashboard."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What the choices of one prompt share."""
-
-    prompt: list[int]
-    params: SamplingParams
-
-
-def sampling_params(
-    fields: SamplingFields,
-    num_prompt: int,
-    host: Host,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
-) -> SamplingParams:
-    """The request's wishes, with no more tokens than fit. OpenAI's defaults, not the engine's."""
-    room = host.max_model_len - num_prompt
-    # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
-    if room < (0 if max_tokens == 0 else 1):
-        raise BadField(
-            f"The prompt has {num_prompt} tokens, and this model's maximum context length is {host.max_model_len} "
-            "tokens, with room for an answer: shorten the prompt.",
-            "prompt",
-            "context_length_exceeded",
-        )
-    bias = fields.logit_bias or {}
-    if len(bias) > host.limits.max_logit_bias:
-        raise BadField(
-            f"logit_bias has {len(bias)} tokens; at most {host.limits.max_logit_bias} are taken.", "logit_bias"
-        )
-    num_tokens = room if max_tokens is None else min(max_tokens, room)
-    least = fields.min_tokens or 0
-    if max_tokens is not None and least > max_tokens:
-        raise BadField(f"min_tokens is {least}, more than the most, {max_tokens}.", "min_tokens")
-    return SamplingParams(
-        max_tokens=num_tokens,
-        temperature=1.0 if fields.temperature is None else fields.temperature,
-        seed=fields.seed,
-        ignore_eos=bool(fields.ignore_eos),
-        top_k=fields.top_k or 0,
-        top_p=1.0 if fields.top_p is None else fields.top_p,
-        min_p=fields.min_p or 0.0,
-        repetition_penalty=_repetition_penalty(fields),
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=bias,
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
-        min_tokens=min(least, num_tokens),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
-
-
-def _repetition_penalty(fields: SamplingFields) -> float:
-    given = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
-    return 1.0 if given is None else given
-
-
-def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
-    """``n``, if it and the number of stop strings are within bounds."""
-    limits = host.limits
-    n = fields.n or 1
-    if n > limits.max_n:
-        raise BadField(f"n is {n}; at most {limits.max_n} choices are made.", "n")
-    if n * num_prompts > limits.max_choices:
-        raise BadField(f"{num_prompts} prompts times n = {n} is more than {limits.max_choices} choices.", "prompt")
-    if len(fields.stops) > limits.max_stop_strings:
-        raise BadField(f"stop has {len(fields.stops)} strings; at most {limits.max_stop_strings} are taken.", "stop")
-    return n
-
-
-def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int) -> list[Request]:
-    """One for each choice: all choices of the first prompt, then of the second. Seeds count up over a prompt's own."""
-    # Who shares no key shares no cache: whether a prompt was there before is told, and would tell on others.
-    salt = record.owner + (fields.cache_salt or "")
-    if fields.cache_prompt is False:
-        salt = secrets.token_hex(16)
-    made: list[Request] = []
-    for ask in asks:
-        for number in range(n):
-            seed = ask.params.seed
-            params = ask.params if seed is None or not number else replace(ask.params, seed=(seed + number) % 2**63)
-            name = f"{record.request_id}-{len(made)}"
-            made.append(Request(name, ask.prompt, params, fields.priority or 0, salt))
-    return made
-
-
-@dataclass(frozen=True)
-class ShortWay:
-    """Of a token that is its own text and nothing else: from the engine's message to the client's in one call."""
+class FastPath:
+    """For a token that only adds text: from the engine's message to the client's socket in one call."""
 
     wire: Wire
     event: Callable[[Kind, str], bytes]
-    """What the client gets for it. Who asks sends it: tokens are counted by this."""
+    """The bytes that the client gets for a token. It also counts: call it once a token, and send the result."""
 
 
 async def generate(
@@ -137,17 +45,17 @@ async def generate(
     record: Record,
     asked: Sequence[Request],
     choices: Sequence[Choice],
-    short: ShortWay | None = None,
+    fast_path: FastPath | None = None,
 ) -> AsyncGenerator[tuple[Choice, Step], None]:
     """Steps of all choices as they come. Leaving it early aborts what still runs.
 
-    Plain tokens of an only choice go the ``short`` way, if there is one, and are in no step.
+    Plain tokens of an only choice take the ``fast_path``, if there is one, and are in no step.
     """
     host.check_open()
     streams = await _submit_all(host.engine, asked)
     clock = _Clock(host, record, len(choices))
-    if short is not None and len(streams) == 1:
-        streams[0].tap(partial(_take_plain, short, choices[0], clock))
+    if fast_path is not None and len(streams) == 1:
+        streams[0].tap(partial(_take_plain, fast_path, choices[0], clock))
     try:
         record.prompt_tokens = sum(len(prompt) for prompt in {id(r.prompt): r.prompt for r in asked}.values())
         host.metrics.prompt_tokens.inc(record.prompt_tokens)
@@ -184,7 +92,7 @@ async def generate(
 
 
 class _Clock:
-    """When tokens came. Told to the metrics many together, to keep locks and buckets out of each token's way."""
+    """When tokens came. Metrics are updated for many at once, to keep locks and buckets off each token's path."""
 
     def __init__(self, host: Host, record: Record, num_choices: int) -> None:
         self._metrics = host.metrics
@@ -221,15 +129,15 @@ class _Clock:
         self._num_told = self._record.completion_tokens
 
 
-def _take_plain(short: ShortWay, choice: Choice, clock: _Clock, token: int) -> bool:
-    """Whether a token could go the short way, and has gone."""
-    if not short.wire.writable:
+def _take_plain(fast_path: FastPath, choice: Choice, clock: _Clock, token: int) -> bool:
+    """Whether a token could take the fast path, and has been sent."""
+    if not fast_path.wire.writable:
         return False
     plain = choice.advance_plain(token)
     if plain is None:
         return False
     clock.tick(0, 1)
-    short.wire.write_chunk(short.event(*plain))
+    fast_path.wire.write_chunk(fast_path.event(*plain))
     return True
 
 
@@ -262,7 +170,7 @@ async def _taken(stream: Stream) -> AsyncGenerator[list[Output], None]:
 async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, list[Output]], None]:
     """Outputs of all streams as they arrive, until all have ended."""
     if len(streams) == 1:
-        # Without ``_taken``: one generator less on the way of every token.
+        # Without ``_taken``: one generator less on every token's path.
         [stream] = streams
         if outputs := await stream.take():
             yield 0, outputs[:1]
@@ -296,11 +204,3 @@ async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, list[O
     finally:
         for reader in readers:
             reader.cancel()
-
-
-def usage(record: Record, num_reasoning: int | None = None) -> Usage:
-    cached = CachedTokens(record.cached_tokens)
-    total = record.prompt_tokens + record.completion_tokens
-    if num_reasoning is None:
-        return Usage(record.prompt_tokens, record.completion_tokens, total, cached)
-    return Usage(record.prompt_tokens, record.completion_tokens, total, cached, ReasoningTokens(num_reasoning))

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from microscale.engine.process.client import EngineClient
 from microscale.errors import MicroscaleError
-from microscale.server.body import IgnoredLog
-from microscale.server.faults import NoSuchModel
+from microscale.server.http.faults import NoSuchModel
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
-from microscale.server.responses_store import ResponseStore
-from microscale.server.structured_check import GrammarChecker
+from microscale.server.openai.responses.store import ResponseStore
+from microscale.server.requests.ignored import IgnoredLog
+from microscale.server.structured.check import GrammarChecker
 from microscale.text.chat_format import ChatFormat
 from microscale.text.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ class Host:
     """Under which the model is served; the first is the one that replies carry."""
     grammars: GrammarChecker
     keys: tuple[bytes, ...] = ()
-    """API keys; none leaves every door open."""
+    """API keys; without any, every request is let in."""
     allowed_hosts: tuple[str, ...] = ()
     """Names beside localhost under which requests may come to the loopback address where there are no keys."""
     allowed_origins: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
 class Metrics:
-    """One server's. ``prefix`` stands before the colon."""
+    """The metrics of one server. ``prefix`` stands before the colon."""
 
     def __init__(self, model: str, prefix: str = "microscale") -> None:
         if not _PREFIX.fullmatch(prefix):
@@ -75,7 +75,7 @@ class Metrics:
 
 
 class TokenGaps(Collector):
-    """A histogram that takes many together and no lock: the loop's thread alone counts and tells.
+    """A histogram without a lock that takes many values at once: only the event loop's thread uses it.
 
     prometheus_client's takes 3 us for each (2 cores), which is for every token; this takes less than 1.
     """

@@ -1,4 +1,4 @@
-"""The OpenAPI document. Bodies are parsed by ``protocol``, so their schemas are entered here."""
+"""The OpenAPI document. Handlers parse bodies themselves, so their schemas are entered here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from microscale.server.anthropic.errors import ROUTE
-from microscale.server.anthropic.protocol import CountRequest, MessagesRequest
-from microscale.server.body import Body
-from microscale.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChat,
-    TokenizeText,
-)
-from microscale.server.responses_protocol import ResponsesRequest
+from microscale.server.anthropic.request import CountRequest, MessagesRequest
+from microscale.server.openai.chat.request import ChatRequest
+from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.responses.request import ResponsesRequest
+from microscale.server.openai.tokenize import DetokenizeRequest, TokenizeChat, TokenizeText
+from microscale.server.requests.body import Body
 
 BODIES: dict[str, tuple[type[Body], ...]] = {
     "/v1/completions": (CompletionRequest,),

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from microscale.server.host import Host
-from microscale.server.replies import PlanReply
+
+
+class PlanReply(Struct, frozen=True):
+    model: str
+    vocab_size: int
+    max_model_len: int
+    plan: str
+    """Which kernel runs what, as a table."""
+    gpu: str | UnsetType = UNSET
+    precision: str | UnsetType = UNSET
+    decisions: Raw | UnsetType = UNSET
+    """By op, layer kind and batch size: the kernel, and why each other one does not run."""
+    memory: Raw | UnsetType = UNSET
+    """Bytes by what they hold."""
 
 
 class _Document(Struct, frozen=True):

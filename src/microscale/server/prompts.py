@@ -6,17 +6,12 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from microscale.server.faults import BadField
 from microscale.server.host import Host
+from microscale.server.http.faults import BadField
 from microscale.server.limits import Limits
-from microscale.server.protocol import (
-    AssistantMessage,
-    ChatFields,
-    ChatMessage,
-    Content,
-    ToolMessage,
-)
-from microscale.server.structured import check_schema
+from microscale.server.requests.chat import ChatFields
+from microscale.server.requests.messages import AssistantMessage, ChatMessage, Content, ToolMessage
+from microscale.server.structured.output_format import check_schema
 from microscale.text.conversation import (
     Effort,
     Message,
@@ -32,7 +27,7 @@ from microscale.text.output import ChatOutput
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Token ids, and what may come of them."""
+    """Token ids, and how to read the output that follows them."""
 
     tokens: list[int]
     tools: frozenset[str]

@@ -30,13 +30,13 @@ from microscale.server.http.connection import bounded_protocol
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.selftest import self_test
-from microscale.server.structured_check import GrammarChecker
+from microscale.server.structured.check import GrammarChecker
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
-"""After the engine's death: how long clients are still told of it."""
+"""How long clients are still told that the engine has ended."""
 SHUTDOWN_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -160,7 +160,7 @@ async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-        status = await (_bury(host, ended.result()) if ended.done() else _drain(host, options.drain_s, stop))
+        status = await (_engine_ended(host, ended.result()) if ended.done() else _drain(host, options.drain_s, stop))
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
@@ -171,7 +171,7 @@ async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int
     return status
 
 
-async def _bury(host: Host, end: EngineDied) -> int:
+async def _engine_ended(host: Host, end: EngineDied) -> int:
     host.closing = end
     log.error("The engine has ended, and the server ends with it: %s", end)
     await asyncio.sleep(LAST_WORDS_S)

@@ -75,7 +75,7 @@ class Rendered:
 
     tokens: list[int]
     begun: tuple[int, ...] = ()
-    """What an output's parser reads before the output: of a message that the prompt has begun."""
+    """What an output's parser reads before the output: of a turn that the prompt has begun."""
 
 
 class PromptEnd(StrEnum):

@@ -38,7 +38,7 @@ class Flaw(StrEnum):
     """A control token where it means nothing, or an id outside the vocabulary."""
     CALL_WITHOUT_RECIPIENT = "call_without_recipient"
     BAD_ARGUMENTS = "bad_arguments"
-    """Arguments of a call that are not JSON."""
+    """Arguments of a call that are not JSON, or a call that is not, where calls are."""
     NO_CONTENT = "no_content"
     """Neither an answer nor a call."""
     CUT = "cut"

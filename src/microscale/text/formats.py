@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from microscale.text.chat_format import ChatFormat
+from microscale.text.chatml.format import ChatmlFormat
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.harmony.format import HarmonyFormat
 from microscale.text.tokenizer import Tokenizer
 
-FORMATS: tuple[type[ChatFormat], ...] = (GemmaFormat, HarmonyFormat)
+FORMATS: tuple[type[ChatFormat], ...] = (GemmaFormat, HarmonyFormat, ChatmlFormat)
 DEFAULT: type[ChatFormat] = HarmonyFormat
 """Of random weights, and of a tokenizer that fits none: its error then names what the tokenizer lacks."""
 

@@ -67,6 +67,8 @@ class Turn:
     must_call: bool = False
     one_call: bool = False
     """No second call, where the format could hold one."""
+    begun: Sequence[int] = ()
+    """What the prompt holds of the turn already (``Rendered.begun``): the grammar begins after it."""
 
 
 def alone(form: Form, ends: Sequence[str]) -> str:

@@ -173,13 +173,13 @@ class ChatOutput:
 
 
 class PlainOutput:
-    """Text as the model wrote it: for completions of a raw prompt. Control tokens are left out, or stand by name."""
+    """Text as the model wrote it: for completions of a raw prompt. Special tokens are left out, or stand by name."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, stops: Sequence[str] = (), keep_stop: bool = False, show_control: bool = False
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._control_name = tokenizer.control_name if show_control else None
+        self._shown_name = tokenizer.control_name if show_control else tokenizer.plain_name
         self._stops = StopStrings(stops, keep=keep_stop)
         self._pending: list[int] = []
 
@@ -203,7 +203,7 @@ class PlainOutput:
         return delta
 
     def _text(self, token: int) -> str:
-        name = None if self._control_name is None else self._control_name(token)
+        name = self._shown_name(token)
         return self._detokenizer.feed(token) if name is None else self._detokenizer.flush() + name
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:

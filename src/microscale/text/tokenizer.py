@@ -38,6 +38,7 @@ class Tokenizer:
         inner.encode_special_tokens = True
         self._is_pieces = _has_pieces(inner, source)
         added = inner.get_added_tokens_decoder()
+        self._plain_names = {token_id: token.content for token_id, token in added.items() if not token.special}
         self._literal = {
             token_id: _piece_bytes(token.content) if self._is_pieces else token.content.encode()
             for token_id, token in added.items()
@@ -73,6 +74,10 @@ class Tokenizer:
 
     def control_name(self, token: int) -> str | None:
         return self._control_names.get(token)
+
+    def plain_name(self, token: int) -> str | None:
+        """The name of a control token that is not ``special`` in the file: in raw text it is shown."""
+        return self._plain_names.get(token) if token in self._control_names else None
 
     def protect(self, names: Sequence[str]) -> None:
         """Make these tokens control tokens, for a file that has them without the mark ``special``.

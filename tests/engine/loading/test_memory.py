@@ -10,16 +10,17 @@ import torch
 
 from microscale import hardware
 from microscale.backends import quantise, registry
-from microscale.backends.ops import Activations, Ops, Wish
+from microscale.backends.ops import Activations, Ops, Preference
 from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PLANS, make_precision
-from microscale.engine.loading.fit import check_fits, ways
-from microscale.engine.loading.memory import ROOM, Memory, Workload, reckon, usable_memory, weight_bytes
+from microscale.backends.precision import PRECISIONS, make_precision
+from microscale.engine.loading.fit import check_fits, plan_and_reckon, ways
+from microscale.engine.loading.memory import ROOM, Memory, Workload, usable_memory, weight_bytes
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
-from microscale.models.dummy_weights import DummyWeights
+from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS
+from microscale.models.gpt_oss.dummy_weights import DummyWeights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import Outline, outline
 from support.families import gpt_oss_preset
@@ -33,12 +34,17 @@ def shape(model: str) -> Outline:
 
 
 def setup(card: str, precision: str = "exact") -> Setup:
-    return Setup(KNOWN[card], Activations.BF16, precision=PLANS[precision])
+    return Setup(KNOWN[card], Activations.BF16, precision=PRECISIONS[precision])
 
 
 def sums(model: str, card: str, workload: Workload, precision: str = "exact", available: int | None = None) -> Memory:
     chosen = setup(card, precision)
-    return reckon(shape(model), make_plan(model, shape(model).uses, chosen), chosen, workload, available)
+    return plan_and_reckon(shape(model), chosen, workload, available)[1]
+
+
+def check(model: Outline, chosen: Setup, workload: Workload) -> None:
+    """As a start does."""
+    check_fits(model, chosen, plan_and_reckon(model, chosen, workload)[1])
 
 
 def test_weights_and_kv_of_gpt_oss_120b_by_hand() -> None:
@@ -61,7 +67,7 @@ def test_a_window_costs_the_same_at_any_context_and_fp8_halves_the_cache() -> No
     assert fast.kv.bytes(4096, 3) * 2 == exact.kv.bytes(4096, 3)
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b"])
 def test_max_context_and_sequences_are_the_largest_that_fit(model: str) -> None:
     for card in KNOWN:
         memory = sums(model, card, Workload(context=8192, sequences=4))
@@ -100,23 +106,23 @@ def test_unified_memory_is_what_the_system_reports_less_room() -> None:
 def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:
     model, chosen, workload = shape("gpt-oss-20b"), setup("rtx4090"), Workload(context=131072, sequences=4)
     with pytest.raises(Unsupported) as error:
-        check_fits(model, chosen, workload)
+        check(model, chosen, workload)
     text = str(error.value)
     assert text.startswith("gpt-oss-20b needs 26.6 GiB on NVIDIA GeForce RTX 4090: weights 12.8 (experts 9.5)")
-    found, _ = ways(model, chosen, workload)
+    found, _ = ways(model, chosen, plan_and_reckon(model, chosen, workload)[1])
     shorter = int(found[1].options.removeprefix("--max-model-len "))
     assert (found[0].options, found[2].options) == ("--max-num-seqs 2", "--kv-cache-dtype fp8")
     for way in found:
         assert way.options in text
         assert way.needed <= 0.9 * 24 * GIB
-    check_fits(model, chosen, replace(workload, context=shorter))
+    check(model, chosen, replace(workload, context=shorter))
     with pytest.raises(Unsupported):
-        check_fits(model, chosen, replace(workload, context=shorter + 16))
+        check(model, chosen, replace(workload, context=shorter + 16))
 
 
 def test_when_no_option_helps_the_cards_that_do_are_named() -> None:
     with pytest.raises(Unsupported, match=r"no option makes it fit \(the least, .* cards that hold it: a100, h100"):
-        check_fits(shape("gpt-oss-120b"), setup("l40s"), Workload(context=131072))
+        check(shape("gpt-oss-120b"), setup("l40s"), Workload(context=131072))
 
 
 @pytest.mark.parametrize(
@@ -137,30 +143,34 @@ def test_workloads_out_of_range_are_refused(change: dict[str, Any], message: str
 TINY = replace(gpt_oss_preset("gpt-oss-tiny"), num_heads=4, head_dim=64)
 
 
-@pytest.mark.parametrize("precision", PLANS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_binding_decides_is_what_the_plan_says(precision: str) -> None:
     """For a GPU that is not there: packing is plain torch."""
     for gpu in (hardware.cpu(), KNOWN["h100"], KNOWN["rtx5090"]):
         activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
-        chosen = Setup(gpu, activations, precision=PLANS[precision])
+        chosen = Setup(gpu, activations, precision=PRECISIONS[precision])
         made = make_plan("tiny", outline("tiny", TINY, activations, 16, TINY.max_context).uses, chosen)
-        ops = Ops(gpu, activations, Wish(), PLANS[precision])
-        GptOss(DummyWeights(TINY), ops, torch.device("cpu"))
+        ops = Ops(gpu, activations, Preference(), PRECISIONS[precision])
+        GptOss(DummyWeights(TINY, RandomTensors()), ops, torch.device("cpu"))
         assert ops.plan.decisions == made.decisions
         # With the plan given, binding takes it as it is.
-        GptOss(DummyWeights(TINY), Ops(gpu, activations, Wish(), PLANS[precision], made), torch.device("cpu"))
+        GptOss(
+            DummyWeights(TINY, RandomTensors()),
+            Ops(gpu, activations, Preference(), PRECISIONS[precision], made),
+            torch.device("cpu"),
+        )
 
 
 def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantise, "CHUNK", 1 << 10)
     precision = make_precision("fast", ["embed=mxfp4"])
-    wish = Wish(backend="reference")  # holds weights as they are quantised; its peak is the loader's
-    chosen = Setup(hardware.cpu(), Activations.FLOAT32, wish, precision)
+    preference = Preference(backend="reference")  # holds weights as they are quantised; its peak is the loader's
+    chosen = Setup(hardware.cpu(), Activations.FLOAT32, preference, precision)
     model = outline("tiny", TINY, Activations.FLOAT32, 16, TINY.max_context)
     weights = sum(weight_bytes(model, make_plan("tiny", model.uses, chosen), chosen).values())
     with LiveBytes() as live:
-        loaded = GptOss(DummyWeights(TINY), Ops(*vars(chosen).values()), torch.device("cpu"))
-    layer = DummyWeights(TINY).layer(0, "cpu")
+        loaded = GptOss(DummyWeights(TINY, RandomTensors()), Ops(*vars(chosen).values()), torch.device("cpu"))
+    layer = DummyWeights(TINY, RandomTensors()).layer(0, "cpu")
     largest = sum(tensor.nbytes for tensor in vars(layer).values())
     chunk = 5 * 4 * quantise.CHUNK
     assert live.now <= weights + chunk
@@ -170,7 +180,7 @@ def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch
 
 def test_every_implementation_says_what_its_weights_take() -> None:
     """Or the oracle and the memory check would take them for nothing."""
-    for model in ("gpt-oss-20b", "gemma-4-26b-a4b"):
+    for model in ("gpt-oss-20b", "gemma-4-26b-a4b", "qwen3-30b-a3b"):
         for use in shape(model).uses:
             if use.op in ("moe", "dense"):
                 for entry in registry.of_op(use.op):

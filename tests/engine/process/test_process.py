@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from microscale.engine.loading.build import Queueing, build_engine
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.output import Output
 from microscale.engine.process.client import EngineClient
 from microscale.engine.process.frames import FrameReader
@@ -275,7 +276,7 @@ def test_the_engine_serves_a_real_model(run: Run) -> None:
 
     told = run(ask())
     assert heard == [(done, 4) for done in range(5)]
-    here = build_engine(load_options(config), Queueing()).engine
+    here = build_engine(prepare(load_options(config)), Queueing()).engine
     for one in wanted:
         here.submit(one)
     while here.has_work:

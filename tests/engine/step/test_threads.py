@@ -13,7 +13,7 @@ from microscale.backends.decision import Plan
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup, make_plan
 from microscale.engine.generate import Generation
-from microscale.engine.loading.load import LoadOptions, load_model
+from microscale.engine.loading.options import LoadOptions
 from microscale.engine.process.messages import EngineConfig
 from microscale.engine.process.service import load_options
 from microscale.engine.sampling_params import SamplingParams
@@ -25,6 +25,7 @@ from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
 from support.families import gpt_oss_preset
+from support.loading import load_model
 
 CPU = hardware.cpu()
 MOST = 3

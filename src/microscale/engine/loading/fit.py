@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import PLANS
+from microscale.backends.precision import PRECISIONS
 from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon, usable_memory
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, KNOWN
@@ -27,15 +28,21 @@ class Way:
     needed: int
 
 
-def check_fits(outline: Outline, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
-    """The sums, if they fit; else an error with the sums."""
-    memory = reckon(outline, make_plan(outline.name, outline.uses, setup), setup, workload, available)
+def plan_and_reckon(
+    outline: Outline, setup: Setup, workload: Workload, available: int | None = None
+) -> tuple[Plan, Memory]:
+    """What runs, and what that takes. ``available`` is what the machine reports as free."""
+    plan = make_plan(outline.name, outline.uses, setup)
+    return plan, reckon(outline, plan, setup, workload, available)
+
+
+def check_fits(outline: Outline, setup: Setup, memory: Memory) -> None:
+    """Raise why a model does not fit, if it does not."""
     if not memory.fits:
-        raise Unsupported(refusal(memory, *ways(outline, setup, workload, available)))
-    return memory
+        raise Unsupported(refusal(outline, setup, memory))
 
 
-def refusal(memory: Memory, found: list[Way], least: Way | None) -> str:
+def refusal(outline: Outline, setup: Setup, memory: Memory) -> str:
     """One sentence: what is needed, what there is, and what helps."""
     weights = sum(memory.weights.values())
     largest = max(memory.weights, key=lambda kind: memory.weights[kind])
@@ -50,7 +57,7 @@ def refusal(memory: Memory, found: list[Way], least: Way | None) -> str:
         parts.append(f"graphs and runtime {gib(memory.graphs + memory.runtime)}")
     need = f"{memory.model} needs {gib(memory.needed)} GiB on {memory.gpu.name}: {' + '.join(parts)}"
     have = f"{gib(memory.usable)} GiB may be used ({memory.usable_because})"
-    return f"{need}, and {have}; {_advice(memory, found, least)}."
+    return f"{need}, and {have}; {_advice(memory, *ways(outline, setup, memory))}."
 
 
 def _advice(memory: Memory, found: list[Way], least: Way | None) -> str:
@@ -67,20 +74,17 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f}" if num_bytes >= GIB // 10 else f"{num_bytes / GIB:.2f}"
 
 
-def ways(
-    outline: Outline, setup: Setup, workload: Workload, available: int | None = None
-) -> tuple[list[Way], Way | None]:
+def ways(outline: Outline, setup: Setup, memory: Memory) -> tuple[list[Way], Way | None]:
     """The cheapest ways to make the model fit, and of those that do not suffice the one that needs least."""
     found: list[Way] = []
     least: Way | None = None
-    for options, other_setup, other in _candidates(outline, setup, workload, available):
+    for options, other_setup, workload in _candidates(outline, setup, memory):
         try:
-            plan = make_plan(outline.name, outline.uses, other_setup)
+            _, other = plan_and_reckon(outline, other_setup, workload, memory.available)
         except Unsupported:
             continue
-        memory = reckon(outline, plan, other_setup, other, available)
-        way = Way(options, memory.needed)
-        if memory.fits:
+        way = Way(options, other.needed)
+        if other.fits:
             found.append(way)
         elif least is None or way.needed < least.needed:
             least = way
@@ -89,18 +93,17 @@ def ways(
     return found, least
 
 
-def _candidates(
-    outline: Outline, setup: Setup, workload: Workload, available: int | None
-) -> Iterator[tuple[str, Setup, Workload]]:
+def _candidates(outline: Outline, setup: Setup, memory: Memory) -> Iterator[tuple[str, Setup, Workload]]:
+    workload = memory.workload
     if workload.utilization < 0.95 and not setup.gpu.is_cpu:
         yield "--gpu-memory-utilization 0.95", setup, replace(workload, utilization=0.95)
     setups = [("", setup), *_precisions(setup)]
     for options, other in setups:
         if options:
             yield options, other, workload
-        yield from _smaller(options, outline, other, workload, available)
-    if setup.gpu.is_cpu and setup.wish.backend is None:
-        reference = replace(setup, wish=replace(setup.wish, backend="reference", moe_backend=None))
+        yield from _smaller(options, outline, other, memory)
+    if setup.gpu.is_cpu and setup.preference.backend is None:
+        reference = replace(setup, preference=replace(setup.preference, backend="reference", moe_backend=None))
         yield "--backend reference, which decodes the experts on every step", reference, workload
 
 
@@ -109,10 +112,10 @@ def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
     precision = setup.precision
     if precision.kv_format != "fp8":
         yield "--kv-cache-dtype fp8", replace(setup, precision=replace(precision, kv_cache_dtype="fp8"))
-    names = list(PLANS)
+    names = list(PRECISIONS)
     for name in names[names.index(precision.name) + 1 :]:
         asked = replace(
-            PLANS[name],
+            PRECISIONS[name],
             chosen=precision.chosen,
             moe_activations=precision.moe_activations,
             kv_cache_dtype=precision.kv_cache_dtype,
@@ -123,12 +126,11 @@ def _precisions(setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield "--layer-format experts=mxfp4", replace(setup, precision=narrow)
 
 
-def _smaller(
-    options: str, outline: Outline, setup: Setup, workload: Workload, available: int | None
-) -> Iterator[tuple[str, Setup, Workload]]:
+def _smaller(options: str, outline: Outline, setup: Setup, asked: Memory) -> Iterator[tuple[str, Setup, Workload]]:
     """The same precision with fewer sequences or a shorter context."""
+    workload = asked.workload
     try:
-        memory = reckon(outline, make_plan(outline.name, outline.uses, setup), setup, workload, available)
+        _, memory = plan_and_reckon(outline, setup, workload, asked.available)
     except Unsupported:
         return
     before = f"{options} " if options else ""

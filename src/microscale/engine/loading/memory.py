@@ -19,6 +19,7 @@ from microscale.backends.precision import BITS
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
+from microscale.models.config import NO_SLIDING_LAYERS, LayerKind
 from microscale.models.outline import AT_THE_END, Outline
 
 RUNTIME = GIB
@@ -31,6 +32,10 @@ LEAST_CONTEXT = 1024
 """Without ``--max-model-len`` a start needs room for this many tokens, or the model's own limit if that is less."""
 
 MAX_SEQUENCES = 1 << 16
+MAX_PAGE_SIZE = 1024
+KEPT_WINDOWS = 8
+"""One byte in so many of what is left after the least that sequences need goes to sliding layers, for windows at which
+prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 1024."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,13 @@ class Workload:
     step_tokens: int = 2048
     """New tokens in one step (``--max-num-batched-tokens``)."""
     page_size: int = 16
+    """Positions in one page of the KV cache (``--block-size``)."""
     utilization: float = 0.9
     """The part of the memory that may be used (``--gpu-memory-utilization``)."""
+
+    def check_page_size(self) -> None:
+        if not 1 <= self.page_size <= MAX_PAGE_SIZE:
+            raise BadSetting(f"--block-size is {self.page_size}; a page holds 1 to {MAX_PAGE_SIZE} positions.")
 
     def check(self, model: str, max_context: int) -> None:
         if self.context is not None and not 1 <= self.context <= max_context:
@@ -102,6 +112,8 @@ class Memory:
     model_context: int
     logits_row: int
     """Of ``activations``: what one sequence more would add to them."""
+    available: int | None
+    """What the machine reported as free; ``None``: the card is taken to be empty."""
 
     @property
     def fixed(self) -> int:
@@ -131,6 +143,37 @@ class Memory:
         """How many sequences of the asked context fit."""
         fixed, row = self.fixed - self.workload.sequences * self.logits_row, self.logits_row
         return _most(MAX_SEQUENCES, lambda n: fixed + n * row + self.kv.bytes(self.context, n), self.usable)
+
+    def pages(self) -> dict[LayerKind, int]:
+        """How many KV pages each kind of layer gets of memory that suffices.
+
+            usable = fixed | sliding: a window and a page a sequence, one step | full: 7/8 of the rest | more windows
+
+        Without sliding layers, full ones get all of the rest, and the pages of sliding ones, which have no bytes, stay
+        few.
+        Full layers get at least what was promised: every sequence at the context that must fit. On a CPU, whose memory
+        is not ours to fill, they get no more than every sequence at full length.
+        """
+        kv, work = self.kv, self.workload
+
+        def pages(positions: int) -> int:
+            return -(-positions // kv.page_size)
+
+        context = pages(self.context)
+        window = max(kv.window, NO_SLIDING_LAYERS)
+        sliding = work.sequences * min(pages(window) + 1, context) + min(pages(work.step_tokens), context)
+        # A model without full layers gives their pages no bytes; then any number will do.
+        full_bytes = max(kv.full_per_token * kv.page_size, 1)
+        sliding_bytes = kv.sliding_per_position * kv.page_size
+        left = self.usable - self.fixed - sliding * sliding_bytes
+        kept = left // KEPT_WINDOWS if sliding_bytes else 0
+        full = max((left - kept) // full_bytes, work.sequences * context)
+        if self.gpu.is_cpu:
+            full = min(full, work.sequences * pages(work.context or self.model_context))
+        windows = max(left - full * full_bytes, 0) // sliding_bytes if sliding_bytes else 0
+        if self.gpu.is_cpu:
+            windows = min(windows, sliding)
+        return {LayerKind.FULL: full, LayerKind.SLIDING: sliding + windows}
 
     def by_kind(self) -> dict[str, int]:
         """Every part of ``needed``, then what a token and a sequence cost, then what there is."""
@@ -174,6 +217,7 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
         runtime=RUNTIME if on_gpu else 0,
         model_context=outline.max_context,
         logits_row=_logits_row(outline),
+        available=available,
     )
 
 

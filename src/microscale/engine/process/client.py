@@ -15,7 +15,7 @@ from typing import Self
 
 from microscale.engine.output import Output, Stats
 from microscale.engine.process.convert import checked, from_wire, stats_of, submit_of
-from microscale.engine.process.launch import Launch
+from microscale.engine.process.launch import Launch, wait_ready
 from microscale.engine.process.link import Link
 from microscale.engine.process.messages import (
     VERSION,
@@ -35,7 +35,6 @@ from microscale.engine.process.messages import (
     StatsReply,
     ToEngine,
     Tokens,
-    check_hello,
     decode_for_owner,
     encode,
     error_of,
@@ -78,7 +77,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(launch.load_timeout_s):
                 client._link.write(greeting)
-                client.ready = await client._loaded(launch)
+                client.ready = await wait_ready(client._link, launch)
         except TimeoutError:
             error: BaseException = EngineDied(f"The engine has not loaded its model in {launch.load_timeout_s:g} s.")
         except BadMessage as caught:
@@ -92,19 +91,6 @@ class EngineClient:
             return client
         await client._stop(EngineDied("The engine did not start."))
         raise error
-
-    async def _loaded(self, launch: Launch) -> Ready:
-        check_hello(await self._link.next_frame())
-        while True:
-            match decode_for_owner(await self._link.next_frame()):
-                case Loading(done, total):
-                    launch.on_progress(done, total)
-                case Ready() as ready:
-                    return ready
-                case Failed(kind, text):
-                    raise error_of(kind, text)
-                case other:
-                    raise BadMessage(f"The engine process said {type(other).__name__} before it was ready.")
 
     @property
     def pid(self) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from microscale.backends.ops import Wish
+from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
-from microscale.engine.loading.load import LoadOptions
 from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.engine.output import Output
 from microscale.engine.process.convert import request_of, stats_reply, to_wire
 from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
@@ -108,9 +109,8 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
     vocabulary = None
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
-    built = build_engine(
-        load_options(config), queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary
-    )
+    prepared = prepare(load_options(config))
+    built = build_engine(prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
     model = built.config
     return Service(built.engine, Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan))
 
@@ -121,16 +121,16 @@ def load_options(config: EngineConfig) -> LoadOptions:
         load_format=config.load_format,
         device=config.device,
         dtype=config.dtype,
-        wish=Wish(config.backend, config.moe_backend),
+        preference=Preference(config.backend, config.moe_backend),
         precision=make_precision(config.precision, config.layer_format, config.moe_activations, config.kv_cache_dtype),
         workload=Workload(
             context=config.max_model_len,
             sequences=config.max_num_seqs,
             step_tokens=config.max_num_batched_tokens,
+            page_size=config.block_size,
             utilization=config.gpu_memory_utilization,
         ),
         overrides=config.hf_overrides,
-        page_size=config.block_size,
         offline=config.offline,
         seed=config.seed,
         threads=config.threads,

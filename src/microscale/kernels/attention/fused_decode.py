@@ -7,16 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
+from microscale.kernels.attention.spec import HeadsKind
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 
 MAX_HEADS = 14
 """Query heads in a group, at most: key and value stand behind them in a tile of 16 rows."""
 
 
-def kinds(head_dim: int) -> tuple[tuple[bool, bool], ...]:
-    """NORM and SHARED, as there are kernels for. Wide heads without norms spill, and no model has such."""
-    normed = ((True, False), (True, True))
-    return normed if head_dim > 128 else ((False, False), *normed)
+def kinds(head_dim: int) -> tuple[HeadsKind, ...]:
+    """What there are kernels for. Wide heads without norms spill, and no model has such, nor with values left alone."""
+    normed = ((True, True, False), (True, True, True))
+    return normed if head_dim > 128 else ((False, False, False), (True, False, False), *normed)
 
 
 @dataclass(frozen=True)
@@ -34,5 +35,5 @@ class HeadTransform:
         return self.rope.inverse_frequencies, *weights, self.rope.scale, epsilon
 
     @property
-    def kind(self) -> tuple[bool, bool]:
-        return self.norms is not None, self.shared
+    def kind(self) -> HeadsKind:
+        return self.norms is not None, self.norms is not None and self.norms.values, self.shared

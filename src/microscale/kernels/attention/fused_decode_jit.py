@@ -187,13 +187,13 @@ def attend_fused(
     stride_qkv_token, stride_out_token, stride_page, stride_kv_head, stride_table, stride_scale,
     frequencies_ptr, q_weight_ptr, k_weight_ptr, rope_scale, epsilon,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr,
-    INSIDE: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr,
-    PDL: tl.constexpr, PLAIN: tl.constexpr,
+    INSIDE: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr, NORM: tl.constexpr, NORM_V: tl.constexpr,
+    SHARED: tl.constexpr,    PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """As ``attend_short`` for one new token each, from ``qkv [tokens, heads and KV heads, HEAD_DIM]``.
 
-    NORM, SHARED: as ``rope_and_write_kv``. EARLY: the first block of a split comes to registers before the wait, and
-    PREFETCH keys after it to L2; without EARLY the first of a split do.
+    NORM, NORM_V, SHARED: as ``rope_and_write_kv``. EARLY: the first block of a split comes to registers before the
+    wait, and PREFETCH keys after it to L2; without EARLY the first of a split do.
     """
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
@@ -260,6 +260,8 @@ def attend_fused(
             squares += odd[0] * odd[0] + odd[1] * odd[1]
         squares = tl.sum(squares, axis=1)
         factor = tl.rsqrt(squares / HEAD_DIM + epsilon)[:, None]
+        if not NORM_V:
+            factor = tl.where(is_value[:, None], 1.0, factor)
         parts = parts[0] * factor, parts[1] * factor
         if KV_FP8:
             odd = odd[0] * factor, odd[1] * factor

@@ -1,4 +1,4 @@
-"""``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``tiles`` has the tiles.
+"""``triton_paged``: paged attention on any GPU with bf16 matrix units. Owns the launches; ``hardware`` has the tiles.
 
 Short sequences (one new token, or two) cut their keys into splits for the whole machine and merge them; long ones take
 blocks of query rows. A batch that mixes both takes both ways, so that a decoding sequence with much context does not
@@ -12,30 +12,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
-from microscale.kernels.attention import fused_decode, fused_decode_jit, paged_jit, split_kv_jit
+from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
+from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
+from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
+from microscale.kernels.attention.paths import Split, most_splits, short_len, tile_of
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.attention.tiles import (
-    FUSED_SEQUENCES,
-    HEAD_DIMS,
-    INSIDE_SPLITS,
-    SPLITS_PER_SM,
-    Tile,
-    choose_tile,
-    compile_options,
-    spills_because,
-    wanted_splits,
-)
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
-from microscale.kernels.op import Activations, Cost, Implementation, Reason
+from microscale.kernels.op import Activations, Cost, Reason
 
 MAX_GROUP = 16
 MERGE_WARPS = 4
@@ -51,6 +44,23 @@ def uses_pdl(gpu: Gpu) -> bool:
     """A kernel for short sequences waits for the one before it by itself, where the GPU can. Without that there is
     nothing to fetch early either."""
     return gpu.has(Feature.PDL) and not PLAIN
+
+
+def compile_options(tile: Tile) -> dict[str, Any]:
+    """Options of a launch."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options if tile.registers is None else options | {"maxnreg": tile.registers}
+
+
+def spills_because(tile: Tile, head_dim: int) -> str | None:
+    """Why a tile for long queries may spill."""
+    if head_dim == 512 and tile.block_m == 64:
+        return "64 rows of 512 fill the registers; 32 rows need none of it and reach 82 TFLOP/s and not 171 on H200"
+    if head_dim == 256 and tile.block_m * tile.block_n == 128 * 64:
+        return "128 x 64 of 256 fill the registers; 128 x 32 need none of it and reach 248 TFLOP/s and not 318 on H200"
+    if head_dim == 64 and tile.registers == 168:
+        return "one word, before and after the loops (Triton 3.7); with a program less on an SM 316 TFLOP/s and not 375"
+    return None
 
 
 # (device, heads) → sinks of minus infinity. Kept: filling them at every call would be a launch of its own.
@@ -83,6 +93,15 @@ class _Call:
     transform: HeadTransform | None = None
     """Where ``q`` is the projection's whole answer, of one token in every sequence: what becomes of its heads."""
 
+    @classmethod
+    def of(
+        cls, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None,
+        transform: HeadTransform | None = None,
+    ) -> _Call:  # fmt: skip
+        """With room for the answer, and sinks that take no part where there are none."""
+        out = torch.empty((q.shape[0], spec.num_heads, spec.head_dim), dtype=q.dtype, device=q.device)
+        return cls(spec, gpu, q, kv, batch, _no_sinks(out) if sinks is None else sinks, out, transform)
+
     @property
     def fp8(self) -> bool:
         return self.kv.k.dtype == torch.uint8
@@ -93,18 +112,14 @@ class _Call:
 
     @property
     def sequences(self) -> int:
-        return self.batch.context_lens.shape[0]
+        return self.batch.sizes[0]
 
     def tile(self, decode: bool) -> Tile:
-        window = self.spec.window is not None
-        return choose_tile(
-            decode, self.spec.head_dim, self.fp8, self.gpu, window=window, heads_too=self.transform is not None
-        )
+        return tile_of(self.spec, self.gpu, self.fp8, decode=decode, fused=self.transform is not None)
 
     @property
     def short_len(self) -> int:
-        """New tokens up to which a sequence is short: its rows fit one block."""
-        return self.tile(decode=True).block_m // self.group
+        return short_len(self.spec, self.tile(decode=True))
 
     def lookups(self) -> tuple[Tensor, ...]:
         kv, batch = self.kv, self.batch
@@ -125,24 +140,21 @@ class _Call:
         rows = (self.q.stride(0), self.out.stride(0))
         return *rows, k.stride(0), k.stride(1), self.batch.page_table.stride(0), per_head
 
-    def run_short(self) -> None:
+    def run_short(self, way: Split) -> None:
         """Sequences of up to ``short_len`` new tokens; the others are left alone."""
         tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
-        max_keys = self.batch.page_table.shape[1] * self.kv.page_size
-        if self.spec.window is not None:
-            max_keys = min(max_keys, self.spec.window + (self.short_len if self.transform is None else 1) - 1)
-        per_sm = SPLITS_PER_SM[self.spec.head_dim]
+        by_heads = split_kv(self.spec.head_dim, self.gpu)
+        per_sm = by_heads.splits_per_sm
         if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
         wanted = wanted_splits(kv_heads, per_sm, self.gpu)
-        least = tile.least_blocks(self.spec.head_dim)
-        most = -(-max_keys // tile.block_n) // least  # splits of a sequence
-        split = most > 1
-        inside = split and most <= INSIDE_SPLITS[self.spec.head_dim]
+        least = by_heads.least_blocks(tile)
+        split, inside = way is not Split.ONE_PASS, way is Split.LAST_PROGRAM
+        most = most_splits(self.spec, self.batch.sizes[2], tile, self.gpu, fused=self.transform is not None)
         # Each sequence may have one more than its share.
         programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
         rows = programs * kv_heads * tile.block_m if split else 0
-        partial = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
+        sums = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
         spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
         counters = last_program_counters(device, self.sequences * kv_heads) if inside else spans
@@ -150,10 +162,10 @@ class _Call:
         constants: dict[str, Any] = {}
         if self.transform is not None:
             attend, others = fused_decode_jit.attend_fused, self.transform.arguments(self.q)
-            norm, shared = self.transform.kind
-            constants = {"EARLY": tile.early, "NORM": norm, "SHARED": shared}
+            norm, norm_v, shared = self.transform.kind
+            constants = {"EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
         arguments = (
-            self.q, *self.words(), self.sinks, self.out, partial, summary, spans, counters,
+            self.q, *self.words(), self.sinks, self.out, sums, summary, spans, counters,
             *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others,
         )  # fmt: skip
         pdl = uses_pdl(self.gpu)
@@ -161,13 +173,13 @@ class _Call:
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
             "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": PLAIN,
         }  # fmt: skip
-        options = compile_options(tile, self.gpu) | PDL_OPTION[pdl]
+        options = compile_options(tile) | PDL_OPTION[pdl]
         launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
-        if split and not inside:
-            self._merge(partial, summary, spans, tile)
+        if way is Split.MERGE:
+            self._merge(sums, summary, spans, tile)
 
-    def _merge(self, partial: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
-        arguments = (partial, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
+    def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
+        arguments = (sums, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
         pdl = uses_pdl(self.gpu)
         constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": PLAIN}
         grid = (self.sequences, self.spec.num_heads)
@@ -185,18 +197,66 @@ class _Call:
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
             "PLAIN": PLAIN,
         }  # fmt: skip
-        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile, self.gpu)
+        grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile)
         reason = spills_because(tile, self.spec.head_dim)
         launch(paged_jit.attend_long, grid, arguments, constants, options, MMA, reason)
 
 
-class PagedAttention(Implementation[AttentionSpec]):
+def _prefill(
+    spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
+) -> Tensor:
+    call = _Call.of(spec, gpu, q, kv, batch, sinks)
+    if q.shape[0]:
+        call.run_long(short_len=0)
+    return call.out
+
+
+def _short(
+    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
+) -> Tensor:
+    call = _Call.of(spec, gpu, q, kv, batch, sinks)
+    if q.shape[0]:
+        call.run_short(way)
+    return call.out
+
+
+def _mixed(
+    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
+) -> Tensor:
+    call = _Call.of(spec, gpu, q, kv, batch, sinks)
+    if q.shape[0]:
+        call.run_short(way)
+        call.run_long(call.short_len)
+    return call.out
+
+
+def _fused(
+    way: Split, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, transform: HeadTransform, kv: PagedKv,
+    batch: AttentionBatch, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    call = _Call.of(spec, gpu, qkv.contiguous(), kv, batch, sinks, transform)
+    if qkv.shape[0]:
+        call.run_short(way)
+    return call.out
+
+
+PATHS = (
+    *(AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way)) for way in Split),
+    AttentionPath("prefill", "no sequence decodes", paths.prefills, _prefill),
+    *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way)) for way in Split),
+)
+FUSED_PATHS = tuple(
+    FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way)) for way in Split
+)
+
+
+class PagedAttention(AttentionOp):
     """Keys and values straight from the pages, softmax on the way, in bf16 with float32 sums."""
 
-    op = "attention"
     name = "triton_paged"
-    layout = "paged"
     uncapturable = None
+    paths = PATHS
+    fused_paths = FUSED_PATHS
 
     def supports(self, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         if not gpu.has(Feature.MMA_BF16):
@@ -213,38 +273,3 @@ class PagedAttention(Implementation[AttentionSpec]):
 
     def cost(self, spec: AttentionSpec, gpu: Gpu) -> Cost:
         return Cost(kv_bytes(spec), attention_flops(spec), efficiency=0.5)
-
-    def run(
-        self, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None = None
-    ) -> Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if q.shape[0] == 0:
-            return out
-        if sinks is None:
-            sinks = _no_sinks(q)
-        call = _Call(spec, gpu, q, kv, batch, sinks, out)
-        if batch.max_query_len <= call.short_len:
-            call.run_short()
-        elif call.sequences == 1:
-            call.run_long(short_len=0)
-        else:
-            call.run_short()
-            call.run_long(call.short_len)
-        return out
-
-    def run_fused(
-        self, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, heads: HeadTransform, kv: PagedKv, batch: AttentionBatch,
-        sinks: Tensor | None = None,
-    ) -> Tensor | None:  # fmt: skip
-        """What ``small.rope_and_write_kv`` and ``run`` do, of ``qkv [tokens, all heads, head_dim]``; ``None`` where
-        it is not one launch. Position and slot of each token follow from its sequence's length and pages."""
-        group = spec.num_heads // spec.num_kv_heads
-        possible = heads.kind in fused_decode.kinds(spec.head_dim) and group <= fused_decode.MAX_HEADS
-        few = batch.context_lens.shape[0] <= FUSED_SEQUENCES[spec.head_dim]
-        if not few or not possible or batch.max_query_len != 1 or not gpu.has(Feature.PDL):
-            return None
-        out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
-        if qkv.shape[0]:
-            sinks = _no_sinks(out) if sinks is None else sinks
-            _Call(spec, gpu, qkv.contiguous(), kv, batch, sinks, out, heads).run_short()
-        return out

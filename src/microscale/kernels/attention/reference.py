@@ -7,8 +7,9 @@ from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
+from microscale.kernels.attention.op import AttentionOp, AttentionPath
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.op import Activations, Cost, Implementation, Reason
+from microscale.kernels.op import Activations, Cost, Reason, always
 
 
 def gather(cache: Tensor, scale: Tensor | None, pages: Tensor, first: int, last: int) -> Tensor:
@@ -60,12 +61,16 @@ def attention(q: Tensor, kv: PagedKv, batch: AttentionBatch, spec: AttentionSpec
     return out
 
 
-class ReferenceAttention(Implementation[AttentionSpec]):
+def _run(spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None) -> Tensor:
+    # On ``meta`` there are no lengths to go by, and no kernel of ours would run.
+    return torch.empty_like(q) if q.is_meta else attention(q, kv, batch, spec, sinks).to(q.dtype)
+
+
+class ReferenceAttention(AttentionOp):
     """Float32, sequence by sequence, scores in full."""
 
-    op = "attention"
     name = "reference"
-    layout = "paged"
+    paths = (AttentionPath("sequence by sequence", "it is the only one", always, _run),)
     uncapturable = "reads the sequences' lengths on the host"
 
     def supports(self, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
@@ -77,9 +82,3 @@ class ReferenceAttention(Implementation[AttentionSpec]):
 
     def cost(self, spec: AttentionSpec, gpu: Gpu) -> Cost:
         return Cost(kv_bytes(spec), attention_flops(spec), efficiency=0.05)
-
-    def run(
-        self, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None = None
-    ) -> Tensor:
-        # On ``meta`` there are no lengths to go by, and no kernel of ours would run.
-        return torch.empty_like(q) if q.is_meta else attention(q, kv, batch, spec, sinks).to(q.dtype)

@@ -11,10 +11,34 @@ the value its plain norm, so both are written (``small.rope_and_write_kv``) and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from microscale.kernels.op import Activations
+
+HeadsKind = tuple[bool, bool, bool]
+"""Whether queries and keys are normed, whether values are, and whether K = V."""
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What the host knows of a batch before attention runs."""
+
+    sequences: int
+    longest_query: int
+    """The most new tokens of any sequence."""
+    table_pages: int
+    """Width of the page table."""
+    kv_fp8: bool = False
+    """Whether keys and values are E4M3 codes."""
+    heads: HeadsKind | None = None
+    """Where queries and keys come straight from the projection."""
+
+    @classmethod
+    def of(cls, kv: PagedKv, batch: AttentionBatch, heads: HeadsKind | None = None) -> BatchShape:
+        return cls(*batch.sizes, kv.k.dtype == torch.uint8, heads)
 
 
 @dataclass(frozen=True)
@@ -34,10 +58,17 @@ class AttentionSpec:
     """Cached positions per sequence that a query may see."""
     scale: float | None = None
     """The factor on the scores; without one, ``head_dim ** -0.5``. Gemma 4 norms its queries and has 1."""
+    batch: BatchShape | None = None
+    """The batch that is to run; ``None`` where no batch is known: each token is a sequence that decodes."""
 
     @property
     def softmax_scale(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def shape(self) -> BatchShape:
+        """The batch, or ``tokens`` sequences that decode at the full context."""
+        return self.batch or BatchShape(self.tokens, 1, -(-self.context // self.page_size))
 
 
 @dataclass(frozen=True)
@@ -63,3 +94,8 @@ class AttentionBatch:
     page_table: Tensor  # [sequences, max_pages] int32: page of position p is page_table[s, p // page_size]
     max_query_len: int
     """The most new tokens of any sequence, known to the host: 1 where all sequences decode."""
+
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sequences, the most new tokens of one, and the width of the page table: read once for all layers."""
+        return self.context_lens.shape[0], self.max_query_len, self.page_table.shape[1]

@@ -13,15 +13,41 @@ from microscale.hardware import Gpu
 from microscale.kernels.dense import logits_epilogue, reference
 from microscale.kernels.dense.cost import CUBLAS_REACHED, activation_bytes, dense_flops
 from microscale.kernels.dense.packed import ROW_MAJOR, to_row_major
-from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
-from microscale.kernels.op import Activations, Cost, Reason, torch_dtype
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.op import Activations, Cost, Reason, always, torch_dtype
 
 
-class DequantizedDense(DenseOp):
+def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    assert isinstance(packed.weight, Tensor)  # what pack() made
+    y = F.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
+    return y if residual is None else y + residual
+
+
+def _run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+    """bf16 weights, float32 sums and answers."""
+    assert isinstance(packed.weight, Tensor)  # what pack() made
+    values = torch.mm(x, packed.weight.T, out_dtype=torch.float32)
+    values = values if packed.bias is None else values + packed.bias.float()
+    return logits_epilogue.summarise(values, spec.softcap)
+
+
+def _mixed_product(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+    """cuBLAS multiplies bf16 and answers in float32."""
+    if gpu.is_cpu:
+        return "needs cuBLAS, and this is a CPU"
+    return None if spec.activations is Activations.BF16 else f"multiplies bf16 weights, not {spec.activations}"
+
+
+class DequantizedDense(DenseOp[DenseWeights]):
     """cuBLAS on weights that were decoded once, at load, to bf16 or float32 (bf16 ones are as they were)."""
 
     name = "dequantized"
     layout = ROW_MAJOR
+    paths = (DensePath("torch", "it is the only one", always, _run),)
+    logits_paths = (
+        LogitsPath("cuBLAS, float32 sums", "it reads bf16 weights as they are", _mixed_product, _run_logits),
+        LogitsPath("float32", "it is the last", always, reference.run_logits),
+    )
     uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
@@ -41,16 +67,3 @@ class DequantizedDense(DenseOp):
 
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         return to_row_major(weights, torch_dtype(spec.activations))
-
-    def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        assert isinstance(packed.weight, Tensor)  # what pack() made
-        y = F.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
-        return y if residual is None else y + residual
-
-    def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        weight = packed.weight
-        assert isinstance(weight, Tensor)  # what pack() made
-        if gpu.is_cpu or weight.dtype != torch.bfloat16:
-            return reference.summarise(reference.capped(reference.dense(x, packed), spec.softcap))
-        values = torch.mm(x, weight.T, out_dtype=torch.float32)
-        return logits_epilogue.summarise(values if packed.bias is None else values + packed.bias.float(), spec.softcap)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.cost import (
     CUBLAS_REACHED,
@@ -26,15 +27,81 @@ from microscale.kernels.dense.cost import (
     weight_bytes,
 )
 from microscale.kernels.dense.packed import PackedDense, layout_name, pack
-from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
+from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath, check_rows
 from microscale.kernels.layouts import TILE_ROWS
-from microscale.kernels.op import Activations, Cost, Reason, Unit
+from microscale.kernels.op import Activations, Cost, Reason, Unit, always
 
 
-class Fragments(DenseOp):
+def _block_scaled(gpu: Gpu) -> bool:
+    return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
+
+
+def _reads_weights_once(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+    most = small_batch.MAX_TOKENS
+    return None if spec.tokens <= most else f"reads the weights once for up to {most} tokens, not for {spec.tokens}"
+
+
+def _small_batch(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+    if small_batch.takes(spec.tokens, spec.rows, gpu):
+        return None
+    most, few_rows = small_batch.MAX_TOKENS, threshold(Name.FEW_ROWS_TOKENS, gpu)
+    return f"pays up to {most} tokens, with few rows up to {few_rows}, not for {spec.tokens} and {spec.rows} rows"
+
+
+def _unpack(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+    least = threshold(Name.UNPACK_TOKENS, gpu)
+    return None if spec.tokens >= least else f"pays from {least} tokens on, not for {spec.tokens}"
+
+
+def _run_small_batch(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    return small_batch.run(packed, gpu, x, residual)
+
+
+def _run_unpacked(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    return unpack.run(packed, x, residual)
+
+
+def _run_gemm(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    return gemm.run(packed, gpu, x, residual)
+
+
+def _run_block_scaled(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    return gemm.run(packed, gpu, x, residual, block_scaled=True)
+
+
+def _small_batch_logits(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+    return small_batch.run_logits(packed, gpu, x, spec.softcap)
+
+
+def _gemm_logits(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+    return logits_epilogue.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
+
+
+def _block_scaled_logits(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+    return logits_epilogue.capped(gemm.run_logits(packed, gpu, x, block_scaled=True), spec.softcap)
+
+
+READS_ONCE = "it reads the weights at the memory's speed"
+LAST = "it is the last"
+SMALL_BATCH = DensePath("small batch", READS_ONCE, _small_batch, _run_small_batch)
+SMALL_BATCH_BF16 = DensePath("small batch, bf16", READS_ONCE, _reads_weights_once, _run_small_batch)
+UNPACKED = DensePath(
+    "bf16 copy, cuBLAS", "the copy costs less than a GEMM that decodes loses against cuBLAS", _unpack, _run_unpacked
+)
+GEMM = DensePath("GEMM", LAST, always, _run_gemm)
+BLOCK_SCALED = DensePath("GEMM, block-scaled", LAST, always, _run_block_scaled)
+SMALL_BATCH_LOGITS = LogitsPath("small batch", READS_ONCE, _reads_weights_once, _small_batch_logits)
+SMALL_BATCH_BF16_LOGITS = replace(SMALL_BATCH_LOGITS, name="small batch, bf16")
+GEMM_LOGITS = LogitsPath("GEMM", LAST, always, _gemm_logits)
+BLOCK_SCALED_LOGITS = LogitsPath("GEMM, block-scaled", LAST, always, _block_scaled_logits)
+
+
+class Fragments(DenseOp[PackedDense]):
     """What the formats share."""
 
     uncapturable = None
+    paths = (SMALL_BATCH, UNPACKED, GEMM)
+    logits_paths = (SMALL_BATCH_LOGITS, GEMM_LOGITS)
     format: ClassVar[str]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
@@ -50,7 +117,7 @@ class Fragments(DenseOp):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         total, flops = weight_bytes(spec) + activation_bytes(spec), dense_flops(spec)
-        if spec.tokens >= unpack.MIN_TOKENS:
+        if unpack.pays(spec.tokens, gpu):
             copied = 2 * 2 * spec.rows * spec.columns  # written and read
             return Cost(total + copied, flops, efficiency=CUBLAS_REACHED, launches=2)
         if not small_batch.takes(spec.tokens, spec.rows, gpu):
@@ -66,25 +133,16 @@ class Fragments(DenseOp):
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedDense:
         return pack(weights)
 
-    def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def check(self, x: Tensor, residual: Tensor | None = None) -> None:
         check_rows(self.name, x, residual)
-        if small_batch.takes(x.shape[0], packed.rows, gpu):
-            return small_batch.run(packed, gpu, x, residual)
-        if x.shape[0] >= unpack.MIN_TOKENS:
-            return unpack.run(packed, x, residual)
-        return gemm.run(packed, gpu, x, residual)
-
-    def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        check_rows(self.name, x)
-        if x.shape[0] <= small_batch.MAX_TOKENS:
-            return small_batch.run_logits(packed, gpu, x, spec.softcap)
-        return logits_epilogue.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
 
 
-class BlockScaledFragments(DenseOp):
+class BlockScaledFragments(DenseOp[PackedDense]):
     """MXFP8 activations; ``small_batch`` runs small batches, on the same packed weights."""
 
     uncapturable = None
+    paths = (SMALL_BATCH_BF16, BLOCK_SCALED)
+    logits_paths = (SMALL_BATCH_BF16_LOGITS, BLOCK_SCALED_LOGITS)
     small_batch: ClassVar[Fragments]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
@@ -109,21 +167,8 @@ class BlockScaledFragments(DenseOp):
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedDense:
         return pack(weights)
 
-    def run(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if x.shape[0] <= small_batch.MAX_TOKENS:
-            return self.small_batch.run(packed, _with_bf16(spec), gpu, x, residual)
+    def check(self, x: Tensor, residual: Tensor | None = None) -> None:
         check_rows(self.name, x, residual)
-        return gemm.run(packed, gpu, x, residual, block_scaled=True)
-
-    def run_logits(self, packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        if x.shape[0] <= small_batch.MAX_TOKENS:
-            return self.small_batch.run_logits(packed, _with_bf16(spec), gpu, x)
-        check_rows(self.name, x)
-        return logits_epilogue.capped(gemm.run_logits(packed, gpu, x, block_scaled=True), spec.softcap)
-
-
-def _block_scaled(gpu: Gpu) -> bool:
-    return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
 
 
 def _with_bf16(spec: DenseSpec) -> DenseSpec:

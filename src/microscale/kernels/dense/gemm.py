@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import GemmPath, Tile, dense_tile
 from microscale.kernels.dense import gemm_jit as jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.small_batch import empty_logits
@@ -19,9 +19,6 @@ from microscale.kernels.moe.grouped import constants as tile_constants
 from microscale.kernels.moe.grouped import mma_promise, quantise
 from microscale.kernels.numbers import cdiv
 
-MAX_ACCUMULATORS = 64
-LOGIT_TOKENS = 64
-"""Tokens of the largest tile that also summarises logits: with 128 that spills on SM100 (72 to 88 bytes)."""
 EFFICIENCY = 0.4
 """Of the floor's speed: an assumption, after the grouped expert GEMM that decodes in the same way."""
 
@@ -37,17 +34,6 @@ class Program:
     options: dict[str, Any]
     promise: str | None
     block_rows: int
-
-
-def slim(tile: Tile) -> Tile:
-    """The tile with at most 64 accumulators a thread: with 128 the epilogue (residual, or the blocks of logits) spills
-    48 to 464 bytes on SM90, where the experts' grouped GEMM just fits."""
-    return replace(tile, block_m=tile.block_m // 2) if tile.accumulators() > MAX_ACCUMULATORS else tile
-
-
-def tile_for(path: GemmPath, gpu: Gpu, tokens: int, rows: int, logits: bool) -> Tile:
-    """The tile of a launch."""
-    return slim(choose(path, gpu, min(tokens, LOGIT_TOKENS) if logits else tokens, 1, rows).tile)
 
 
 def path_of(bits: int, block_scaled: bool) -> GemmPath:
@@ -68,7 +54,7 @@ def run(
     y = torch.empty((tokens, packed.rows), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
-    tile = tile or tile_for(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=False)
+    tile = tile or dense_tile(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=False)
     program = _prepare(packed, gpu, x, block_scaled, tile)
     stride = packed.rows if residual is None else residual.stride(0)
     arguments = (
@@ -86,7 +72,7 @@ def run_logits(
     tokens = x.shape[0]
     if not tokens:
         return empty_logits(0, packed.rows, 128, x.device)
-    tile = tile or tile_for(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=True)
+    tile = tile or dense_tile(path_of(packed.bits, block_scaled), gpu, tokens, packed.rows, logits=True)
     program = _prepare(packed, gpu, x, block_scaled, tile)
     out = empty_logits(tokens, packed.rows, program.block_rows, x.device)
     blocks = (out.values, out.block_max, out.block_argmax, out.block_sum)

@@ -1,16 +1,11 @@
 """Jit code of dense layers for batches, in plain Triton: 8-bit and 4-bit weights on every GPU from Ampere on.
 
-One program computes ``BLOCK_N`` rows of the weight times up to ``BLOCK_M`` tokens, weights on the left:
-
-    acc [BLOCK_N, BLOCK_M] = W [BLOCK_N, BLOCK_K] @ x[tokens].T [BLOCK_K, BLOCK_M]      summed over K
-
-The words are those of ``kernels/layouts.py``; ``moe/grouped_jit.py`` says how they become operands, in which order of
-columns, and why parts of ``PART_M`` tokens are computed apart.
+One program computes ``BLOCK_N`` rows of the weight times up to ``BLOCK_M`` tokens (``kernels/gemm_core_jit.py``).
 
     BITS  CHANNELS  MX     weights       activations
     8     yes       no     FP8           bf16; the scale of a row is applied in the epilogue
     8, 4  no        no     MXFP8, MXFP4  bf16
-    8, 4  no        yes    MXFP8, MXFP4  MXFP8 by ``moe/mxfp8_jit.quantise_tokens``, on block-scaled matrix instructions
+    8, 4  no        yes    MXFP8, MXFP4  MXFP8 by ``mxfp8_jit.quantise_tokens``, on block-scaled matrix instructions
 """
 
 # mypy: ignore-errors
@@ -21,66 +16,16 @@ import triton
 import triton.language as tl
 
 from microscale.kernels.dense.logits_epilogue_jit import block_summary
-from microscale.kernels.operands_jit import bf16_tokens, bf16_weights, dot, dot_scaled, e4m3_weights, unscale, x_scales
+from microscale.kernels.gemm_core_jit import accumulate
+from microscale.kernels.operands_jit import unscale
 from microscale.kernels.plain_jit import to_bf16
 
 
 @triton.jit
-def _accumulate(
-    x_ptr, xs_ptr, words_ptr, scales_ptr, block_n, start, tokens, rows, k, stride_x,
-    BITS: tl.constexpr, CHANNELS: tl.constexpr, MX: tl.constexpr, PLAIN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART_M: tl.constexpr,
-    QUADS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The products of one tile: a tuple of float32 [BLOCK_N, PART_M]. Past ``k`` both sides are read as zero."""
-    R: tl.constexpr = BLOCK_N // 16
-    T: tl.constexpr = BLOCK_K // 64
-    WORDS: tl.constexpr = 32 * BITS  # of one tile
-    SPLIT: tl.constexpr = BITS == 8 and not MX  # one load per group, so that warps lie along the rows here too
-    LOAD: tl.constexpr = 128 if SPLIT else T * WORDS
-    k_tiles = tl.cdiv(k, 64)
-    # Rows past the end read the last row tile again, tokens past the end the last token; their results are not stored.
-    tile = tl.minimum(block_n * R + tl.arange(0, R), rows // 16 - 1).to(tl.int64) * k_tiles
-    word = tl.arange(0, LOAD)
-    scale = tl.arange(0, T * 8)
-    column = tl.arange(0, BLOCK_K)
-    if QUADS and not MX:
-        column = column // 32 * 32 + column // 4 % 4 * 8 + column // 16 % 2 * 4 + column % 4
-    word_ptrs = words_ptr + tile[:, None] * WORDS + word[None, :]
-    scale_ptrs = scales_ptr + tile[:, None] * 8 + scale[None, :]
-    acc = ()
-    x_ptrs = ()
-    xs_ptrs = ()
-    for part in tl.static_range(BLOCK_M // PART_M):
-        token = tl.minimum(start + part * PART_M + tl.arange(0, PART_M), tokens - 1).to(tl.int64)
-        acc = acc + (tl.zeros([BLOCK_N, PART_M], tl.float32),)
-        x_ptrs = x_ptrs + (x_ptr + token[:, None] * stride_x + column[None, :],)
-        xs_ptrs = xs_ptrs + (xs_ptr + token * tl.cdiv(k, 128),)
-    for t in tl.range(0, k_tiles, T, num_stages=STAGES):
-        q = tl.load(word_ptrs + t * WORDS, mask=(word < (k_tiles - t) * WORDS)[None, :], other=0)
-        if SPLIT:
-            q = tl.join(q, tl.load(word_ptrs + t * WORDS + 128))
-        q = q.to(tl.uint32, bitcast=True)
-        if CHANNELS:
-            s = tl.full([R, T * 8], 0x7F7F7F7F, tl.uint32)  # every group times 1
-        else:
-            s = tl.load(scale_ptrs + t * 8, mask=(scale < (k_tiles - t) * 8)[None, :], other=0)
-            s = s.to(tl.uint32, bitcast=True)
-        ws = s
-        if MX:
-            w, ws = e4m3_weights(q, s, BITS, R, T, PLAIN)
-        else:
-            w = bf16_weights(q, s, BITS, R, QUADS, PLAIN)
-        sums = ()
-        for part in tl.static_range(BLOCK_M // PART_M):
-            x = tl.load(x_ptrs[part] + t * 64, mask=(column < k - t * 64)[None, :], other=0)
-            if MX:
-                xs = x_scales(tl.load(xs_ptrs[part] + t // 2), k - t * 64)
-                sums = sums + (dot_scaled(w, ws, x, xs, acc[part], PLAIN),)
-            else:
-                sums = sums + (dot(w, x if QUADS else bf16_tokens(x), acc[part], PLAIN),)
-        acc = sums
-    return acc
+def _tokens(tile, first, PART_M: tl.constexpr):
+    """The tokens of columns ``first ..`` of a tile. Those past the end repeat the last; they are not stored."""
+    start, tokens = tile
+    return tl.minimum(start + first + tl.arange(0, PART_M), tokens - 1).to(tl.int64)
 
 
 @triton.jit
@@ -119,9 +64,9 @@ def gemm(
 ):  # fmt: skip
     """``y = x @ weight.T + bias + residual``. Grid: (blocks of rows * blocks of tokens,)."""
     block_n, start = _locate(tokens, BLOCK_M)
-    parts = _accumulate(
-        x_ptr, xs_ptr, words_ptr, scales_ptr, block_n, start, tokens, rows, k, stride_x,
-        BITS, CHANNELS, MX, PLAIN, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES,
+    parts = accumulate(
+        x_ptr, xs_ptr, stride_x, words_ptr, scales_ptr, None, block_n, (start, tokens), rows, k,
+        _tokens, BITS, CHANNELS, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
     )  # fmt: skip
     row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     for part in tl.static_range(BLOCK_M // PART_M):
@@ -147,9 +92,9 @@ def gemm_logits(
 ):  # fmt: skip
     """Float32 logits, and what sampling wants of each block of rows. Grid as ``gemm``'s."""
     block_n, start = _locate(tokens, BLOCK_M)
-    parts = _accumulate(
-        x_ptr, xs_ptr, words_ptr, scales_ptr, block_n, start, tokens, rows, k, stride_x,
-        BITS, CHANNELS, MX, PLAIN, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES,
+    parts = accumulate(
+        x_ptr, xs_ptr, stride_x, words_ptr, scales_ptr, None, block_n, (start, tokens), rows, k,
+        _tokens, BITS, CHANNELS, MX, BLOCK_N, BLOCK_M, BLOCK_K, PART_M, QUADS, STAGES, PLAIN,
     )  # fmt: skip
     row = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     for part in tl.static_range(BLOCK_M // PART_M):

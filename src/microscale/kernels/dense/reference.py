@@ -8,8 +8,8 @@ from torch import Tensor
 from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
-from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
-from microscale.kernels.op import Activations, Cost, Reason
+from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.op import Activations, Cost, Reason, always
 
 # Rows decoded at a time: a float32 copy of gpt-oss's lm_head would take 2.3 GB.
 CHUNK_ROWS = 16384
@@ -49,10 +49,21 @@ def summarise(values: Tensor, block_rows: int = BLOCK_ROWS) -> Logits:
     return Logits(values, largest, place + first, (padded - largest[..., None]).exp().sum(dim=-1), block_rows)
 
 
-class ReferenceDense(DenseOp):
+def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    return dense(x, packed, residual).to(x.dtype)
+
+
+def run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+    """Float32 logits, capped, with their blocks."""
+    return summarise(capped(dense(x, packed), spec.softcap))
+
+
+class ReferenceDense(DenseOp[DenseWeights]):
     """Float32, decoded on every call in chunks of rows."""
 
     name = "reference"
+    paths = (DensePath("float32", "it is the only one", always, _run),)
+    logits_paths = (LogitsPath("float32", "it is the only one", always, run_logits),)
     layout = "checkpoint"
     uncapturable = None
 
@@ -71,9 +82,3 @@ class ReferenceDense(DenseOp):
 
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         return weights
-
-    def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return dense(x, packed, residual).to(x.dtype)
-
-    def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        return summarise(capped(dense(x, packed), spec.softcap))

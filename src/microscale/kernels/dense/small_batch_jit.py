@@ -29,25 +29,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.fragments_jit import (
-    MXFP4_UNSCALE,
-    MXFP8_UNSCALE,
-    group_scales,
-    mxfp4_fragments,
-    mxfp8_fragments,
-    scale_activations,
-    token_fragments,
+from microscale.kernels.fragments_jit import scale_activations, token_fragments
+from microscale.kernels.small_batch_core_jit import (
+    add_scaled,
+    issue_loads_here,
+    pair_layout,
+    scale_layout,
+    sum_slices,
+    token_layout,
+    weight_fragments,
 )
 
 NONE: tl.constexpr = tl.constexpr(0)
 CHANNEL: tl.constexpr = tl.constexpr(1)
 GROUP: tl.constexpr = tl.constexpr(2)
-
-
-@gluon.jit
-def _issue_loads_here():
-    """Loads above stay above: without this ptxas may sink a load to its use, and nothing is in flight any more."""
-    gl.inline_asm_elementwise("bar.warp.sync -1; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -78,7 +73,7 @@ def _load_batch(walk, t, N: gl.constexpr, BITS: gl.constexpr, SCALES: gl.constex
             else:
                 s = q0
             batch = batch + ((q0, q1, s),)
-    _issue_loads_here()
+    issue_loads_here()
     return batch
 
 
@@ -128,16 +123,10 @@ def _step(acc, tile, x, z, h, BITS: gl.constexpr, SCALES: gl.constexpr, mma: gl.
     if BITS == 16:
         a00, a01 = _bf16_fragments(tile[0], z, LA)
         a10, a11 = _bf16_fragments(tile[1], z, LA)
-    elif BITS == 8:
-        a00, a01 = mxfp8_fragments(tile[0], z, LA)
-        a10, a11 = mxfp8_fragments(tile[1], z, LA)
     else:
-        a00, a01, a10, a11 = mxfp4_fragments(tile[0], z, LA)
+        a00, a01, a10, a11 = weight_fragments(tile[0], tile[1], z, BITS, LA)
     if SCALES == GROUP:
-        f0, f1 = group_scales(tile[2], h, gl.SliceLayout(2, mma))
-        zero = gl.zeros(acc.shape, gl.float32, mma)
-        acc += mma_v2(a01, b01, mma_v2(a00, b00, zero)) * f0[:, :, None]
-        acc += mma_v2(a11, b11, mma_v2(a10, b10, zero)) * f1[:, :, None]
+        acc = add_scaled(acc, (a00, a01, a10, a11), (b00, b01, b10, b11), tile[2], h, mma)
     else:
         acc = mma_v2(a01, b01, mma_v2(a00, b00, acc))
         acc = mma_v2(a11, b11, mma_v2(a10, b10, acc))
@@ -156,7 +145,7 @@ def _batch(
     for u in gl.static_range(N):
         if u + 1 < N:
             later = _load_tokens(inputs, t + (u + 1), MASKED)
-            _issue_loads_here()
+            issue_loads_here()
             acc = _step(acc, tiles[u], x, z, h, BITS, SCALES, mma)
             x = later
         else:
@@ -226,10 +215,9 @@ def _walk(
 ):  # fmt: skip
     """Partial sums [SLICES, 16 B, N] of the rows from ``row_tile`` on times the tokens from ``token`` on."""
     S: gl.constexpr = SLICES
-    LX: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [S, 1, WARPS_N], [2, 1, 0])
-    # Words [S, B, 32 lanes, 4] under the places p of a pair; scale words [S, B, 8 = g] under h and the lanes t.
-    LP: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4, 2], [1, 1, 32, 1, 1], [S, WARPS_N, 1, 1, 1], [4, 3, 2, 1, 0])
-    LH: gl.constexpr = gl.BlockedLayout([1, 1, 2, 1, 1], [1, 1, 1, 8, 4], [S, WARPS_N, 1, 1, 1], [4, 3, 2, 1, 0])
+    LX: gl.constexpr = token_layout(S, WARPS_N)
+    LP: gl.constexpr = pair_layout(S, WARPS_N)
+    LH: gl.constexpr = scale_layout(S, WARPS_N)
     LS: gl.constexpr = gl.SliceLayout(4, LH)
     LW: gl.constexpr = gl.BlockedLayout(
         [1, 1, 2, 1, 4, 2], [1, 1, 1, 32, 1, 1], [S, WARPS_N, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0]
@@ -287,11 +275,7 @@ def _walk(
 @gluon.jit
 def _sums(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS: gl.constexpr, SCALES: gl.constexpr):
     """Slices added up, the formats' constants and scales applied, plus bias: float32 [16 B, N]."""
-    r = gl.sum(acc, axis=0)
-    if BITS == 4:
-        r *= MXFP4_UNSCALE
-    elif BITS == 8:
-        r *= MXFP8_UNSCALE
+    r = sum_slices(acc, BITS)
     if SCALES == CHANNEL:
         r *= gl.load(channel_ptr + row, mask=row < rows, other=0.0)[:, None]
     bias = gl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, ChannelScaled
 from microscale.hardware import Gpu
-from microscale.kernels.op import Activations, Implementation
+from microscale.kernels.op import Activations, Implementation, PackedT, Path
 
 FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4")
 """What ``DenseSpec.weight_format`` may be."""
@@ -76,19 +77,43 @@ def check_rows(name: str, x: Tensor, residual: Tensor | None = None) -> None:
             raise Unsupported(f"{name} reads rows of bfloat16, not {tensor.dtype} with strides {tensor.stride()}.")
 
 
-class DenseOp(Implementation[DenseSpec]):
+@dataclass(frozen=True)
+class DensePath(Path[DenseSpec], Generic[PackedT]):
+    """One way to run a dense layer."""
+
+    start: Callable[[PackedT, DenseSpec, Gpu, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class LogitsPath(Path[DenseSpec], Generic[PackedT]):
+    """One way to run a dense layer as an lm_head."""
+
+    start: Callable[[PackedT, DenseSpec, Gpu, Tensor], Logits]
+
+
+class DenseOp(Implementation[DenseSpec], Generic[PackedT]):
     """What every implementation of ``dense`` has."""
 
     op = "dense"
+    paths: tuple[DensePath[PackedT], ...]
+    logits_paths: tuple[LogitsPath[PackedT], ...]
+    """The ways of ``run_logits``, first to last."""
 
     @abstractmethod
-    def pack(self, weights: DenseWeights, spec: DenseSpec) -> Any:
+    def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedT:
         """The weights in this implementation's layout, on the device where they are."""
 
-    @abstractmethod
-    def run(self, packed: Any, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """``x [tokens, columns]`` → ``[tokens, rows]`` in ``x``'s type."""
+    def check(self, x: Tensor, residual: Tensor | None = None) -> None:
+        """Refuses tokens that ``run`` would misread."""
 
-    @abstractmethod
-    def run_logits(self, packed: Any, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        """``x [tokens, columns]`` → float32 logits over the rows, and their blocks."""
+    def run(
+        self, packed: PackedT, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None, path: DensePath[PackedT]
+    ) -> Tensor:
+        """``x [tokens, columns]`` → ``[tokens, rows]`` in ``x``'s type, by ``path``."""
+        self.check(x, residual)
+        return path.start(packed, spec, gpu, x, residual)
+
+    def run_logits(self, packed: PackedT, spec: DenseSpec, gpu: Gpu, x: Tensor, path: LogitsPath[PackedT]) -> Logits:
+        """``x [tokens, columns]`` → float32 logits over the rows, and their blocks, by ``path``."""
+        self.check(x)
+        return path.start(packed, spec, gpu, x)

@@ -10,15 +10,25 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.cost import SMALL_BATCH_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
-from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights, Logits, check_rows
-from microscale.kernels.op import Activations, Cost, Reason
+from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath, check_rows
+from microscale.kernels.op import Activations, Cost, Reason, always
 
 
-class TritonBf16(DenseOp):
+def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
+    return small_batch.run(row_major(packed), gpu, x, residual)
+
+
+def _run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
+    return small_batch.run_logits(row_major(packed), gpu, x, spec.softcap)
+
+
+class TritonBf16(DenseOp[DenseWeights]):
     """Row-major weights, shared with cuBLAS: the oracle takes each where it is faster."""
 
     name = "triton_bf16"
     layout = ROW_MAJOR
+    paths = (DensePath("small batch", "it is the only one", always, _run),)
+    logits_paths = (LogitsPath("small batch", "it is the only one", always, _run_logits),)
     uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
@@ -44,10 +54,5 @@ class TritonBf16(DenseOp):
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         return to_row_major(weights, torch.bfloat16)
 
-    def run(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def check(self, x: Tensor, residual: Tensor | None = None) -> None:
         check_rows(self.name, x, residual)
-        return small_batch.run(row_major(packed), gpu, x, residual)
-
-    def run_logits(self, packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
-        check_rows(self.name, x)
-        return small_batch.run_logits(row_major(packed), gpu, x, spec.softcap)

@@ -16,8 +16,8 @@ from microscale.formats import FORMATS, BlockScaled, decode
 from microscale.hardware import Gpu
 from microscale.kernels.moe.cost import activation_bytes, expected_experts, expert_flops, weights_per_expert
 from microscale.kernels.moe.reference import apply_gate
-from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
-from microscale.kernels.op import Cost, Implementation, Reason, torch_dtype
+from microscale.kernels.moe.spec import Activations, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.op import Cost, Reason, always, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,27 @@ def _decode_experts(tensor: BlockScaled, dtype: torch.dtype) -> Tensor:
     return out
 
 
-class DequantizedMoe(Implementation[MoeSpec]):
+def _run(packed: DequantizedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    if x.is_meta:  # no numbers, no experts chosen, and none of our kernels
+        return torch.empty_like(x)
+    y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    x = x.to(packed.gate_up.dtype)
+    for expert in routing.expert_ids.unique().tolist():
+        token, slot = (routing.expert_ids == expert).nonzero(as_tuple=True)
+        bias = None if packed.gate_up_bias is None else packed.gate_up_bias[expert]
+        h = F.linear(x[token], packed.gate_up[expert], bias)
+        a = apply_gate(h.float(), spec.gate).to(h.dtype)
+        bias = None if packed.down_bias is None else packed.down_bias[expert]
+        out = F.linear(a, packed.down[expert], bias).float()
+        y.index_add_(0, token, out * routing.weights[token, slot, None])
+    return y.to(x.dtype)
+
+
+class DequantizedMoe(MoeOp[DequantizedExperts]):
     """Experts in the activations' own type and plain matrix products."""
 
-    op = "moe"
     name = "dequantized"
+    paths = (MoePath("expert by expert", "it is the only one", always, _run),)
     layout = "dequantized"
     uncapturable = "reads the routing on the host"
 
@@ -67,18 +83,3 @@ class DequantizedMoe(Implementation[MoeSpec]):
             gate_up_bias=None if weights.gate_up_bias is None else weights.gate_up_bias.to(dtype),
             down_bias=None if weights.down_bias is None else weights.down_bias.to(dtype),
         )
-
-    def run(self, packed: DequantizedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-        if x.is_meta:  # no numbers, no experts chosen, and none of our kernels
-            return torch.empty_like(x)
-        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        x = x.to(packed.gate_up.dtype)
-        for expert in routing.expert_ids.unique().tolist():
-            token, slot = (routing.expert_ids == expert).nonzero(as_tuple=True)
-            bias = None if packed.gate_up_bias is None else packed.gate_up_bias[expert]
-            h = F.linear(x[token], packed.gate_up[expert], bias)
-            a = apply_gate(h.float(), spec.gate).to(h.dtype)
-            bias = None if packed.down_bias is None else packed.down_bias[expert]
-            out = F.linear(a, packed.down[expert], bias).float()
-            y.index_add_(0, token, out * routing.weights[token, slot, None])
-        return y.to(x.dtype)

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import GemmPath, Tile, choose
 from microscale.kernels import mxfp8_jit
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import Packed
 from microscale.kernels.moe import grouped_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import combine
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv
 
 # One program of quantise_tokens: 16 values a thread with 4 warps.
@@ -156,11 +157,6 @@ def _down(
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     """A pointer that the kernel does not follow stands in for a tensor that is not there."""
     return other if tensor is None else tensor
-
-
-def gate_constants(gate: Gate) -> dict[str, Any]:
-    kind = jit.GELU if gate.kind is GateKind.GELU_TANH else jit.SWIGLU
-    return {"GATE": kind.value, "ALPHA": gate.alpha, "LIMIT": gate.limit}
 
 
 def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:

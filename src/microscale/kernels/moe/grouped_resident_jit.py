@@ -155,7 +155,7 @@ def _product(
 def _finish(
     acc, bias, row_scale, columns, pairs, out_ptr, block, first, count,
     ROW_TILES: gl.constexpr, BEGIN: gl.constexpr, COLUMNS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
     OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """What becomes of columns ``BEGIN`` and on, 64 at a time: all at once would take more registers than there are."""
@@ -165,13 +165,13 @@ def _finish(
         low, high = gl.split(acc.reshape([64, 2, HALF]).permute([0, 2, 1]))
         _finish(
             gl.convert_layout(low, mma, assert_trivial=True), bias, row_scale, columns, pairs, out_ptr, block, first,
-            count, ROW_TILES, BEGIN, HALF, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+            count, ROW_TILES, BEGIN, HALF, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
         )  # fmt: skip
         if count > BEGIN + HALF:
             _finish(
                 gl.convert_layout(high, mma, assert_trivial=True), bias, row_scale, columns, pairs, out_ptr, block,
                 first, count, ROW_TILES, BEGIN + HALF, HALF,
-                FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
     else:
         mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 if FP8 else 16])
@@ -185,7 +185,7 @@ def _finish(
         if FIRST:
             store_gate_up(
                 acc, out_ptr, block, first + BEGIN, count - BEGIN,
-                ROW_TILES, 64, COLUMNS, 4, GELU, ALPHA, LIMIT, OUT_STRIDE, H_SCALE, FP8,
+                ROW_TILES, 64, COLUMNS, 4, GATE, ALPHA, LIMIT, OUT_STRIDE, H_SCALE, FP8,
             )  # fmt: skip
         else:
             y = acc * columns.slice(BEGIN, COLUMNS).load(LC)[None, :]
@@ -199,7 +199,7 @@ def _multiply_tile(
     empty, expert, block, first, count, step,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BN: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr,
-    GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
+    GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """One group's half of an item: row block ``block`` of 64."""
     PARTS: gl.constexpr = BN // COLUMNS
@@ -242,7 +242,7 @@ def _multiply_tile(
             pairs.index(GROUP).slice(0, COLUMNS).store(pair)
     _finish(
         acc, bias, row_scale, columns.index(GROUP), pairs.index(GROUP), out_ptr, block, first, count,
-        ROW_TILES, 0, COLUMNS, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+        ROW_TILES, 0, COLUMNS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
     )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def _multiply(
     x_smem, w_ring, s_ring, columns, pairs, full, empty,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr,
-    GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
+    GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """Rows ``64 * GROUP`` to ``64 * GROUP + 63`` of every item."""
     IDLE: gl.constexpr = GROUP == 1 and (ROW_TILES + 3) // 4 % 2 == 1  # in the last block of rows
@@ -273,7 +273,7 @@ def _multiply(
                 _multiply_tile(
                     factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
                     pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, BN, BN >> narrower,
-                    STAGES, GROUP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    STAGES, GROUP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                 )  # fmt: skip
                 step += KT
         expert, first, count = later
@@ -305,7 +305,7 @@ def grouped_gemm_resident(
     FP8: gl.constexpr,
     FIRST: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    GELU: gl.constexpr,
+    GATE: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
     H_SCALE: gl.constexpr,
@@ -341,7 +341,7 @@ def grouped_gemm_resident(
                 (
                     factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                     x_smem, w_ring, s_ring, columns, pairs, full, empty, KT, ROW_TILES, TOP_K, BLOCKS, BN,
-                    STAGES, 0, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    STAGES, 0, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                 ),
             ),
             (
@@ -349,7 +349,7 @@ def grouped_gemm_resident(
                 (
                     factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
                     x_smem, w_ring, s_ring, columns, pairs, full, empty, KT, ROW_TILES, TOP_K, BLOCKS, BN,
-                    STAGES, 1, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    STAGES, 1, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                 ),
             ),
             (

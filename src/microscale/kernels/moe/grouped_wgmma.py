@@ -1,4 +1,4 @@
-"""Launches of the grouped expert GEMMs on ``wgmma``, and the rule that chooses their tiles.
+"""Launches of the grouped expert GEMMs on ``wgmma``. ``hardware`` has their tiles.
 
 dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to 64 tokens the first two are
 ``pairs_jit.list_small_batch``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles import GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import RESIDENT_LOADER_REGISTERS, RESIDENT_REGISTERS, GemmPath, Tile, choose
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import grouped_resident_jit as resident
@@ -25,9 +26,7 @@ from microscale.kernels.moe import grouped_wgmma_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import (
-    MAX_TOKENS,
     combine,
-    gate_constants,
     make_list,
     pdl_constant,
     pdl_option,
@@ -50,23 +49,13 @@ def gemm_path(fp8: bool) -> GemmPath:
     return GemmPath.W4A8_WGMMA if fp8 else GemmPath.W4A16_WGMMA
 
 
-# Of a thread that multiplies and of one that loads in the resident kernel: two groups of 128 and one share 65536.
-RESIDENT_REGISTERS = {"REGISTERS": 208, "LOADER_REGISTERS": 96}
-
-
 def tile_constants(tile: Tile, fp8: bool) -> dict[str, Any]:
-    """OVERLAP converts the next K tile while one is in the matrix unit: 16 more registers a row tile, 8 in E4M3. With
-    128 accumulators bf16 has none to spare."""
-    if tile.resident(gemm_path(fp8)):
-        return {"BN": tile.block_m, "STAGES": tile.stages, **RESIDENT_REGISTERS}
-    overlap = fp8 or tile.accumulators() <= 64
+    path = gemm_path(fp8)
+    if tile.resident(path):
+        registers = {"REGISTERS": RESIDENT_REGISTERS, "LOADER_REGISTERS": RESIDENT_LOADER_REGISTERS}
+        return {"BN": tile.block_m, "STAGES": tile.stages, **registers}
     sizes = {"BM": tile.block_n, "BN": tile.block_m, "STAGES": tile.stages, "WARPS": tile.warps}
-    return sizes | {"OVERLAP": overlap}
-
-
-def serves(packed: PackedExperts) -> bool:
-    """Whether both matrices are long enough along K."""
-    return min(packed.gate_up.k_tiles, packed.down.k_tiles) >= MIN_K_TILES
+    return sizes | {"OVERLAP": tile.overlaps(path)}
 
 
 def gate_scale(gate: Gate) -> float | None:
@@ -85,17 +74,21 @@ def run(
     tile: Tile | None = None,
     *,
     fp8: bool = False,
+    short_list: bool = False,
 ) -> Tensor:
-    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes.
+
+    ``short_list``: pairs are sorted and tokens prepared in one launch, in the chain of those that overlap; for up to
+    ``MAX_TOKENS`` tokens in bf16. Past its last tile that list has an expert of -1 and nothing else, which the resident
+    kernel, made for many, does not look at.
+    """
     tokens, top_k = routing.expert_ids.shape
     y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
     tile = tile or choose(gemm_path(fp8), gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
     padded = packed.gate_up.k_tiles * TILE_K
-    # Few tokens: one launch, in the chain of those that overlap. Past its last tile that list has an expert of -1 and
-    # nothing else, which the resident kernel, made for many, does not look at.
-    if tokens <= MAX_TOKENS and not fp8 and not tile.resident(gemm_path(fp8)):
+    if short_list:
         work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)
         prepared = Prepared(values, None)
     else:

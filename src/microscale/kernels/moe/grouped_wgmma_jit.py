@@ -34,7 +34,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.fragments_jit import X_SCALE, gated
+from microscale.kernels.fragments_jit import X_SCALE
+from microscale.kernels.gate_jit import gated
 from microscale.kernels.moe.pairs_jit import fragment_columns
 from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_factor, row_peaks
 from microscale.kernels.mxfp8_jit import round_e4m3
@@ -202,12 +203,12 @@ def down_layout(rows, warps):
 def store_gate_up(
     acc, h_ptr, block, first, count,
     ROW_TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WARPS: gl.constexpr,
-    GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_STRIDE: gl.constexpr, H_SCALE: gl.constexpr,
+    GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_STRIDE: gl.constexpr, H_SCALE: gl.constexpr,
     FP8: gl.constexpr,
 ):  # fmt: skip
     """Gate, scale, fragment order; 16-byte stores by place."""
     g, up = gl.split(acc.reshape([BM // 16, 2, 8, BN]).permute([0, 2, 3, 1]))
-    h = gated(g, up, GELU, ALPHA, LIMIT)
+    h = gated(g, up, GATE, ALPHA, LIMIT)
     if FP8:
         h = (h * H_SCALE).to(gl.float8e4nv)
         # t a b p → p t a b, then b the other way round, in registers: a thread holds 16 neighbours.
@@ -248,7 +249,7 @@ def _tile(
     expert, block, first, count,
     KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, WARPS: gl.constexpr, OVERLAP: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr,
     OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """One program's work with ``BN`` columns."""
@@ -268,7 +269,7 @@ def _tile(
         acc += bias[:, None]
     if FIRST:
         store_gate_up(
-            acc, out_ptr, block, first, count, ROW_TILES, BM, BN, WARPS, GELU, ALPHA, LIMIT, OUT_STRIDE, H_SCALE, FP8
+            acc, out_ptr, block, first, count, ROW_TILES, BM, BN, WARPS, GATE, ALPHA, LIMIT, OUT_STRIDE, H_SCALE, FP8
         )
     else:
         y = acc * gl.load(weights_ptr + gl.load(order_ptr + place))[None, :]
@@ -301,7 +302,7 @@ def grouped_gemm(
     FP8: gl.constexpr,
     FIRST: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    GELU: gl.constexpr,
+    GATE: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
     H_SCALE: gl.constexpr,
@@ -333,17 +334,17 @@ def grouped_gemm(
             _tile(
                 x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
                 expert, block, first, count, KT, ROW_TILES, TOP_K, BM, BN,
-                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
         elif count > BN // 4:
             _tile(
                 x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
                 expert, block, first, count, KT, ROW_TILES, TOP_K, BM, BN // 2,
-                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
         else:
             _tile(
                 x_ptr, factors_ptr, w_ptr, s_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, w_smem, s_smem,
                 expert, block, first, count, KT, ROW_TILES, TOP_K, BM, BN // 4,
-                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GELU, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                STAGES, WARPS, OVERLAP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip

@@ -12,8 +12,8 @@ from torch import Tensor
 from microscale.formats import FORMATS, decode
 from microscale.hardware import Gpu
 from microscale.kernels.moe.cost import bytes_per_expert, expert_flops, expert_weight_bytes
-from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
-from microscale.kernels.op import Cost, Implementation, Reason
+from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.op import Cost, Reason, always
 
 
 def apply_gate(h: Tensor, gate: Gate) -> Tensor:
@@ -25,6 +25,8 @@ def apply_gate(h: Tensor, gate: Gate) -> Tensor:
         g, up = h.chunk(2, dim=-1)
     if gate.kind is GateKind.GELU_TANH:
         return F.gelu(g, approximate="tanh") * up
+    if gate.kind is GateKind.SILU:
+        return F.silu(g) * up
     g = g.clamp(max=gate.limit)
     up = up.clamp(-gate.limit, gate.limit)
     return (up + 1) * g * torch.sigmoid(gate.alpha * g)
@@ -46,11 +48,16 @@ def moe(x: Tensor, weights: MoeWeights, routing: Routing, gate: Gate) -> Tensor:
     return y
 
 
-class ReferenceMoe(Implementation[MoeSpec]):
+def _run(packed: MoeWeights, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    # On ``meta`` there are no numbers: no expert is chosen, and no kernel of ours would run.
+    return torch.empty_like(x) if x.is_meta else moe(x, packed, routing, spec.gate).to(x.dtype)
+
+
+class ReferenceMoe(MoeOp[MoeWeights]):
     """Float32, one expert at a time, nothing kept decoded."""
 
-    op = "moe"
     name = "reference"
+    paths = (MoePath("expert by expert", "it is the only one", always, _run),)
     layout = "checkpoint"
     uncapturable = "reads the routing on the host"
 
@@ -70,7 +77,3 @@ class ReferenceMoe(Implementation[MoeSpec]):
 
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> MoeWeights:
         return weights
-
-    def run(self, packed: MoeWeights, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-        # On ``meta`` there are no numbers: no expert is chosen, and no kernel of ours would run.
-        return torch.empty_like(x) if x.is_meta else moe(x, packed, routing, spec.gate).to(x.dtype)

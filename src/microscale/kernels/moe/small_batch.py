@@ -1,4 +1,4 @@
-"""Launches of the small-batch expert layer, and the rule that chooses their tiles.
+"""Launches of the small-batch expert layer. ``hardware`` has their tiles.
 
 direct (1 or 2 tokens):   gate_up_small → down_direct
 list (up to 64):          list_small_batch → gate_up_small → down_small → combine
@@ -6,20 +6,21 @@ list (up to 64):          list_small_batch → gate_up_small → down_small → 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_gate_up, for_list, max_registers
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
-from microscale.kernels.layouts import TILE_K, TILE_ROWS
+from microscale.kernels.layouts import TILE_ROWS, Packed
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 MAX_TOKENS = 64
@@ -30,103 +31,15 @@ COLUMNS = 8
 COMBINE_BLOCK = 1024
 LIST_WARPS = 4
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
-# With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200: 14.6 against
-# 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
-FEW_WARPS = 24
-# Warps along K, registers of a thread and tiles of MXFP4 in a batch, from most to least. A second wave of programs
-# costs a ramp of its own: gpt-oss-120b on an H200, one token (1440 warps) 20.1 us with the second, 21.9 with 128 and 5,
-# 22.4 with 2 warps a row tile in 1.4 waves; two tokens 35.9 with the third, 43 with 128 and 4 in 1.4 waves. Gemma 4,
-# one token (704 row tiles), 30 layers: 31 us less with the first than with the second.
-ONE_WAVE = ((2, 168, 8), (1, 168, 5), (1, 80, 2))
-# Of the machine's room: programs of the kernel before still hold some (88 registers, 99 % full: 24.8 us and not 20.8).
-WAVE_SHARE = 0.93
-# To hide a microsecond of latency an SM needs as many KB in flight as it gets GB/s. Under 15 (all cards with GDDR or
-# LPDDR; H200: 36) 16 warps with batches of 3 tiles of 544 bytes, 26 to 52 KB, are plenty, and take fewer registers.
-SLOW_GBS_PER_SM = 15
-SLOW_WARPS = 12
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """The shape of one small-batch GEMM program."""
-
-    row_tiles: int
-    """Row tiles of 16 rows."""
-    warps_n: int
-    """Warps across the row tiles."""
-    slices: int
-    """Warps along K; their sums are added through shared memory."""
-    ahead: int
-    """Tiles of K in a batch; a warp keeps one to two batches in flight."""
-    registers: int | None = None
-    """At most, of a thread; without it, what ``_gemm_options`` says."""
-
-    def constants(self) -> dict[str, int]:
-        return {"B": self.row_tiles, "WARPS_N": self.warps_n, "SLICES": self.slices, "AHEAD": self.ahead}
+def shape_of(weights: Packed) -> Shape:
+    """What the choice of tiles depends on."""
+    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the choice of tiles depends on, of one of the two matrices of an expert."""
-
-    rows: int
-    k: int
-    bits: int
-
-    @property
-    def row_tiles(self) -> int:
-        return self.rows // TILE_ROWS
-
-    @property
-    def k_tiles(self) -> int:
-        return -(-self.k // TILE_K)
-
-
-def direct_gate_up_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
-    """A warp for each row tile of each of the tokens' experts: all of them at once, with what registers that leaves."""
-    if not gpu.has(Feature.WGMMA):  # measured on an H200; elsewhere some of these registers are too few
-        return direct_tiles(shape, tokens, top_k, gpu)
-    for slices, registers, ahead in ONE_WAVE:
-        room = gpu.registers_per_sm // (32 * registers) * gpu.num_sms
-        if slices * tokens * top_k * shape.row_tiles <= WAVE_SHARE * room:
-            return Tiles(1, 1, slices, _ahead(shape, gpu, ahead, slices), registers)
-    return Tiles(1, 1, 1, _ahead(shape, gpu, 4, 1))
-
-
-def direct_tiles(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tiles:
-    """One row tile a program; its warps are slices of K (and for down the token's experts)."""
-    # 16 warps of 128 registers would take a whole SM.
-    split = tokens * top_k * shape.row_tiles < FEW_WARPS * gpu.num_sms and top_k <= 4 and shape.k_tiles > 1
-    slices = 2 if split else 1
-    if gpu.has(Feature.WGMMA) and top_k > 4 and shape.bits == 8:
-        # Programs of 8 warps and more, two on an SM (H200, one token of Gemma 4, 30 layers: 48 us less than with 2
-        # tiles ahead and what registers ptxas takes).
-        return Tiles(1, 1, slices, _ahead(shape, gpu, 6, slices), 128)
-    if gpu.has(Feature.WGMMA) and tokens == 1 and shape.bits == 4:
-        # One warp an expert with all registers (H200, one token, 24 layers of gpt-oss-20b: 1111 us → 1087; 36 of 120b:
-        # no change).
-        return Tiles(1, 1, 1, _ahead(shape, gpu, 9, 1), 255)
-    return Tiles(1, 1, slices, _ahead(shape, gpu, 4, slices))
-
-
-def list_tiles(shape: Shape, gpu: Gpu) -> Tiles:
-    """Four row tiles, one for each warp.
-
-    16 warps of at most 128 registers on an SM. Measured on an H200, 8 tokens of gpt-oss-120b: batches of 3 and of 5
-    tiles within 1 %, of 7 and 9 (more registers, fewer warps) 15 % slower; two row tiles a warp 6 % slower.
-    """
-    return Tiles(4, 4, 1, _ahead(shape, gpu, 5, 1))
-
-
-def _ahead(shape: Shape, gpu: Gpu, tiles: int, slices: int) -> int:
-    """``tiles`` of MXFP4, or as many bytes of MXFP8; never more than a slice has."""
-    if _slow_memory(gpu):
-        tiles = 3
-    return max(1, min(tiles * 4 // shape.bits, -(-shape.k_tiles // slices)))
-
-
-def gate_constants(gate: Gate) -> dict[str, Any]:
-    return {"GELU": gate.kind is GateKind.GELU_TANH, "ALPHA": gate.alpha, "LIMIT": gate.limit}
+def tile_constants(tile: Tile) -> dict[str, int]:
+    return {"B": tile.row_tiles, "WARPS_N": tile.warps_n, "SLICES": tile.slices, "AHEAD": tile.ahead}
 
 
 def pdl_constant(gpu: Gpu) -> dict[str, bool]:
@@ -139,21 +52,11 @@ def pdl_option(gpu: Gpu) -> dict[str, bool]:
     return {"launch_pdl": True} if gpu.has(Feature.PDL) else {}
 
 
-def _gemm_options(gpu: Gpu, warps: int, registers: int | None = None) -> dict[str, Any]:
-    """Launch options of a GEMM. Left alone ptxas aims at 16 warps an SM, 128 registers, and rather spills a word or two
-    than take 129. That many warps pay where memory is fast; elsewhere whole programs of up to 12 warps do, with all the
-    registers that leaves them (168 for programs of 4 warps, 255 for one of 8), and nothing spills."""
-    options: dict[str, Any] = {"num_warps": warps, **pdl_option(gpu)}
-    if registers is not None:
-        options["maxnreg"] = registers
-    elif _slow_memory(gpu):
-        programs = max(1, SLOW_WARPS // warps)
-        options["maxnreg"] = min(255, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
-    return options
-
-
-def _slow_memory(gpu: Gpu) -> bool:
-    return gpu.bandwidth_gbs < SLOW_GBS_PER_SM * gpu.num_sms
+def gemm_options(tile: Tile, warps: int, gpu: Gpu) -> dict[str, Any]:
+    """Launch options of a GEMM with so many warps in a program."""
+    registers = max_registers(tile, warps, gpu)
+    limit = {} if registers is None else {"maxnreg": registers}
+    return {"num_warps": warps, **pdl_option(gpu), **limit}
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -161,27 +64,40 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
-def run(packed: PackedExperts, gate: Gate, x: Tensor, routing: Routing, gpu: Gpu) -> Tensor:
-    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes."""
+def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Each token reads its own experts."""
     tokens, top_k = routing.expert_ids.shape
+    h, y = _room(packed, x, tokens, top_k)
+    if not tokens:
+        return y
+    gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
+    tile = direct_gate_up(gate_up, tokens, top_k, gpu)
+    _gate_up(packed, spec.gate, x, h, routing.expert_ids, None, gpu, tile)
+    _down_direct(packed, h, routing, y, gpu, direct_down(down, tokens, top_k, gpu))
+    return y
+
+
+def run_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
+    tokens, top_k = routing.expert_ids.shape
+    h, y = _room(packed, x, tokens, top_k)
+    if not tokens:
+        return y
+    gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
+    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
+    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
+    _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, for_list(gate_up, tokens, top_k, gpu))
+    _down(packed, h, routing, work, parts, gpu, for_list(down, tokens, top_k, gpu))
+    combine(parts, y, top_k, gpu)
+    return y
+
+
+def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> tuple[Tensor, Tensor]:
+    """For the gate's output and for the answer. No host synchronisation; sizes follow from shapes."""
     # down_direct reads, and does not use, rows up to a power of two.
     rows = tokens * top_k + next_power_of_2(top_k) - top_k
     h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
-    y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
-    if not tokens:
-        return y
-    gate_up = Shape(packed.gate_up.rows, packed.gate_up.k, packed.gate_up.format.bits)
-    down = Shape(packed.down.rows, packed.down.k, packed.down.format.bits)
-    if tokens <= DIRECT_TOKENS:
-        _gate_up(packed, gate, x, h, routing.expert_ids, None, gpu, direct_gate_up_tiles(gate_up, tokens, top_k, gpu))
-        _down_direct(packed, h, routing, y, gpu, direct_tiles(down, tokens, top_k, gpu))
-        return y
-    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
-    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, gate, scaled, h, routing.expert_ids, work, gpu, list_tiles(gate_up, gpu))
-    _down(packed, h, routing, work, parts, gpu, list_tiles(down, gpu))
-    combine(parts, y, top_k, gpu)
-    return y
+    return h, torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
 
 
 def make_list(
@@ -210,11 +126,11 @@ def list_constants(pairs: int, num_experts: int, gpu: Gpu, columns: int = COLUMN
 
 
 def _gate_up(
-    packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | None, gpu: Gpu, tiles: Tiles
+    packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | None, gpu: Gpu, tile: Tile
 ) -> None:
     weights = packed.gate_up
     entries = ids.numel() if work is None else work.tiles.shape[0]
-    blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
         x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h,
         ids if work is None else work.tiles, ids if work is None else work.order, x.stride(0),
@@ -222,42 +138,42 @@ def _gate_up(
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": ids.shape[1], "BITS": weights.format.bits,
         "DIRECT": work is None, "HAS_BIAS": packed.gate_up_bias is not None, **gate_constants(gate),
-        **tiles.constants(), **pdl_constant(gpu),
+        **tile_constants(tile), **pdl_constant(gpu),
     }  # fmt: skip
-    options = _gemm_options(gpu, tiles.warps_n * tiles.slices, tiles.registers)
+    options = gemm_options(tile, tile.warps, gpu)
     launch(jit.gate_up_small, (entries * blocks,), arguments, constants, options, MMA)
 
 
 def _down(
-    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch, parts: Tensor, gpu: Gpu, tiles: Tiles
+    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch, parts: Tensor, gpu: Gpu, tile: Tile
 ) -> None:
     weights = packed.down
-    blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
         h, weights.words, weights.scales, _or(packed.down_bias, h), parts, work.tiles, work.order, routing.weights,
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "BITS": weights.format.bits,
-        "HAS_BIAS": packed.down_bias is not None, **tiles.constants(), **pdl_constant(gpu),
+        "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile), **pdl_constant(gpu),
     }  # fmt: skip
-    options = _gemm_options(gpu, tiles.warps_n * tiles.slices)
+    options = gemm_options(tile, tile.warps, gpu)
     launch(jit.down_small, (work.tiles.shape[0] * blocks,), arguments, constants, options, MMA)
 
 
-def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tiles: Tiles) -> None:
+def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tile: Tile) -> None:
     weights = packed.down
     tokens, top_k = routing.expert_ids.shape
     experts = next_power_of_2(top_k)
-    blocks = cdiv(weights.rows // TILE_ROWS, tiles.row_tiles)
+    blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
         h, weights.words, weights.scales, _or(packed.down_bias, h), y, routing.expert_ids, routing.weights,
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts,
-        "BITS": weights.format.bits, "HAS_BIAS": packed.down_bias is not None, **tiles.constants(),
+        "BITS": weights.format.bits, "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile),
         **pdl_constant(gpu),
     }  # fmt: skip
-    options = _gemm_options(gpu, experts * tiles.warps_n * tiles.slices, tiles.registers)
+    options = gemm_options(tile, experts * tile.warps, gpu)
     launch(jit.down_direct, (tokens * blocks,), arguments, constants, options, MMA)
 
 

@@ -19,26 +19,20 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.fragments_jit import (
-    MXFP4_UNSCALE,
-    MXFP8_UNSCALE,
-    X_SCALE,
-    gated,
-    group_scales,
-    mxfp4_fragments,
-    mxfp8_fragments,
-    scale_activations,
-    token_fragments,
+from microscale.kernels.fragments_jit import X_SCALE, scale_activations, token_fragments
+from microscale.kernels.gate_jit import gated
+from microscale.kernels.small_batch_core_jit import (
+    add_scaled,
+    issue_loads_here,
+    pair_layout,
+    scale_layout,
+    sum_slices,
+    token_layout,
+    unscaled,
+    weight_fragments,
 )
-
-
-@gluon.jit
-def _issue_loads_here():
-    """Loads above stay above: without this ptxas may sink a load to its use, and nothing is in flight any more."""
-    gl.inline_asm_elementwise("bar.warp.sync -1; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -67,7 +61,7 @@ def _load_batch(
         tile = _load_tile(w_ptrs, s_ptrs, t + u, first_w + (t + u) < KT, first_s + (t + u) < KT, BITS, MASKED)
         batch = batch + (tile,)
     if N > 0:
-        _issue_loads_here()
+        issue_loads_here()
     return batch
 
 
@@ -109,10 +103,9 @@ def walk(
     MASK_X: gl.constexpr = STEPS * SLICES * 64 != K
     LA: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     LB: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    LX: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [S, 1, WARPS_N], [2, 1, 0])
-    # Words [S, B, 32 lanes, 4] under the places p of a pair; scale words [S, B, 8 = g] under h and the lanes t.
-    LP: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4, 2], [1, 1, 32, 1, 1], [S, WARPS_N, 1, 1, 1], [4, 3, 2, 1, 0])
-    LH: gl.constexpr = gl.BlockedLayout([1, 1, 2, 1, 1], [1, 1, 1, 8, 4], [S, WARPS_N, 1, 1, 1], [4, 3, 2, 1, 0])
+    LX: gl.constexpr = token_layout(S, WARPS_N)
+    LP: gl.constexpr = pair_layout(S, WARPS_N)
+    LH: gl.constexpr = scale_layout(S, WARPS_N)
     LW: gl.constexpr = gl.SliceLayout(4, LP)
     LS: gl.constexpr = gl.SliceLayout(4, LH)
     LW3: gl.constexpr = gl.SliceLayout(3, LW)
@@ -182,19 +175,11 @@ def _step(
     K: gl.constexpr, BITS: gl.constexpr, SCALE_X: gl.constexpr, MASK_X: gl.constexpr,
     LA: gl.constexpr, LB: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """``acc`` plus one tile of 64 columns: two groups, each summed by itself and then scaled in float32."""
-    if BITS == 4:
-        a00, a01, a10, a11 = mxfp4_fragments(words[0], z, LA)
-    else:
-        a00, a01 = mxfp8_fragments(words[0], z, LA)
-        a10, a11 = mxfp8_fragments(words[1], z, LA)
+    """``acc`` plus one tile of 64 columns."""
+    a = weight_fragments(words[0], words[1], z, BITS, LA)
     b00, b01 = _load_tokens(x_ptrs + t * 64, column + t * 64 < K, LB, SCALE_X, MASK_X)
     b10, b11 = _load_tokens(x_ptrs + (t * 64 + 32), column + (t * 64 + 32) < K, LB, SCALE_X, MASK_X)
-    f0, f1 = group_scales(words[2], h, gl.SliceLayout(2, mma))
-    zero = gl.zeros(acc.shape, gl.float32, mma)
-    acc += mma_v2(a01, b01, mma_v2(a00, b00, zero)) * f0[:, :, None]
-    acc += mma_v2(a11, b11, mma_v2(a10, b10, zero)) * f1[:, :, None]
-    return acc
+    return add_scaled(acc, a, (b00, b01, b10, b11), words[2], h, mma)
 
 
 @gluon.jit
@@ -213,7 +198,7 @@ def gate_up_small(
     BITS: gl.constexpr,
     DIRECT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    GELU: gl.constexpr,
+    GATE: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
     B: gl.constexpr,
@@ -250,15 +235,14 @@ def gate_up_small(
             x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT, False, mma,
         )  # fmt: skip
-        UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-        r = gl.sum(acc, axis=0) * UNSCALE
+        r = sum_slices(acc, BITS)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         if HAS_BIAS:
             row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
             bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
             r += bias.to(gl.float32)[:, None]
         g, up = gl.split(r.reshape([B, 2, 8, 8]).permute([0, 2, 3, 1]))
-        h = gated(g, up, GELU, ALPHA, LIMIT) * X_SCALE
+        h = gated(g, up, GATE, ALPHA, LIMIT) * X_SCALE
         LH: gl.constexpr = h.type.layout
         tile = row_tile + gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, LH)))[:, None, None]
         unit = tile * 8 + gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LH)))[None, :, None]
@@ -307,8 +291,7 @@ def down_small(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
         )  # fmt: skip
-        UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-        r = gl.sum(acc, axis=0) * UNSCALE
+        r = sum_slices(acc, BITS)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
         if HAS_BIAS:
@@ -361,8 +344,7 @@ def down_direct(
         h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
         K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    acc *= UNSCALE
+    acc = unscaled(acc, BITS)
     L2: gl.constexpr = gl.SliceLayout(0, mma)
     if HAS_BIAS:
         row3 = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(0, gl.SliceLayout(2, mma)))

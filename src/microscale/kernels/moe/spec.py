@@ -9,15 +9,21 @@ Routing (which experts, with which weights) is an input.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic
 
 import torch
 from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
+from microscale.hardware import Gpu
+from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.op import Activations as Activations
+from microscale.kernels.op import Implementation, PackedT, Path
 
 
 class GateKind(StrEnum):
@@ -25,6 +31,8 @@ class GateKind(StrEnum):
     """``(up + 1) * g * sigmoid(alpha * g)``, g = gate clamped above at limit, up clamped to ±limit (gpt-oss)."""
     GELU_TANH = "gelu_tanh"
     """``gelu_tanh(gate) * up`` (Gemma)."""
+    SILU = "silu"
+    """``silu(gate) * up`` (Qwen3-MoE)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,17 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class MlpSpec:
+    """A dense MLP beside the experts, which reads and adds to the same residual stream."""
+
+    units: int
+    weight_format: str
+    packed: bool
+    """Whether both of its matrices are held as ``PackedDense``, which the experts' launches read."""
+    bias: bool
+
+
+@dataclass(frozen=True)
 class MoeSpec:
     """One expert layer and the number of tokens that it is asked to run."""
 
@@ -54,6 +73,8 @@ class MoeSpec:
     gate: Gate
     bias: bool
     tokens: int
+    mlp: MlpSpec | None = None
+    """The dense MLP that shall run in the experts' own launches, where that is asked."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +104,55 @@ class Routing:
     def __post_init__(self) -> None:
         if self.expert_ids.dtype != torch.int32 or self.weights.dtype != torch.float32:
             raise Unsupported(f"Routing is int32 and float32, not {self.expert_ids.dtype} and {self.weights.dtype}.")
+
+
+@dataclass(frozen=True)
+class MoePath(Path[MoeSpec], Generic[PackedT]):
+    """One way to run an expert layer."""
+
+    start: Callable[[PackedT, MoeSpec, Gpu, Tensor, Routing], Tensor]
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """The matrices of a dense MLP, packed. Rows of ``gate_up`` come in runs of ``with_mlp.RUN``."""
+
+    gate_up: PackedDense
+    down: PackedDense
+
+
+@dataclass(frozen=True)
+class MlpPath(Path[MoeSpec], Generic[PackedT]):
+    """One way to run an expert layer with a dense MLP in the same launches."""
+
+    start: Callable[[PackedT, Mlp, MoeSpec, Gpu, Tensor, Routing], Tensor]
+
+
+class MoeOp(Implementation[MoeSpec], Generic[PackedT]):
+    """What every implementation of ``moe`` has."""
+
+    op = "moe"
+    paths: tuple[MoePath[PackedT], ...]
+    mlp_paths: tuple[MlpPath[PackedT], ...] = ()
+    """The ways of ``run_with_mlp``; none where there is no such form."""
+
+    @abstractmethod
+    def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedT:
+        """The experts in this implementation's layout, on the device where they are."""
+
+    def check(self, x: Tensor) -> None:
+        """Refuses tokens that ``run`` would misread."""
+
+    def run(
+        self, packed: PackedT, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing, path: MoePath[PackedT]
+    ) -> Tensor:
+        """``x [tokens, hidden]`` → the same shape and type, by ``path``."""
+        self.check(x)
+        return path.start(packed, spec, gpu, x, routing)
+
+    def run_with_mlp(
+        self, packed: PackedT, mlp: Mlp, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing, path: MlpPath[PackedT]
+    ) -> Tensor:
+        """A dense MLP of the experts' gate with them, by ``path``: ``x [2, tokens, hidden]``, for the MLP and for the
+        experts → both answers."""
+        return path.start(packed, mlp, spec, gpu, x, routing)

@@ -1,7 +1,7 @@
 """``triton_w4a16``: MXFP4 experts times bf16 activations, exact up to bf16 rounding, on any GPU from SM80 on.
 
 Up to 64 tokens are limited by reading the weights and take the small-batch kernels; more take a grouped GEMM, on
-``wgmma`` where the card has it. All read one packed layout.
+``wgmma`` where the card has it. ``paths`` has these ways. All read one packed layout.
 """
 
 from __future__ import annotations
@@ -14,29 +14,25 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
-from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
+from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
-from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
-from microscale.kernels.op import Cost, Implementation, Reason
-
-# Pairs an expert, and tokens, from which wgmma is faster than the small-batch kernels, which serve 8 pairs a program
-# and read weights twice (H200, gpt-oss-20b at 64 tokens: 142 us and 152; at 48 tokens 140 and 135).
-CROWDED_PAIRS = 8
-CROWDED_TOKENS = 33
+from microscale.kernels.moe.paths import BF16_PATHS
+from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
+from microscale.kernels.op import Cost, Reason
 
 
-class TritonW4A16(Implementation[MoeSpec]):
+class TritonW4A16(MoeOp[PackedExperts]):
     """MXFP4 weights become bf16 in registers; sums in float32."""
 
-    op = "moe"
     uncapturable = None
     name = "triton_w4a16"
     layout = layouts.layout_name(MXFP4)
     format: ClassVar[BlockFormat] = MXFP4
     path: ClassVar[GemmPath] = GemmPath.W4A16
+    paths = BF16_PATHS
 
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format != self.format.name:
@@ -66,13 +62,6 @@ class TritonW4A16(Implementation[MoeSpec]):
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)
 
-    def run(self, packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    def check(self, x: Tensor) -> None:
         if x.dtype != torch.bfloat16 or x.stride(1) != 1:
             raise Unsupported(f"{self.name} reads rows of bfloat16, not {x.dtype} with strides {x.stride()}.")
-        wgmma = self.format is MXFP4 and gpu.has(Feature.WGMMA) and grouped_wgmma.serves(packed)
-        crowded = wgmma and routing.expert_ids.numel() >= CROWDED_PAIRS * packed.num_experts
-        if x.shape[0] <= small_batch.MAX_TOKENS and not (crowded and x.shape[0] >= CROWDED_TOKENS):
-            return small_batch.run(packed, spec.gate, x, routing, gpu)
-        if wgmma:
-            return grouped_wgmma.run(packed, spec.gate, x, routing, gpu)
-        return grouped.run(packed, spec.gate, x, routing, gpu)

@@ -20,26 +20,23 @@ from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.layouts import TILE_K
-from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
+from microscale.kernels.moe import grouped_wgmma
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
-from microscale.kernels.moe.spec import Activations, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.paths import MXFP8_PATHS, block_scaled, pays_mxfp8
+from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
 from microscale.kernels.moe.w4a16 import TritonW4A16
-from microscale.kernels.op import Cost, Implementation, Reason, Unit
-
-# Pairs an expert must get on average for wgmma's FP8 to pay: at 8 it loses to bf16 (550 against 497 µs), at 32 it wins
-# (675 against 740; H200, gpt-oss-120b, 256 and 1024 tokens).
-FP8_SHARE = 20
+from microscale.kernels.op import Cost, Reason, Unit
 
 
-class BlockScaledMoe(Implementation[MoeSpec]):
+class BlockScaledMoe(MoeOp[PackedExperts]):
     """What ``triton_w4a8`` and ``triton_w8a8`` share: all but the weights' format, and what wgmma can do with it."""
 
-    op = "moe"
     uncapturable = None
+    paths = MXFP8_PATHS
     format: ClassVar[BlockFormat]
     path: ClassVar[GemmPath]
     small_batch: ClassVar[TritonW4A16]
@@ -50,7 +47,7 @@ class BlockScaledMoe(Implementation[MoeSpec]):
             return f"reads {self.format.name} experts, not {spec.weight_format}"
         if spec.activations is not Activations.MXFP8:
             return f"multiplies with mxfp8 activations, not {spec.activations}"
-        if not _block_scaled(gpu) and (reason := self._unscaled_reason(spec, gpu)):
+        if not block_scaled(gpu) and (reason := self._unscaled_reason(spec, gpu)):
             return reason
         if spec.hidden % BLOCK or spec.intermediate % BLOCK:
             return f"needs widths that are multiples of {BLOCK}, not {spec.hidden} and {spec.intermediate}"
@@ -63,36 +60,21 @@ class BlockScaledMoe(Implementation[MoeSpec]):
         return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
-        if not self._pays(spec.tokens, spec.top_k, spec.num_experts, gpu):
+        if not pays_mxfp8(spec, gpu):
             return replace(self.small_batch.cost(_with_bf16(spec), gpu), runs_as=self.small_batch.name)
         # wgmma on an H200, gpt-oss-120b: 41 % of the FP8 floor's speed at 8192 tokens, 38 % at 2048, 58 % at 1024. Half
         # of the peak elsewhere: unpacking runs beside the matrix unit, and tails of tiles are padded. Not measured yet.
         total = expert_weight_bytes(spec) + activation_bytes(spec)
-        return Cost(total, expert_flops(spec), Unit.FP8, efficiency=0.5 if _block_scaled(gpu) else 0.42)
+        return Cost(total, expert_flops(spec), Unit.FP8, efficiency=0.5 if block_scaled(gpu) else 0.42)
 
     def packed_bytes(self, spec: MoeSpec) -> int:
         return packed_bytes(spec)
 
-    def _pays(self, tokens: int, top_k: int, num_experts: int, gpu: Gpu) -> bool:
-        """Whether the tokens are so many that arithmetic counts."""
-        if tokens <= small_batch.MAX_TOKENS:
-            return False
-        return _block_scaled(gpu) or tokens * top_k > FP8_SHARE * num_experts
-
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> PackedExperts:
         return pack_experts(weights, spec.gate)
 
-    def run(self, packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-        tokens, top_k = routing.expert_ids.shape
-        if not self._pays(tokens, top_k, packed.num_experts, gpu):
-            return self.small_batch.run(packed, _with_bf16(spec), gpu, x, routing)
-        if _block_scaled(gpu):
-            return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=True)
-        return grouped_wgmma.run(packed, spec.gate, x, routing, gpu, fp8=True)
-
-
-def _block_scaled(gpu: Gpu) -> bool:
-    return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
+    def check(self, x: Tensor) -> None:
+        self.small_batch.check(x)
 
 
 def _with_bf16(spec: MoeSpec) -> MoeSpec:

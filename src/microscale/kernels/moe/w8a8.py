@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from microscale.formats import MXFP8
-from microscale.hardware.tiles import GemmPath
+from microscale.hardware.tiles.gemm import GemmPath
 from microscale.kernels import layouts
 from microscale.kernels.moe.w4a8 import BlockScaledMoe
 from microscale.kernels.moe.w8a16 import TritonW8A16

@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microscale.hardware import Feature, Gpu
-from microscale.kernels.dense.packed import PackedDense
+from microscale.errors import Unsupported
+from microscale.formats import MXFP8
+from microscale.hardware import Gpu
+from microscale.hardware.tiles.experts import ExpertGemm, Tile, with_mlp_slices
+from microscale.hardware.tiles.experts import with_mlp as tile_for
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import with_mlp_jit as jit
@@ -20,36 +24,40 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.small_batch import (
     DIRECT_TOKENS,
     MMA,
-    WAVE_SHARE,
-    gate_constants,
+    gemm_options,
     pdl_constant,
-    pdl_option,
 )
-from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
+from microscale.kernels.op import Reason
 
 MAX_TOKENS = DIRECT_TOKENS
 RUN = 8
 """Gate rows of the MLP that stand before as many up rows: half of a row tile."""
-# Warps along K, registers of a thread and tiles of MXFP8 in a batch; the first that is one wave. One token of Gemma 4
-# is 968 row tiles, two are 1672: two slices at 128 registers take 92 % of an H200, one slice 79 %.
-ONE_WAVE = ((2, 128, 2), (1, 128, 2))
-DOWN_AHEAD = 3
-DOWN_REGISTERS = 128
-"""Two programs of eight warps on an SM: one token's 264 are one wave on an H200."""
 
 
-def serves(packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], routing: Routing, gpu: Gpu) -> bool:
-    """Tiles are known for Hopper, where registers for one wave are left; elsewhere the MLP runs beside the experts."""
-    gate_up, down = mlp
-    tokens, top_k = routing.expert_ids.shape
-    fits = gate_up.k == packed.hidden == down.rows and gate_up.rows == 2 * down.k and down.k % RUN == 0
-    formats = {gate_up.format, down.format, packed.gate_up.format.name}
-    biases = (gate_up.bias, down.bias, packed.gate_up_bias, packed.down_bias)
-    few = gpu.has(Feature.WGMMA) and 0 < tokens <= MAX_TOKENS
+def supports(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    """Where tiles were measured, with registers for one wave; elsewhere the MLP runs beside the experts."""
+    measured = with_mlp_slices(gpu)
+    if not measured:
+        return f"has tiles where they were measured, and none for {gpu.name}"
+    if not 0 < spec.tokens <= MAX_TOKENS:
+        return f"runs up to {MAX_TOKENS} tokens with an MLP, not {spec.tokens}"
+    if spec.weight_format != MXFP8.name or spec.bias:
+        return f"takes an MLP beside mxfp8 experts without biases, not beside {spec.weight_format}"
     # Slices of K of which only the last may be short: those of gate_up, and those of the MLP's down.
-    whole = all(_whole(gate_up.k, slices) for slices, *_ in ONE_WAVE) and _whole(down.k, _warps(top_k) // 2)
-    return few and whole and fits and formats == {"mxfp8"} and all(bias is None for bias in biases)
+    if not all(_whole(spec.hidden, slices) for slices in measured):
+        return f"cuts K into slices, for which {spec.hidden} columns are too few"
+    return None if spec.mlp is None else _mlp_reason(spec.mlp, spec.top_k)
+
+
+def _mlp_reason(mlp: MlpSpec, top_k: int) -> Reason | None:
+    if mlp.weight_format != MXFP8.name or mlp.bias or not mlp.packed:
+        held = "" if mlp.packed else ", held unpacked"
+        return f"takes an mxfp8 MLP without biases, not {mlp.weight_format}{' with' if mlp.bias else ''}{held}"
+    if mlp.units % RUN or not _whole(mlp.units, _warps(top_k) // 2):
+        return f"takes units in runs of {RUN} that fill its slices of K, not {mlp.units}"
+    return None
 
 
 def _steps(k: int, slices: int) -> int:
@@ -66,27 +74,17 @@ def _warps(top_k: int) -> int:
     return max(2, next_power_of_2(top_k))
 
 
-def slices_for(warps: int, gpu: Gpu) -> tuple[int, int, int]:
-    """Of ``ONE_WAVE`` what so many row tiles take, or the last."""
-    for slices, registers, ahead in ONE_WAVE:
-        if slices * warps <= WAVE_SHARE * (gpu.registers_per_sm // (32 * registers)) * gpu.num_sms:
-            return slices, registers, ahead
-    return ONE_WAVE[-1]
-
-
-def run(
-    packed: PackedExperts, mlp: tuple[PackedDense, PackedDense], gate: Gate, x: Tensor, routing: Routing, gpu: Gpu
-) -> Tensor:
+def run(packed: PackedExperts, mlp: Mlp, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """``x [2, tokens, hidden]`` bf16, for the MLP and for the experts → the answers of both, likewise."""
     tokens, top_k = routing.expert_ids.shape
-    gate_up, down = mlp
+    gate_up, down = mlp.gate_up, mlp.down
     x = x.contiguous()
     rows = tokens * top_k + _warps(top_k) - top_k  # with those that are read and not used
     h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
     mlp_h = torch.empty((tokens, down.k), dtype=torch.bfloat16, device=x.device)
     y = torch.empty_like(x)
     first, options = _first(
-        packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(gate), gpu
+        packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(spec.gate), gpu
     )
     arguments: tuple[Any, ...] = (
         x, packed.gate_up.words, packed.gate_up.scales, gate_up.weight, gate_up.groups, h, mlp_h, routing.expert_ids,
@@ -94,7 +92,7 @@ def run(
     )  # fmt: skip
     grid = (first["MLP_TILES"] + tokens * top_k * first["ROW_TILES"],)
     launch(jit.gate_up_with_mlp, grid, arguments, first, options, MMA)
-    second, options = _second(packed.down.k, packed.down.rows, down.k, top_k, gpu)
+    second, options = _second(packed.down.k, packed.down.rows, down.k, tokens, top_k, gpu)
     arguments = (
         h, mlp_h, packed.down.words, packed.down.scales, down.weight, down.groups, y, routing.expert_ids,
         routing.weights, tokens,
@@ -104,24 +102,34 @@ def run(
     return y
 
 
+def _tile(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile:
+    tile = tile_for(gemm, tokens, top_k, row_tiles, gpu)
+    if tile is None:
+        raise Unsupported(f"No tile of {gemm} was measured on the family of {gpu.name} for {tokens} tokens.")
+    return tile
+
+
 _Settings = tuple[dict[str, Any], dict[str, Any]]
 """Constants and options."""
 
 
 def _first(k: int, rows: int, mlp_rows: int, tokens: int, top_k: int, gate: dict[str, Any], gpu: Gpu) -> _Settings:
     """Constants and options of ``gate_up_with_mlp``."""
-    tiles, mlp_tiles = rows // TILE_ROWS, mlp_rows // TILE_ROWS
-    slices, registers, ahead = slices_for(tokens * top_k * tiles + mlp_tiles, gpu)
-    sizes = {"K": k, "ROW_TILES": tiles, "MLP_TILES": mlp_tiles, "TOP_K": top_k, "BITS": 8}
-    options = {"num_warps": slices, "maxnreg": registers, **pdl_option(gpu)}
-    walk = {"SLICES": slices, "AHEAD": min(ahead, _steps(k, slices))}
-    return sizes | gate | walk | pdl_constant(gpu), options
+    row_tiles, mlp_tiles = rows // TILE_ROWS, mlp_rows // TILE_ROWS
+    tile = _tile(ExpertGemm.GATE_UP_WITH_MLP, tokens, top_k, tokens * top_k * row_tiles + mlp_tiles, gpu)
+    sizes = {"K": k, "ROW_TILES": row_tiles, "MLP_TILES": mlp_tiles, "TOP_K": top_k, "BITS": 8}
+    walk = {"SLICES": tile.slices, "AHEAD": min(tile.ahead, _steps(k, tile.slices))}
+    return sizes | gate | walk | pdl_constant(gpu), gemm_options(tile, tile.warps, gpu)
 
 
-def _second(k: int, rows: int, mlp_k: int, top_k: int, gpu: Gpu) -> _Settings:
+def _second(k: int, rows: int, mlp_k: int, tokens: int, top_k: int, gpu: Gpu) -> _Settings:
     """Constants and options of ``down_with_mlp``."""
-    experts = _warps(top_k)
-    sizes = {"K": k, "MLP_K": mlp_k, "ROW_TILES": rows // TILE_ROWS, "TOP_K": top_k, "EXPERTS": experts, "BITS": 8}
-    options = {"num_warps": experts, "maxnreg": DOWN_REGISTERS, **pdl_option(gpu)}
-    ahead = {"AHEAD": min(DOWN_AHEAD, _steps(k, 1)), "MLP_AHEAD": min(DOWN_AHEAD, _steps(mlp_k, experts // 2))}
+    experts, row_tiles = _warps(top_k), rows // TILE_ROWS
+    tile = _tile(ExpertGemm.DOWN_WITH_MLP, tokens, top_k, tokens * top_k * row_tiles, gpu)
+    sizes = {"K": k, "MLP_K": mlp_k, "ROW_TILES": row_tiles, "TOP_K": top_k, "EXPERTS": experts, "BITS": 8}
+    options = gemm_options(tile, experts, gpu)
+    ahead = {"AHEAD": min(tile.ahead, _steps(k, 1)), "MLP_AHEAD": min(tile.ahead, _steps(mlp_k, experts // 2))}
     return sizes | ahead | pdl_constant(gpu), options
+
+
+PATH = MlpPath("with the experts", "one wave of programs does both", supports, run)

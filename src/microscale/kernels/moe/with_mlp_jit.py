@@ -15,20 +15,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.fragments_jit import MXFP4_UNSCALE, MXFP8_UNSCALE, X_SCALE, gated
+from microscale.kernels.fragments_jit import X_SCALE
+from microscale.kernels.gate_jit import gated
 from microscale.kernels.moe.small_batch_jit import walk
+from microscale.kernels.small_batch_core_jit import sum_slices, unscaled
 
 
 @gluon.jit
 def _store_gated(
     acc, h_ptr, row_tile, first, count,
-    ROW_TILES: gl.constexpr, BITS: gl.constexpr, GELU: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
+    ROW_TILES: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
 ):  # fmt: skip
     """The units of one row tile to rows ``first`` .. ``first + count`` of ``h [rows, 8 * ROW_TILES]``."""
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    r = gl.sum(acc, axis=0) * UNSCALE
+    r = sum_slices(acc, BITS)
     g, up = gl.split(r.reshape([2, 8, 8]).permute([1, 2, 0]))
-    h = gated(g, up, GELU, ALPHA, LIMIT) * X_SCALE
+    h = gated(g, up, GATE, ALPHA, LIMIT) * X_SCALE
     LH: gl.constexpr = h.type.layout
     unit = row_tile * 8 + gl.arange(0, 8, gl.SliceLayout(1, LH))[:, None]
     n = gl.arange(0, 8, gl.SliceLayout(0, LH))[None, :]
@@ -53,7 +54,7 @@ def gate_up_with_mlp(
     MLP_TILES: gl.constexpr,
     TOP_K: gl.constexpr,
     BITS: gl.constexpr,
-    GELU: gl.constexpr,
+    GATE: gl.constexpr,
     ALPHA: gl.constexpr,
     LIMIT: gl.constexpr,
     SLICES: gl.constexpr,
@@ -75,7 +76,7 @@ def gate_up_with_mlp(
             x_ptr, gl.minimum(n, tokens - 1), mlp_w_ptr, mlp_s_ptr, gl.zeros([SLICES], gl.int32, LE), program, K, 0,
             K, MLP_TILES, 1, 1, 1, SLICES, AHEAD, BITS, True, PDL, mma,
         )  # fmt: skip
-        _store_gated(acc, mlp_h_ptr, program, 0, tokens, MLP_TILES, BITS, GELU, ALPHA, LIMIT)
+        _store_gated(acc, mlp_h_ptr, program, 0, tokens, MLP_TILES, BITS, GATE, ALPHA, LIMIT)
     else:
         if PDL:
             gdc_wait()
@@ -87,7 +88,7 @@ def gate_up_with_mlp(
             x_ptr, n * 0 + (tokens + pair // TOP_K), w_ptr, s_ptr, gl.zeros([SLICES], gl.int32, LE) + expert,
             row_tile, K, 0, K, ROW_TILES, 1, 1, 1, SLICES, AHEAD, BITS, True, False, mma,
         )  # fmt: skip
-        _store_gated(acc, h_ptr, row_tile, pair, 1, ROW_TILES, BITS, GELU, ALPHA, LIMIT)
+        _store_gated(acc, h_ptr, row_tile, pair, 1, ROW_TILES, BITS, GATE, ALPHA, LIMIT)
 
 
 @gluon.jit
@@ -105,8 +106,7 @@ def _down_mlp(
         h_ptr, token, w_ptr, s_ptr, only, row_tile, K, 0,
         K, ROW_TILES, 2, 2, 1, SLICES, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    r = gl.sum(acc, axis=0) * UNSCALE
+    r = sum_slices(acc, BITS)
     row = row_tile * 16 + gl.arange(0, 32, gl.SliceLayout(1, L2))
     n = gl.arange(0, 8, gl.SliceLayout(0, L2))
     at = n[None, :] * (ROW_TILES * 16) + row[:, None]
@@ -132,8 +132,7 @@ def _down_experts(
         h_ptr, first, w_ptr, s_ptr, expert, row_tile, K, 1,
         K, ROW_TILES, 1, 1, EXPERTS, 1, AHEAD, BITS, False, PDL, mma,
     )  # fmt: skip
-    UNSCALE: gl.constexpr = MXFP4_UNSCALE if BITS == 4 else MXFP8_UNSCALE
-    acc = acc * UNSCALE * weight[:, None, None]
+    acc = unscaled(acc, BITS) * weight[:, None, None]
     if EXPERTS != TOP_K:
         acc = gl.where((slot < TOP_K)[:, None, None], acc, 0.0)
     r = gl.sum(acc, axis=0)

@@ -8,13 +8,14 @@ from torch import Tensor
 from microscale.formats import BlockScaled
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.attention.spec import PagedKv
+from microscale.kernels.gate import gate_constants
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, norms
 from microscale.kernels.small.norms import MAX_WIDTH, launch_small
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import HeadNorms, RopeTable, Sandwich, SmallOps, SmallSpec
 
 # Numbers in one program of the rotation (H200, 8192 tokens, 80 heads of 64: 61 us with 32 heads and 2 warps, 82 with 4
 # warps, 104 with 8 heads; 2048 tokens, 32 heads of 256: 29 us, and 27 with 4 warps).
@@ -34,9 +35,11 @@ class TritonSmall(SmallOps):
 
     name = "triton_small"
     uncapturable = None
+    route_paths = norms.ROUTE_PATHS
+    sandwich_route_paths = norms.SANDWICH_ROUTE_PATHS
 
     def __init__(self, gpu: Gpu | None = None) -> None:
-        self._pdl = gpu is not None and gpu.has(Feature.PDL)
+        self.pdl = gpu is not None and gpu.has(Feature.PDL)
 
     def on(self, gpu: Gpu) -> TritonSmall:
         return TritonSmall(gpu)
@@ -61,30 +64,20 @@ class TritonSmall(SmallOps):
         return Cost(cost.per_layer(spec), 0, efficiency=0.3)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-        return norms.norm(x, None, weight, epsilon, self._pdl)[0]
+        return norms.norm(x, None, weight, epsilon, self.pdl)[0]
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        return norms.norm(x, residual, weight, epsilon, self._pdl)
+        return norms.norm(x, residual, weight, epsilon, self.pdl)
 
     def add_rms_norm_mxfp8(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[BlockScaled, Tensor]:
-        return norms.norm_mxfp8(x, residual, weight, epsilon, self._pdl)
+        return norms.norm_mxfp8(x, residual, weight, epsilon, self.pdl)
 
     def norm_add_norm(
         self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
     ) -> tuple[Tensor, Tensor]:
-        return norms.norm_add_norm(x, other, residual, sandwich, self._pdl)
-
-    def norm_add_norm_route(
-        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
-    ) -> tuple[Tensor, Tensor, Routing]:
-        return norms.norm_add_norm_route(x, residual, sandwich, router, top_k, self._pdl)
-
-    def add_norm_route(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
-    ) -> tuple[Tensor, Tensor, Routing]:
-        return norms.add_norm_route(x, residual, weight, epsilon, router, top_k, self._pdl)
+        return norms.norm_add_norm(x, other, residual, sandwich, self.pdl)
 
     def rope_and_write_kv(
         self,
@@ -111,10 +104,11 @@ class TritonSmall(SmallOps):
         )  # fmt: skip
         constants = {
             "BLOCK_H": block_heads(head_dim), "HALF": head_dim // 2, "NORM": norms is not None,
-            "SHARED": total == num_heads + kv_heads, "FP8": kv.k.dtype == torch.uint8,
+            "NORM_V": norms is not None and norms.values, "SHARED": total == num_heads + kv_heads,
+            "FP8": kv.k.dtype == torch.uint8,
         }  # fmt: skip
         grid = (tokens, cdiv(total, block_heads(head_dim)))
-        launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self._pdl)
+        launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self.pdl)
         return q
 
     def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
@@ -124,9 +118,9 @@ class TritonSmall(SmallOps):
         tokens, units = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, units), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
-            arguments = (gate_up, out, units, gate_up.stride(0), gate.alpha, gate.limit)
+            arguments = (gate_up, out, units, gate_up.stride(0))
             run = gate.run if gate.interleaved else 0
-            constants = {"BLOCK": GATED_BLOCK, "GELU": gate.kind is GateKind.GELU_TANH, "RUN": run}
+            constants = {"BLOCK": GATED_BLOCK, "RUN": run, **gate_constants(gate)}
             grid = (tokens, cdiv(units, GATED_BLOCK))
-            launch_small(fused_jit.gated, grid, arguments, constants, GATED_WARPS, self._pdl)
+            launch_small(fused_jit.gated, grid, arguments, constants, GATED_WARPS, self.pdl)
         return out

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from microscale.kernels.gate_jit import gated as activation
 from microscale.kernels.mxfp8_jit import round_e4m3
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
@@ -42,14 +43,14 @@ def turn(x, partner, cos, sin, PLAIN: tl.constexpr):
 def rope_and_write_kv(
     qkv_ptr, positions_ptr, frequencies_ptr, slots_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr,
     k_scale_ptr, v_scale_ptr, scale, epsilon, heads, kv_heads, page_size, stride_page, stride_kv_head, stride_scale,
-    BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, FP8: tl.constexpr,
-    PDL: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_H: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, NORM_V: tl.constexpr, SHARED: tl.constexpr,
+    FP8: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of heads). Rotates q to ``q_ptr`` and k into the cache, and copies v there.
 
     A head's first and second halves are read once each; dimension i turns with i + HALF, and stays where its frequency
-    is 0. NORM: each head is normed first, q and k with weights, v without. SHARED: there is no v, and k before weight
-    and rotation stands for it.
+    is 0. NORM: q and k are normed first, with weights. NORM_V: and v, without one. SHARED: there is no v, and k before
+    weight and rotation stands for it.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -76,12 +77,17 @@ def rope_and_write_kv(
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     is_query = (head < heads)[:, None]
     turned = (head < heads + kv_heads)[:, None]
+    v_first = first
+    v_second = second
     if NORM:
         factor = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + epsilon)[:, None]
         first *= factor
         second *= factor
-    v_first = to_bf16(first, PLAIN)
-    v_second = to_bf16(second, PLAIN)
+        if NORM_V:
+            v_first = first
+            v_second = second
+    v_first = to_bf16(v_first, PLAIN)
+    v_second = to_bf16(v_second, PLAIN)
     if NORM:
         first = weigh_head(first, tl.where(is_query, q_low[None, :], k_low[None, :]), PLAIN)
         second = weigh_head(second, tl.where(is_query, q_high[None, :], k_high[None, :]), PLAIN)
@@ -104,8 +110,8 @@ def rope_and_write_kv(
 
 @triton.jit
 def gated(
-    x_ptr, out_ptr, units, stride_x, alpha, limit, BLOCK: tl.constexpr, GELU: tl.constexpr,
-    RUN: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    x_ptr, out_ptr, units, stride_x, BLOCK: tl.constexpr, GATE: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, RUN: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of units). The gated activation between the two matrices of a dense MLP.
 
@@ -124,11 +130,5 @@ def gated(
     else:
         gate = tl.load(row + unit, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(row + units + unit, mask=mask, other=0.0).to(tl.float32)
-    if GELU:
-        # gelu_tanh(g) = g * sigmoid(2 * sqrt(2 / pi) * (g + 0.044715 * g**3))
-        y = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))) * up
-    else:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        y = (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
+    y = activation(gate, up, GATE, ALPHA, LIMIT)
     tl.store(out_ptr + token * units + unit, to_bf16(y, PLAIN), mask=mask)

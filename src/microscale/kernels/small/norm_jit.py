@@ -233,7 +233,7 @@ def norm_add_norm_route(
 def add_norm_route(
     x_ptr, residual_ptr, weight_ptr, router_ptr, bias_ptr, sum_ptr, out_ptr, logits_ptr, ids_ptr, weights_ptr,
     counters_ptr, epsilon, width, num_experts, stride_x, stride_residual,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, E_PAD: tl.constexpr, BIAS: tl.constexpr,
     PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, blocks of ROWS experts). Sum, norm, router and top-k of few tokens in one launch.
@@ -251,13 +251,16 @@ def add_norm_route(
     rows = router_ptr + expert[:, None].to(tl.int64) * width + column[None, :]
     router = tl.load(rows, mask=real[:, None] & mask[None, :], other=0.0)
     weight = _load(weight_ptr, column, mask)
-    bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
     if PDL:
         let_next_begin_and_wait()
     x = _load(x_ptr + token * stride_x, column, mask) + _load(residual_ptr + token * stride_residual, column, mask)
     x = _rounded(x, PLAIN)
     y = _rounded(_normed(x, width, epsilon) * weight, PLAIN)
-    logits = tl.sum(router.to(tl.float32) * y[None, :], axis=1) + bias
+    logits = tl.sum(router.to(tl.float32) * y[None, :], axis=1)
+    if BIAS:
+        logits += bias
     tl.store(logits_ptr + token * num_experts + expert, logits, mask=real)
     # The barrier puts every thread's stores before the one thread that counts, and that one releases them.
     tl.debug_barrier()

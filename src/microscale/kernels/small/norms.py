@@ -11,18 +11,20 @@ from torch import Tensor
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK as GROUP
 from microscale.formats import BlockScaled, block_format
+from microscale.hardware import Gpu
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
+from microscale.kernels.op import Reason, always
 from microscale.kernels.small import norm_jit
-from microscale.kernels.small.spec import Router, Sandwich
+from microscale.kernels.small.spec import Routed, RoutePath, Router, Sandwich, SandwichRoutePath, SmallSpec
 
 MAX_WIDTH = 16384
 MAX_NORMS = 3
 # Where sum, norm, router and top-k are one launch: columns up to a power of two, experts up to one, top k; and tokens.
-ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4))
+ROUTED = ((4096, 32, 4), (4096, 64, 4), (4096, 128, 4), (2048, 128, 8))
 # The same for norm, sum, norms, router and top-k, with this many readers besides the router.
 SANDWICH_ROUTED = ((4096, 128, 8),)
 SANDWICH_READERS = 2
@@ -126,27 +128,72 @@ def norm_add_norm(
     return normed, total
 
 
-def add_norm_route(
+def router_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
+    """64 weights of the router a thread, and at least four programs a token."""
+    rows = max(1, min(ROUTER_ELEMENTS // block, e_pad // 4))
+    return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
+
+
+def sandwich_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
+    """As ``router_constants``. At least four programs a token are one for each of the readers, and one for the sum."""
+    rows = max(1, min(SANDWICH_ELEMENTS // block, e_pad // 8))
+    return {"BLOCK": block, "READERS": SANDWICH_READERS, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
+
+
+def _routes(shape: tuple[int, int, int], known: tuple[tuple[int, int, int], ...], tokens: int) -> Reason | None:
+    """Why there is no kernel for so many tokens and for columns up to a power of two, experts up to one, and top k."""
+    if not 0 < tokens <= ROUTED_TOKENS:
+        return f"pays up to {ROUTED_TOKENS} tokens, not for {tokens}"
+    if shape not in known:
+        return f"has no kernel for {shape[0]} columns, {shape[1]} experts and top {shape[2]}"
+    return None
+
+
+def _shape(spec: SmallSpec) -> tuple[int, int, int]:
+    return _block(spec.hidden), _experts(spec.num_experts), spec.top_k
+
+
+def _experts(num_experts: int) -> int:
+    return max(32, next_power_of_2(num_experts))
+
+
+def _fuses_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
+    if spec.router is not None and spec.router.expert_scale:
+        return "takes routers without scales of experts"
+    return _routes(_shape(spec), ROUTED, spec.tokens)
+
+
+def _fuses_sandwich_route(spec: SmallSpec, gpu: Gpu) -> Reason | None:
+    router = spec.router
+    if router is not None and (router.bias or not router.expert_scale or router.readers != SANDWICH_READERS):
+        return f"takes routers without a bias, with scales of experts, behind {SANDWICH_READERS} other norms"
+    return _routes(_shape(spec), SANDWICH_ROUTED, spec.tokens)
+
+
+def _route_apart(
     x: Tensor, residual: Tensor, norm_weight: Tensor, epsilon: float, router: Router, top_k: int, pdl: bool
-) -> tuple[Tensor, Tensor, Routing]:
-    """Sum, norm, router and top-k: one launch for few tokens of a known shape, else three."""
-    tokens, width = x.shape
-    num_experts = router.weight.shape[0]
-    e_pad = max(32, next_power_of_2(num_experts))
-    block = _block(width)
-    known = (block, e_pad, top_k) in ROUTED and router.bias is not None and router.expert_scale is None
-    if not 0 < tokens <= ROUTED_TOKENS or not known:
-        normed, total = norm(x, residual, norm_weight, epsilon, pdl)
-        logits = F.linear(normed, router.weight, router.bias)
-        return normed, total, routing.route(logits, top_k, router.expert_scale)
+) -> Routed:
+    """Sum and norm; the router's product; top-k."""
+    normed, total = norm(x, residual, norm_weight, epsilon, pdl)
+    logits = F.linear(normed, router.weight, router.bias)
+    return normed, total, routing.route(logits, top_k, router.expert_scale)
+
+
+def _route_fused(
+    x: Tensor, residual: Tensor, norm_weight: Tensor, epsilon: float, router: Router, top_k: int, pdl: bool
+) -> Routed:
+    """Sum, norm, router and top-k."""
+    (tokens, width), num_experts = x.shape, router.weight.shape[0]
+    block, e_pad = _block(width), _experts(num_experts)
     normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
-    constants = router_constants(block, e_pad, top_k)
+    constants = router_constants(block, e_pad, top_k) | {"BIAS": router.bias is not None}
+    bias = router.weight if router.bias is None else router.bias  # not read where there is none
     arguments = (
-        x, residual, norm_weight, router.weight, router.bias, total, normed, logits, ids, weights,
+        x, residual, norm_weight, router.weight, bias, total, normed, logits, ids, weights,
         last_program_counters(x.device, tokens), epsilon, width, num_experts, x.stride(0), residual.stride(0),
     )  # fmt: skip
     grid = (tokens, cdiv(num_experts, constants["ROWS"]))
@@ -154,19 +201,21 @@ def add_norm_route(
     return normed, total, Routing(ids, weights)
 
 
-def norm_add_norm_route(
+def _sandwich_route_apart(
     x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool
-) -> tuple[Tensor, Tensor, Routing]:
-    """Norm, sum, norms, router and top-k: one launch for few tokens of a known shape, else three."""
-    tokens, width = x.shape
-    readers, num_experts = sandwich.after.shape[0] - 1, router.weight.shape[0]
-    e_pad = max(32, next_power_of_2(num_experts))
-    block = _block(width)
-    known = (block, e_pad, top_k) in SANDWICH_ROUTED and readers == SANDWICH_READERS
-    if not 0 < tokens <= ROUTED_TOKENS or not known or router.bias is not None or router.expert_scale is None:
-        normed, total = norm_add_norm(x, None, residual, sandwich, pdl)
-        logits = F.linear(normed[-1], router.weight, router.bias)
-        return normed[:-1], total, routing.route(logits, top_k, router.expert_scale)
+) -> Routed:
+    """Norm, sum and norms; the router's product; top-k."""
+    normed, total = norm_add_norm(x, None, residual, sandwich, pdl)
+    logits = F.linear(normed[-1], router.weight, router.bias)
+    return normed[:-1], total, routing.route(logits, top_k, router.expert_scale)
+
+
+def _sandwich_route_fused(
+    x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool
+) -> Routed:
+    """Norm, sum, norms, router and top-k."""
+    (tokens, width), num_experts, readers = x.shape, router.weight.shape[0], sandwich.after.shape[0] - 1
+    block, e_pad = _block(width), _experts(num_experts)
     normed = torch.empty((readers, tokens, width), dtype=x.dtype, device=x.device)
     total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
@@ -183,13 +232,12 @@ def norm_add_norm_route(
     return normed, total, Routing(ids, weights)
 
 
-def router_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
-    """64 weights of the router a thread, and at least four programs a token."""
-    rows = max(1, min(ROUTER_ELEMENTS // block, e_pad // 4))
-    return {"BLOCK": block, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
-
-
-def sandwich_constants(block: int, e_pad: int, top_k: int) -> dict[str, int]:
-    """As ``router_constants``. At least four programs a token are one for each of the readers, and one for the sum."""
-    rows = max(1, min(SANDWICH_ELEMENTS // block, e_pad // 8))
-    return {"BLOCK": block, "READERS": SANDWICH_READERS, "ROWS": rows, "TOP_K": top_k, "E_PAD": e_pad}
+ONE_LAUNCH = "three launches of so little work are mostly latency"
+ROUTE_PATHS = (
+    RoutePath("router in one launch", ONE_LAUNCH, _fuses_route, _route_fused),
+    RoutePath("router apart", "it is the last", always, _route_apart),
+)
+SANDWICH_ROUTE_PATHS = (
+    SandwichRoutePath("router in one launch", ONE_LAUNCH, _fuses_sandwich_route, _sandwich_route_fused),
+    SandwichRoutePath("router apart", "it is the last", always, _sandwich_route_apart),
+)

@@ -11,9 +11,19 @@ from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Gate, Routing
-from microscale.kernels.op import Activations, Cost, Reason
+from microscale.kernels.op import Activations, Cost, Reason, always
 from microscale.kernels.small import cost
-from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
+from microscale.kernels.small.spec import (
+    HeadNorms,
+    RopeTable,
+    Routed,
+    RoutePath,
+    Router,
+    Sandwich,
+    SandwichRoutePath,
+    SmallOps,
+    SmallSpec,
+)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
@@ -93,13 +103,13 @@ def rope_and_write_kv(
 ) -> Tensor:
     """Split ``qkv [tokens, heads + 2 * kv_heads, head_dim]``, norm, rotate q and k, put k and v away, and give q.
 
-    Without heads for v (K = V), the value is the key's projection: normed without a weight, and not rotated.
+    Without heads for v (K = V), the value is the key's projection: without the key's weight, and not rotated.
     """
     kv_heads = kv.k.shape[1]
     q, k, v = qkv[:, :num_heads], qkv[:, num_heads : num_heads + kv_heads], qkv[:, -kv_heads:]
     if norms is not None:
         q, k = rms_norm(q, norms.q_weight, norms.epsilon), rms_norm(k, norms.k_weight, norms.epsilon)
-        v = rms_norm(v, None, norms.epsilon)
+        v = rms_norm(v, None, norms.epsilon) if norms.values else v
     write_kv(rope(k, positions, table), v, kv, slots)
     return rope(q, positions, table)
 
@@ -119,11 +129,23 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     return apply_gate(gate_up.float(), gate).to(gate_up.dtype)
 
 
+def _route(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int, pdl: bool
+) -> Routed:
+    return add_norm_route(x, residual, weight, epsilon, router, top_k)
+
+
+def _sandwich_route(x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, pdl: bool) -> Routed:
+    return norm_add_norm_route(x, residual, sandwich, router, top_k)
+
+
 class ReferenceSmall(SmallOps):
     """Plain torch, one op at a time."""
 
     name = "reference"
     uncapturable = None
+    route_paths = (RoutePath("op by op", "it is the only one", always, _route),)
+    sandwich_route_paths = (SandwichRoutePath("op by op", "it is the only one", always, _sandwich_route),)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         return rms_norm(x, weight, epsilon)
@@ -140,16 +162,6 @@ class ReferenceSmall(SmallOps):
         self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich
     ) -> tuple[Tensor, Tensor]:
         return norm_add_norm(x, other, residual, sandwich)
-
-    def norm_add_norm_route(
-        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
-    ) -> tuple[Tensor, Tensor, Routing]:
-        return norm_add_norm_route(x, residual, sandwich, router, top_k)
-
-    def add_norm_route(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
-    ) -> tuple[Tensor, Tensor, Routing]:
-        return add_norm_route(x, residual, weight, epsilon, router, top_k)
 
     def rope_and_write_kv(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +12,16 @@ from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.spec import Gate, Routing
-from microscale.kernels.op import Activations, Implementation
+from microscale.kernels.op import Activations, Implementation, Path
+
+
+@dataclass(frozen=True)
+class RouterShape:
+    """What a router has, and how many norms the sum before it gets besides the router's own (a sandwich)."""
+
+    bias: bool
+    expert_scale: bool
+    readers: int = 0
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class SmallSpec:
     top_k: int
     activations: Activations
     tokens: int
+    router: RouterShape | None = None
+    """Where experts are routed to; ``None`` where no router is known: any that there are kernels for."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +54,13 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of each head before the rotation (Gemma 4): queries and keys with weights, values without."""
+    """Norms of each head before the rotation: queries and keys with weights, values without one or not at all."""
 
     q_weight: Tensor  # [head_dim]
     k_weight: Tensor  # [head_dim]
     epsilon: float
+    values: bool = True
+    """Whether values are normed (Gemma 4) or stay as they are (Qwen3)."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,35 @@ class Sandwich:
     joined: Tensor | None = None  # [hidden], likewise: that of their sum
 
 
+Routed = tuple[Tensor, Tensor, Routing]
+"""Norm or norms, sum, and experts."""
+
+
+@dataclass(frozen=True)
+class RoutePath(Path[SmallSpec]):
+    """One way from a sum to its norm and to the experts."""
+
+    start: Callable[[Tensor, Tensor, Tensor, float, Router, int, bool], Routed]
+
+
+@dataclass(frozen=True)
+class SandwichRoutePath(Path[SmallSpec]):
+    """The same between the norms of a sandwich."""
+
+    start: Callable[[Tensor, Tensor, Sandwich, Router, int, bool], Routed]
+
+
 class SmallOps(Implementation[SmallSpec]):
     """All small ops of a model, from one implementation. What each computes is in ``reference.py``."""
 
     op = "small"
     layout = "checkpoint"
+    route_paths: tuple[RoutePath, ...]
+    """The ways of ``add_norm_route``."""
+    sandwich_route_paths: tuple[SandwichRoutePath, ...]
+    """The ways of ``norm_add_norm_route``."""
+    pdl: bool = False
+    """Whether kernels wait by themselves for the one before (programmatic dependent launch)."""
 
     def on(self, gpu: Gpu) -> SmallOps:
         """The same ops for this GPU, where they differ from GPU to GPU."""
@@ -101,17 +139,18 @@ class SmallOps(Implementation[SmallSpec]):
     ) -> tuple[Tensor, Tensor]:
         """What is added is normed first, and the sum for each of its readers: norms ``[n, tokens, hidden]``, sum."""
 
-    @abstractmethod
     def norm_add_norm_route(
-        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
-    ) -> tuple[Tensor, Tensor, Routing]:
-        """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int, path: SandwichRoutePath
+    ) -> Routed:
+        """As ``norm_add_norm`` of one part, whose last reader is the router, by ``path``: norms of the others, sum, and
+        experts."""
+        return path.start(x, residual, sandwich, router, top_k, self.pdl)
 
-    @abstractmethod
     def add_norm_route(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
-    ) -> tuple[Tensor, Tensor, Routing]:
-        """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm."""
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int, path: RoutePath
+    ) -> Routed:
+        """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm, by ``path``."""
+        return path.start(x, residual, weight, epsilon, router, top_k, self.pdl)
 
     @abstractmethod
     def rope_and_write_kv(

@@ -20,7 +20,6 @@ from torch import Tensor
 from microscale.backends.ops import (
     MLP_RUN,
     AttentionSpec,
-    Beside,
     DenseWeights,
     Gate,
     GateKind,
@@ -32,8 +31,10 @@ from microscale.backends.ops import (
     Router,
     Routing,
     Sandwich,
+    SideStream,
     SmallSpec,
 )
+from microscale.formats import BlockScaled
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
@@ -42,8 +43,8 @@ from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
 MLP_GATE = Gate(GateKind.GELU_TANH, interleaved=True, run=MLP_RUN)
 """The dense MLP's rows are brought into this order, in which one kernel serves it and the experts."""
-BESIDE_TOKENS = 64
-"""Up to which the dense MLP runs beside the experts (H200, one token: 1714 → 1570 us for 30 layers)."""
+SIDE_STREAM_TOKENS = 64
+"""Up to which the dense MLP runs on a side stream (H200, one token: 1714 → 1570 us for 30 layers)."""
 
 
 def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> RopeTable:
@@ -59,20 +60,31 @@ class Gemma4DecoderLayer:
     """One layer, bound to its kernels. ``closing.after`` is the norm of the next layer, which the model puts there."""
 
     def __init__(
-        self, config: Gemma4Config, layer_idx: int, tensors: Gemma4Layer, ops: Ops, page_size: int, beside: Beside
+        self,
+        config: Gemma4Config,
+        layer_idx: int,
+        tensors: Gemma4Layer,
+        ops: Ops,
+        page_size: int,
+        side_stream: SideStream,
     ) -> None:
         self.config = config
-        self.beside = beside
+        self.side_stream = side_stream
         self.kind = kind = config.layer_kinds[layer_idx]
         self.heads = config.heads[kind]
         dtype, epsilon = ops.dtype, config.rms_epsilon
         self.attn_norm = tensors.attn_norm.to(dtype)
         self.head_norms = HeadNorms(tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), epsilon)
         uses = {part: config.use(part, layer_idx) for part in ("qkv", "o", "gate_up", "down", "experts")}
+        # Bound in the order in which they run: see ``models/outline.py``.
         self.qkv = ops.dense(uses["qkv"], DenseWeights(tensors.qkv))
+        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), None)
         self.o = ops.dense(uses["o"], DenseWeights(tensors.o))
+        self.small = ops.small(small_spec(config, kind, ops), f"small.{short_name(kind)}")
         self.gate_up = ops.dense(uses["gate_up"], DenseWeights(in_runs(tensors.gate_up)))
         self.down = ops.dense(uses["down"], DenseWeights(tensors.down))
+        self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
+        self.experts.bind_mlp(self.gate_up, self.down)
         # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
         router_norm = tensors.router_scale.float() * config.hidden**-0.5
         readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
@@ -88,9 +100,6 @@ class Gemma4DecoderLayer:
             tensors.both_norm.to(dtype),
         )
         self.router = Router(tensors.router.to(dtype), expert_scale=tensors.expert_scale.float())
-        self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
-        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), None)
-        self.small = ops.small(small_spec(config, kind, ops), f"small.{short_name(kind)}")
         self.uses = uses | {"attention": kind.value}
         """What plans call the bound parts."""
 
@@ -108,8 +117,9 @@ class Gemma4DecoderLayer:
         small = self.small
         qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
         queries = batch.attention[self.kind]
-        attended = None if only else self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
-        if attended is None:
+        if only is None and self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
+        else:
             q = small.rope_and_write_kv(
                 qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
             )
@@ -131,21 +141,26 @@ class Gemma4DecoderLayer:
 
         Each alone leaves the memory idle for half of its time when tokens are few.
         """
-        both = self.experts.with_mlp(self.gate_up, self.down, normed, routing)
-        if both is not None:
+        if self.experts.refuses_mlp(normed.shape[1]) is None:
+            both = self.experts.with_mlp(normed, routing)
             return both[0], both[1]
         for_mlp, for_experts = normed
-        return self.beside(
+        return self.side_stream(
             lambda: self.down(self.small.gated(self.gate_up(for_mlp), MLP_GATE)),
             lambda: self.experts(for_experts, routing),
-            at_once=normed.shape[1] <= BESIDE_TOKENS,
+            at_once=normed.shape[1] <= SIDE_STREAM_TOKENS,
         )
 
 
 def in_runs(gate_up: Weight) -> Weight:
     """All gate rows, then all up rows → ``MLP_RUN`` of the ones, as many of the others, and so on."""
-    rows = torch.arange(gate_up.shape[0], device=gate_up.device)
-    return gate_up[rows.view(2, -1, MLP_RUN).transpose(0, 1).flatten()]
+    if isinstance(gate_up, BlockScaled):
+        return BlockScaled(in_runs_of(gate_up.values), in_runs_of(gate_up.scales), gate_up.format)
+    return in_runs_of(gate_up)
+
+
+def in_runs_of(rows: Tensor) -> Tensor:
+    return rows.view(2, -1, MLP_RUN, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
 
 
 def attention_spec(config: Gemma4Config, kind: LayerKind, ops: Ops, page_size: int) -> AttentionSpec:
@@ -198,11 +213,11 @@ class Gemma4:
         self.embed = ops.embed(table)
         # As wide as the activations, as the model was trained: 53 for a root of 53.07 in bf16.
         self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=ops.dtype))
-        beside = Beside(device)
+        side_stream = SideStream(device)
         self.layers: list[Gemma4DecoderLayer] = []
         for layer_idx in range(config.num_layers):
             tensors = weights.layer(layer_idx, device)
-            self.layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size, beside))
+            self.layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size, side_stream))
             on_layer()
         norms = [*(layer.attn_norm for layer in self.layers[1:]), weights.norm(device).to(ops.dtype)]
         for layer, norm in zip(self.layers, norms, strict=True):

@@ -9,30 +9,8 @@ from dataclasses import dataclass, replace
 
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK
-from microscale.models.config import MAX_NUMBER, LayerKind, check_positive, last_of_each
-
-
-@dataclass(frozen=True)
-class YarnRope:
-    """YaRN: dimensions that turn often within ``original_context`` keep their frequency, slow ones are stretched."""
-
-    theta: float
-    factor: float
-    beta_fast: float
-    """Dimensions with at least this many turns keep their frequency."""
-    beta_slow: float
-    """Dimensions with at most this many turns are stretched by ``factor``; in between is a linear ramp."""
-    original_context: int
-    truncate: bool
-    """Whether the ends of the ramp are rounded outwards to whole dimensions (gpt-oss: no)."""
-
-    def __post_init__(self) -> None:
-        for name in ("original_context", "beta_fast", "beta_slow"):
-            check_positive(self, name)
-        if not 1 < self.theta <= MAX_NUMBER or not 1 <= self.factor <= MAX_NUMBER:
-            raise BadConfig(f"rope theta {self.theta} must be above 1 and factor {self.factor} at least 1.")
-        if self.beta_slow >= self.beta_fast:
-            raise BadConfig(f"rope beta_slow {self.beta_slow} must be below beta_fast {self.beta_fast}.")
+from microscale.models.config import LayerKind, check_positive, last_of_each
+from microscale.models.rope import YarnRope
 
 
 @dataclass(frozen=True)

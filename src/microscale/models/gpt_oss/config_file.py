@@ -25,8 +25,9 @@ from microscale.models.config_file import (
     read_layer_kinds,
     read_num_layers,
 )
-from microscale.models.gpt_oss.config import GptOssConfig, YarnRope, alternating
+from microscale.models.gpt_oss.config import GptOssConfig, alternating
 from microscale.models.json_object import JsonObject, read_json_object
+from microscale.models.rope import YarnRope, find_rope, read_yarn, rope_keys, to_json
 
 MODEL_TYPE = "gpt_oss"
 
@@ -44,10 +45,6 @@ _ORIGINAL_KEYS = frozenset({
     "num_hidden_layers", "num_experts", "experts_per_token", "vocab_size", "hidden_size", "intermediate_size",
     "swiglu_limit", "head_dim", "num_attention_heads", "num_key_value_heads", "sliding_window",
     "initial_context_length", "rope_theta", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta",
-})  # fmt: skip
-_YARN_KEYS = frozenset({
-    "rope_type", "type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "truncate",
-    "rope_theta",
 })  # fmt: skip
 
 
@@ -102,8 +99,7 @@ def check_model_type(file: JsonObject) -> None:
 
 def override_hugging_face(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
     """``file`` with overrides of the Hugging Face keys; the rope keys are those that this file uses."""
-    rope_keys = {"rope_parameters"} if file.data.get("rope_parameters") is not None else {"rope_scaling", "rope_theta"}
-    return apply_overrides(file, overrides, _HUGGING_FACE_KEYS | rope_keys)
+    return apply_overrides(file, overrides, _HUGGING_FACE_KEYS | rope_keys(file))
 
 
 def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) -> GptOssConfig:
@@ -140,7 +136,6 @@ def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) ->
 
 def to_hugging_face(config: GptOssConfig) -> dict[str, object]:
     """The published form of config.json for ``config``: the inverse of ``from_hugging_face``."""
-    rope = config.rope
     return {
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
@@ -167,15 +162,7 @@ def to_hugging_face(config: GptOssConfig) -> dict[str, object]:
             "quant_method": "mxfp4",
         },
         "rms_norm_eps": config.rms_epsilon,
-        "rope_scaling": {
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "factor": rope.factor,
-            "original_max_position_embeddings": rope.original_context,
-            "rope_type": "yarn",
-            "truncate": rope.truncate,
-        },
-        "rope_theta": rope.theta,
+        **to_json(config.rope),
         "sliding_window": config.sliding_window,
         "swiglu_alpha": config.swiglu_alpha,
         "swiglu_limit": config.swiglu_limit,
@@ -195,28 +182,10 @@ def _refuse_other_arithmetic(file: JsonObject) -> None:
 
 
 def _hugging_face_rope(file: JsonObject) -> YarnRope:
-    present = [key for key in ("rope_scaling", "rope_parameters") if file.data.get(key) is not None]
-    if len(present) == 2:
-        raise BadConfig(f"{file.source} has both 'rope_scaling' and 'rope_parameters'; only one can be meant.")
-    rope = file.nested(present[0] if present else "rope_scaling")
-    kind = rope.require("type" if "rope_type" not in rope.data and "type" in rope.data else "rope_type", str)
+    kind, rope = find_rope(file) or ("", file.nested("rope_scaling"))
     if kind != "yarn":
         raise Unsupported(f"{rope.source}: 'rope_type' {kind!r} is not supported; supported is 'yarn'.")
-    for key, value in rope.data.items():
-        # mscale, attention_factor and the like change the arithmetic; null means that they do not.
-        if key not in _YARN_KEYS and value is not None and (key, value) != ("partial_rotary_factor", 1.0):
-            raise Unsupported(f"{rope.source}: {key!r} is not supported; it would change the frequencies.")
-    return build(
-        file,
-        YarnRope,
-        theta=(rope if "rope_theta" in rope.data else file).require("rope_theta", float),
-        factor=rope.require("factor", float),
-        beta_fast=rope.optional("beta_fast", float, 32.0),
-        beta_slow=rope.optional("beta_slow", float, 1.0),
-        original_context=rope.require("original_max_position_embeddings", int),
-        # transformers' default when the key is absent; the published files say false.
-        truncate=rope.optional("truncate", bool, True),
-    )
+    return read_yarn(file, rope)
 
 
 def _from_original(file: JsonObject) -> GptOssConfig:

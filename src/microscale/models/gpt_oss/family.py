@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from microscale.models.dummy_weights import DummyWeights
 from microscale.models.family import Family
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.config_file import MODEL_TYPE, read_config
+from microscale.models.gpt_oss.dummy_weights import DummyWeights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.gpt_oss.presets import PRESETS, preset
 from microscale.models.gpt_oss.weights import CheckpointWeights, open_gpt_oss

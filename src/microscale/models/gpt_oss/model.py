@@ -6,7 +6,6 @@ sees only a window), output projection; norm, router, mixture of experts. Everyt
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -27,29 +26,9 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
-from microscale.models.gpt_oss.config import GptOssConfig, YarnRope
+from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.tensors import GptOssWeights, LayerTensors
-
-
-def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable:
-    """YaRN: high frequencies stay, low ones are divided by ``factor``, those between are blended.
-
-    A dimension turns ``original_context / wavelength`` times over the original context; ``beta_fast`` turns or more
-    count as high, ``beta_slow`` or fewer as low. Cosine and sine grow by ``0.1 ln(factor) + 1``.
-    """
-
-    def dimension(turns: float) -> float:
-        return head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
-    plain = 1.0 / rope.theta ** (index / head_dim)
-    # 0 where the frequency stays, 1 where it is divided; 0.001 keeps a ramp of no width from dividing by zero.
-    ramp = ((index / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
-    return RopeTable(plain * (1 - ramp) + plain / rope.factor * ramp, 0.1 * math.log(rope.factor) + 1.0)
+from microscale.models.rope import yarn_table
 
 
 class DecoderLayer:
@@ -60,7 +39,9 @@ class DecoderLayer:
         self.kind = kind
         self.attn_norm = tensors.attn_norm
         self.mlp_norm = tensors.mlp_norm
+        # Bound in the order in which they run: see ``models/outline.py``.
         self.qkv = ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias))
+        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
         self.o = ops.dense("o", DenseWeights(tensors.o_weight, tensors.o_bias))
         self.router = Router(tensors.router_weight.to(ops.dtype), tensors.router_bias.to(ops.dtype))
         self.experts = ops.moe(
@@ -68,7 +49,6 @@ class DecoderLayer:
             config.top_k,
             Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=config.swiglu_alpha, limit=config.swiglu_limit),
         )
-        self.attention = ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks)
         self.small = ops.small(small_spec(config, ops))
         self.uses = {"qkv": "qkv", "o": "o", "experts": "experts", "attention": kind.value}
         """What plans call the bound parts."""
@@ -94,8 +74,9 @@ class DecoderLayer:
             normed, x = small.add_rms_norm(added, x, self.attn_norm, config.rms_epsilon)
         qkv = self.qkv(normed).view(x.shape[0], -1, config.head_dim)
         queries = batch.attention[self.kind]
-        attended = None if only else self.attention.from_heads(qkv, rope, None, kv, queries)
-        if attended is None:
+        if only is None and self.attention.refuses_heads(qkv, None, kv, queries) is None:
+            attended = self.attention.from_heads(qkv, rope, None, kv, queries)
+        else:
             q = small.rope_and_write_kv(qkv, config.num_heads, batch.positions, rope, kv, batch.slots[self.kind])
             if only is not None:
                 q, x, queries = q[only.rows], x[only.rows], only.attention[self.kind]
@@ -161,7 +142,7 @@ class GptOss:
         self.lm_head = ops.dense("lm_head", DenseWeights(weights.lm_head(device)))
         self.sampling = ops.sampling(config.vocab_size)
         self.rope = yarn_table(config.rope, config.head_dim, device)
-        self.small = ops.small(small_spec(config, ops))
+        self.small = self.layers[-1].small
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages for each kind of layer."""

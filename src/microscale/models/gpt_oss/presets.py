@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from microscale.models.gpt_oss.config import GptOssConfig, YarnRope, alternating
+from microscale.models.gpt_oss.config import GptOssConfig, alternating
 from microscale.models.gpt_oss.config_file import from_hugging_face, override_hugging_face, to_hugging_face
 from microscale.models.json_object import JsonObject
+from microscale.models.rope import YarnRope
 
 
 def _published(num_layers: int, num_experts: int) -> GptOssConfig:

@@ -1,23 +1,16 @@
-"""A Messages request as a chat: blocks become messages, tools the chat's, so that every API has one way in."""
+"""A Messages request as a chat: blocks become messages, tools the chat's, so that all APIs share one path."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from microscale.server.anthropic.protocol import (
+from microscale.server.anthropic.input_blocks import (
     Block,
     BlocksSource,
-    CountRequest,
-    CustomTool,
     DocumentBlock,
-    HostedTool,
     InputMessage,
-    MessagesRequest,
     RedactedBlock,
     ResultBlock,
     SearchResultBlock,
@@ -28,86 +21,32 @@ from microscale.server.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from microscale.server.body import MANY, NAME, Ignored
-from microscale.server.faults import BadField
-from microscale.server.folder import Folder
+from microscale.server.anthropic.request import CountRequest, HostedTool, MessagesRequest
+from microscale.server.anthropic.thinking import carried, effort_of
+from microscale.server.anthropic.tools import arguments_of, custom_tools, tool_choice_of, tool_specs
+from microscale.server.http.faults import BadField
 from microscale.server.limits import Limits
-from microscale.server.protocol import (
-    AssistantMessage,
-    ChatFields,
-    ChatMessage,
-    Function,
-    FunctionName,
-    Instruction,
-    NamedTool,
-    SamplingFields,
-    SchemaFields,
-    ToolMessage,
-    ToolSpec,
-)
-from microscale.server.structured import Wish, schema_wish
+from microscale.server.requests.body import MANY
+from microscale.server.requests.chat import ChatFields
+from microscale.server.requests.ignored import NAME, Ignored
+from microscale.server.requests.message_builder import MessageBuilder
+from microscale.server.requests.messages import AssistantMessage, ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.response_format import SchemaFields
+from microscale.server.requests.sampling import SamplingFields
+from microscale.server.structured.output_format import OutputFormat, schema_format
 
-Effort = Literal["low", "medium", "high"]
-Display = Literal["shown", "omitted", "hidden"]
-EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-LOW_BUDGET = 4096
-"""Thinking tokens below which the effort is low."""
-HIGH_BUDGET = 16384
-"""Thinking tokens from which on it is high."""
-INVALID = "INVALID_JSON"
-"""The key of tool input that is no JSON object, as Anthropic's guide to streaming has it."""
-CARRIED = "reasoning."
-"""A signature that begins so carries the block's text."""
 BILLING = "x-anthropic-billing-header:"
 """How Claude Code begins a system block that is meant for Anthropic's books. It differs from turn to turn in some
 versions, and would keep the prefix cache from ever matching."""
 
 
 def passed_over(request: CountRequest) -> Iterator[Ignored]:
-    """What of the request is no unknown key, and is ignored all the same."""
+    """Parts of the request that are known and still ignored."""
     for tool in request.tools or ():
         if isinstance(tool, HostedTool):
             yield Ignored(f"tools.{tool.type if NAME.fullmatch(tool.type) else '?'}", False)
     if isinstance(request.system, list) and any(block.text.startswith(BILLING) for block in request.system):
         yield Ignored("system.x-anthropic-billing-header", True)
-
-
-# ---- what comes back -------------------------------------------------------------------------------------------------
-
-
-def effort_of(request: CountRequest) -> Effort | None:
-    """By the table of this package's docstring."""
-    thinking, config = request.thinking, request.output_config
-    if thinking is not None and thinking.type == "disabled":
-        return "low"
-    if config is not None and config.effort is not None:
-        return EFFORTS[config.effort]
-    if thinking is None or thinking.type != "enabled" or thinking.budget_tokens is None:
-        return None
-    budget = thinking.budget_tokens
-    return "low" if budget < LOW_BUDGET else "medium" if budget < HIGH_BUDGET else "high"
-
-
-def display_of(request: CountRequest) -> Display:
-    """What the client sees of the reasoning."""
-    thinking = request.thinking
-    if thinking is None or thinking.type == "disabled":
-        return "hidden"
-    return "omitted" if thinking.display == "omitted" else "shown"
-
-
-def carrying(reasoning: str) -> str:
-    """A signature that brings a text back that the client does not see."""
-    return CARRIED + base64.urlsafe_b64encode(reasoning.encode()).decode()
-
-
-def _carried(signature: str | None) -> str:
-    if signature is None or not signature.startswith(CARRIED):
-        return ""
-    try:
-        return base64.urlsafe_b64decode(signature.removeprefix(CARRIED)).decode()
-    except (binascii.Error, ValueError):
-        return ""  # not ours
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
@@ -123,8 +62,8 @@ def chat_fields(request: CountRequest, limits: Limits) -> ChatFields:
     choice = request.tool_choice
     return ChatFields(
         messages=messages,
-        tools=_specs(request) or None,
-        tool_choice=_choice(request),
+        tools=tool_specs(request) or None,
+        tool_choice=tool_choice_of(request),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=effort_of(request),
         # Anthropic calls it a prefill.
@@ -141,46 +80,46 @@ def _instructions(request: CountRequest) -> Iterator[ChatMessage]:
 
 
 def _conversation(messages: Sequence[InputMessage]) -> list[ChatMessage]:
-    folder = Folder()
+    builder = MessageBuilder()
     for at, message in enumerate(messages):
         content = message.content
         blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
         if message.role == "assistant":
-            _fold_assistant(folder, blocks, f"messages[{at}].content")
+            _add_assistant(builder, blocks, f"messages[{at}].content")
         else:
-            _fold_other(folder, message.role, blocks, f"messages[{at}].content")
-    return folder.messages()
+            _add_other(builder, message.role, blocks, f"messages[{at}].content")
+    return builder.messages()
 
 
-def _fold_assistant(folder: Folder, blocks: Sequence[Block], where: str) -> None:
+def _add_assistant(builder: MessageBuilder, blocks: Sequence[Block], where: str) -> None:
     texts: list[str] = []
     for at, block in enumerate([*blocks, None]):
         if isinstance(block, TextBlock):
             texts += [block.text] if block.text else []
             continue
         if texts:
-            folder.say("\n".join(texts))
+            builder.say("\n".join(texts))
             texts = []
         if isinstance(block, ThinkingBlock):
-            if reasoning := block.thinking or _carried(block.signature):
-                folder.think(reasoning)
+            if reasoning := block.thinking or carried(block.signature):
+                builder.think(reasoning)
         elif isinstance(block, ToolUseBlock):
-            folder.call(block.id, block.name, arguments_of(block.input))
+            builder.call(block.id, block.name, arguments_of(block.input))
         elif block is not None and not isinstance(block, RedactedBlock):
             raise BadField(f"{where}[{at}]: an assistant's message has no {block.type}.", f"{where}[{at}]")
 
 
-def _fold_other(folder: Folder, role: Literal["user", "system"], blocks: Sequence[Block], where: str) -> None:
+def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks: Sequence[Block], where: str) -> None:
     texts: list[str] = []
     for at, block in enumerate([*blocks, None]):
         if isinstance(block, TextBlock | DocumentBlock | SearchResultBlock):
             texts.append(_readable(block))
             continue
         if texts:
-            folder.add(Instruction(role=role, content="\n".join(texts)))
+            builder.add(Instruction(role=role, content="\n".join(texts)))
             texts = []
         if isinstance(block, ToolResultBlock):
-            folder.add(ToolMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
+            builder.add(ToolMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
         elif block is not None:
             raise BadField(f"{where}[{at}]: a {role}'s message has no {block.type}.", f"{where}[{at}]")
 
@@ -209,69 +148,10 @@ def _readable(block: ResultBlock) -> str:
     return "\n".join(filter(None, (block.title, block.context, text)))
 
 
-# ---- tools -----------------------------------------------------------------------------------------------------------
+# ---- other fields ----------------------------------------------------------------------------------------------------
 
 
-def input_of(arguments: str) -> tuple[dict[str, Any], bool]:
-    """A call's arguments as an object, and whether they are one."""
-    if not arguments.strip():
-        return {}, True
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return (value, True) if isinstance(value, dict) else ({INVALID: arguments}, False)
-
-
-def arguments_of(value: dict[str, Any]) -> str:
-    """A call's input as the model wrote it, or would have."""
-    if len(value) == 1 and isinstance(text := value.get(INVALID), str):
-        return text
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _custom(request: CountRequest) -> list[tuple[int, CustomTool]]:
-    return [(at, tool) for at, tool in enumerate(request.tools or ()) if isinstance(tool, CustomTool)]
-
-
-def _specs(request: CountRequest) -> list[ToolSpec]:
-    return [
-        ToolSpec(
-            type="function",
-            function=Function(
-                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-            ),
-        )
-        for _, tool in _custom(request)
-    ]
-
-
-def _choice(request: CountRequest) -> Literal["none", "auto", "required"] | NamedTool | None:
-    choice = request.tool_choice
-    if choice is None:
-        return None
-    if choice.type != "tool":
-        return "required" if choice.type == "any" else choice.type
-    name = choice.name or ""
-    for tool in request.tools or ():
-        if isinstance(tool, HostedTool) and name in (tool.name, tool.type):
-            raise BadField(
-                f"tool_choice names {name[:64]!r}, which this server does not run; only tools with an input_schema can "
-                "be called.",
-                "tool_choice",
-            )
-    return NamedTool(type="function", function=FunctionName(name=name))
-
-
-def eager_tools(request: CountRequest) -> frozenset[str]:
-    """The tools whose input is streamed as it is written."""
-    return frozenset(tool.name for _, tool in _custom(request) if tool.eager_input_streaming)
-
-
-# ---- the rest --------------------------------------------------------------------------------------------------------
-
-
-def wish_of(request: CountRequest, limits: Limits) -> Wish | None:
+def output_format_of(request: CountRequest, limits: Limits) -> OutputFormat | None:
     """The form that the answer shall have."""
     config = request.output_config
     new = None if config is None else config.format
@@ -282,7 +162,7 @@ def wish_of(request: CountRequest, limits: Limits) -> Wish | None:
         return None
     # Strict: Anthropic promises the schema, so what cannot be kept is refused.
     fields = SchemaFields(name="answer", schema=wanted.schema_, strict=True)
-    return schema_wish(fields, f"{where}.schema", limits)
+    return schema_format(fields, f"{where}.schema", limits)
 
 
 def sampling_fields(request: MessagesRequest) -> SamplingFields:
@@ -309,7 +189,7 @@ RENAMED = (
 
 def renamed(error: BadField, request: CountRequest) -> BadField:
     """The chat's fields under the names and numbers that they have here."""
-    places = [at for at, _ in _custom(request)]
+    places = [at for at, _ in custom_tools(request)]
 
     def place(found: re.Match[str]) -> str:
         at = int(found[1])

@@ -1,1 +1,1 @@
-"""HTTP itself, whatever API is spoken over it: the connection, request bodies, which web pages may call."""
+"""HTTP, whatever API is spoken over it: connections, bodies, replies, auth, CORS, request ids, errors."""

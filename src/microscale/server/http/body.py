@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from microscale.server.faults import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
+from microscale.server.http.faults import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
 from microscale.server.limits import Limits
 
 DISCARD_FACTOR = 64
@@ -18,7 +18,7 @@ DISCARD_FACTOR = 64
 async def read_body(request: Request, limits: Limits) -> bytes:
     """The body, unpacked.
 
-    The type is asked for since a browser sends any other to a local server from any page, without asking it first.
+    Only JSON is accepted: a browser sends other types to a local server from any page, without a preflight.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("Send the body as JSON, with the header Content-Type: application/json.")

@@ -1,4 +1,4 @@
-"""HTTP itself, where uvicorn leaves it open: bounds on a request's head, a short way for events, and one to hang up."""
+"""uvicorn's connection with what it lacks: bounds on a request's head, a fast path for events, a way to hang up."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ WIRE = "microscale.wire"
 
 
 class Wire:
-    """A connection past ASGI, whose way takes several times as long as a token's event is worth.
+    """The client's socket, past ASGI, which costs several times as much as a token's event itself.
 
-    Pieces of a body in chunks, between its head and its last piece, which go by ASGI: no middleware sees these.
+    It takes chunks of a body. The head and the last piece go through ASGI. No middleware sees the chunks.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.is_full = False
-        """The client does not read as fast as is written. Then ASGI is the way: it waits."""
+        """The client reads too slowly. Then events go through ASGI, which waits for it."""
 
     @property
     def writable(self) -> bool:
         return not self.is_full and not self._transport.is_closing()
 
     def write_chunk(self, data: bytes) -> None:
-        """Some bytes, at least one: a chunk of none would be the end."""
+        """``data`` is not empty: an empty chunk would end the body."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
@@ -38,7 +38,7 @@ class Wire:
 
 
 OWNER = "microscale.owner"
-"""There too: whose API key it came with."""
+"""In the same state: whose API key the request came with."""
 
 
 def owner_of(scope: Scope) -> str:
@@ -46,7 +46,7 @@ def owner_of(scope: Scope) -> str:
 
 
 def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """uvicorn makes its protocols itself, so what they must know is bound into the class."""
+    """uvicorn makes the instances, so the limits are bound into the class."""
 
     class BoundedProtocol(HttpToolsProtocol):
         _head_bytes = 0

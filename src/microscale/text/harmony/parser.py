@@ -12,16 +12,15 @@ the ``header.raw`` of a ``Begin``, or the ``text`` of a ``Flawed`` (a header tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from enum import Enum
-from typing import NoReturn
 
 from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
 from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
 from microscale.text.harmony.header import CHANNELS, NAMESPACE, Ending, HeaderReader, Part
 from microscale.text.harmony.tokens import HarmonyTokens
+from microscale.text.json_text import is_json
 
 # Recipients that are no tools.
 PEOPLE = (ASSISTANT, "user", "all")
@@ -238,17 +237,3 @@ class HarmonyParser(OutputParser):
         if flaw not in self.flaws:
             self.flaws.append(flaw)
         self._events.append(Flawed(flaw, text))
-
-
-def is_json(text: str) -> bool:
-    """Whether ``text`` is JSON, without the extensions that Python allows."""
-    try:
-        # Numbers stay text: Python refuses to read integers of more than 4,300 digits, JSON does not.
-        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")

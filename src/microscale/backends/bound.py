@@ -1,0 +1,282 @@
+"""Layers that are bound to their weights and to what the oracle chose. Calling one runs just that.
+
+Layers of one kind share a ``…Kind``: what was picked for a kind of batch holds for all of them. A fused form is asked
+for before it is called: ``refuses_…`` says why a batch has to take the ops apart, or ``None``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microscale.backends.paths import path_for
+from microscale.backends.picks import Choice, Picks
+from microscale.backends.quantise import Weight, take_rows
+from microscale.errors import Unsupported
+from microscale.kernels.attention.fused_decode import HeadTransform
+from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
+from microscale.kernels.dense.packed import PackedDense
+from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.op import Reason
+from microscale.kernels.sampling.spec import Sampled, SamplingBatch, SamplingOp, SamplingSpec
+from microscale.kernels.small.spec import (
+    HeadNorms,
+    RopeTable,
+    Routed,
+    RoutePath,
+    Router,
+    RouterShape,
+    Sandwich,
+    SandwichRoutePath,
+    SmallOps,
+    SmallSpec,
+)
+
+MlpPicks = Picks[int, tuple[MoeOp[Any], MoeSpec, MlpPath[Any]] | Reason]
+
+
+class MoeKind:
+    """All expert layers of one kind."""
+
+    def __init__(self, choice: Choice[MoeOp[Any], MoeSpec]) -> None:
+        self.choice = choice
+        self.runs: Picks[int, tuple[MoeOp[Any], MoeSpec, MoePath[Any]]] = Picks(
+            lambda tokens: choice.picked(lambda entry: entry.paths, tokens)
+        )
+        self._with_mlp: dict[MlpSpec, MlpPicks] = {}
+
+    def with_mlp(self, mlp: MlpSpec) -> MlpPicks:
+        """What is picked where this MLP shall run with the experts."""
+        if mlp not in self._with_mlp:
+            self._with_mlp[mlp] = Picks(lambda tokens: self.choice.fused(lambda op: op.mlp_paths, tokens, mlp=mlp))
+        return self._with_mlp[mlp]
+
+
+class Moe:
+    """A bound expert layer."""
+
+    def __init__(self, kind: MoeKind, weights: MoeWeights) -> None:
+        self._kind = kind
+        self._gpu = kind.choice.gpu
+        self._packed = kind.choice.implementations[0].pack(weights, kind.choice.specs[0])
+        self._mlp: tuple[Mlp | None, MlpPicks] | None = None
+
+    def __call__(self, x: Tensor, routing: Routing) -> Tensor:
+        entry, spec, path = self._kind.runs[x.shape[0]]
+        return entry.run(self._packed, spec, self._gpu, x, routing, path)
+
+    def bind_mlp(self, gate_up: Dense, down: Dense) -> None:
+        """Name the dense MLP of the same gate that reads and adds to the same residual stream. Rows of ``gate_up`` come
+        in runs of ``MLP_RUN``."""
+        hidden, units = self._kind.choice.specs[0].hidden, down.spec.columns
+        if (gate_up.spec.rows, gate_up.spec.columns, down.spec.rows) != (2 * units, hidden, hidden):
+            raise Unsupported(f"An MLP beside experts of {hidden} columns cannot be {gate_up.spec} and {down.spec}.")
+        first, second = gate_up.packed, down.packed
+        packed = Mlp(first, second) if isinstance(first, PackedDense) and isinstance(second, PackedDense) else None
+        formats = dict.fromkeys(layer.spec.weight_format for layer in (gate_up, down))
+        bias = gate_up.spec.bias or down.spec.bias
+        spec = MlpSpec(units, " and ".join(formats), packed is not None, bias)
+        self._mlp = packed, self._kind.with_mlp(spec)
+
+    def refuses_mlp(self, tokens: int) -> Reason | None:
+        """Why a batch of so many tokens takes the bound MLP and the experts apart; ``None``: ``with_mlp`` runs both."""
+        if self._mlp is None:
+            return "no MLP was bound to the experts"
+        found = self._mlp[1][tokens]
+        return found if isinstance(found, str) else None
+
+    def with_mlp(self, x: Tensor, routing: Routing) -> Tensor:
+        """The bound MLP in the experts' own launches: ``x [2, tokens, hidden]``, for the MLP and for the experts →
+        both answers."""
+        mlp, picks = self._mlp or (None, None)
+        if mlp is None or picks is None or isinstance(found := picks[x.shape[1]], str):
+            reason = self.refuses_mlp(x.shape[1])
+            raise Unsupported(f"The MLP cannot run with the experts: {reason}; ask refuses_mlp first.")
+        entry, spec, path = found
+        return entry.run_with_mlp(self._packed, mlp, spec, self._gpu, x, routing, path)
+
+
+class DenseKind:
+    """All dense layers of one kind."""
+
+    def __init__(self, choice: Choice[DenseOp[Any], DenseSpec]) -> None:
+        self.choice = choice
+        self.runs: Picks[int, tuple[DenseOp[Any], DenseSpec, DensePath[Any]]] = Picks(
+            lambda tokens: choice.picked(lambda entry: entry.paths, tokens)
+        )
+        self.logits: Picks[int, tuple[DenseOp[Any], DenseSpec, LogitsPath[Any]]] = Picks(
+            lambda tokens: choice.picked(lambda entry: entry.logits_paths, tokens)
+        )
+
+
+class Dense:
+    """A bound dense layer."""
+
+    def __init__(self, kind: DenseKind, weights: DenseWeights) -> None:
+        self._kind = kind
+        self._gpu = kind.choice.gpu
+        self._packed = kind.choice.implementations[0].pack(weights, kind.choice.specs[0])
+
+    @property
+    def spec(self) -> DenseSpec:
+        """The layer as it is held."""
+        return self._kind.choice.specs[0]
+
+    @property
+    def packed(self) -> object:
+        """The weights as the implementation has them."""
+        return self._packed
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        entry, spec, path = self._kind.runs[x.shape[0]]
+        return entry.run(self._packed, spec, self._gpu, x, residual, path)
+
+    def logits(self, x: Tensor) -> Logits:
+        """As an lm_head: float32, with what sampling wants of each block of rows."""
+        entry, spec, path = self._kind.logits[x.shape[0]]
+        return entry.run_logits(self._packed, spec, self._gpu, x, path)
+
+
+BatchKey = tuple[int, tuple[int, int, int], torch.dtype]
+"""Tokens, ``AttentionBatch.sizes``, and how keys are stored."""
+HeadsKey = tuple[BatchKey, HeadsKind]
+
+
+def _batch_key(tokens: int, kv: PagedKv, batch: AttentionBatch) -> BatchKey:
+    return tokens, batch.sizes, kv.k.dtype
+
+
+def _shape(key: BatchKey, heads: HeadsKind | None = None) -> BatchShape:
+    return BatchShape(*key[1], key[2] == torch.uint8, heads)
+
+
+class AttentionKind:
+    """All attention layers of one kind."""
+
+    def __init__(self, choice: Choice[AttentionOp, AttentionSpec]) -> None:
+        self.choice = choice
+        self.runs: Picks[BatchKey, tuple[AttentionOp, AttentionSpec, AttentionPath]] = Picks(
+            lambda key: choice.picked(lambda entry: entry.paths, key[0], batch=_shape(key))
+        )
+        self.fused: Picks[HeadsKey, tuple[AttentionOp, AttentionSpec, FusedPath] | Reason] = Picks(
+            lambda key: choice.fused(lambda entry: entry.fused_paths, key[0][0], batch=_shape(*key))
+        )
+
+
+class Attention:
+    """A bound attention layer."""
+
+    def __init__(self, kind: AttentionKind, sinks: Tensor | None) -> None:
+        self._kind = kind
+        self._gpu = kind.choice.gpu
+        spec = kind.choice.specs[0]
+        self._shared_heads = spec.num_heads + spec.num_kv_heads
+        self._sinks = sinks
+
+    def __call__(self, q: Tensor, kv: PagedKv, batch: AttentionBatch) -> Tensor:
+        entry, spec, path = self._kind.runs[_batch_key(q.shape[0], kv, batch)]
+        return entry.run(spec, self._gpu, q, kv, batch, self._sinks, path)
+
+    def _heads_key(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> HeadsKey:
+        tokens, heads, _ = qkv.shape
+        kind = norms is not None, norms is not None and norms.values, heads == self._shared_heads
+        return _batch_key(tokens, kv, batch), kind
+
+    def refuses_heads(self, qkv: Tensor, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch) -> Reason | None:
+        """Why a batch's heads are rotated and written by ``small.rope_and_write_kv`` first; ``None``: ``from_heads``
+        does it all."""
+        found = self._kind.fused[self._heads_key(qkv, norms, kv, batch)]
+        return found if isinstance(found, str) else None
+
+    def from_heads(
+        self, qkv: Tensor, rope: RopeTable, norms: HeadNorms | None, kv: PagedKv, batch: AttentionBatch
+    ) -> Tensor:
+        """As ``small.rope_and_write_kv`` and a call, in one launch: ``qkv [tokens, heads and KV heads, head_dim]``, one
+        token of each sequence."""
+        key = self._heads_key(qkv, norms, kv, batch)
+        found = self._kind.fused[key]
+        if isinstance(found, str):
+            raise Unsupported(f"Attention cannot take these heads: {found}; ask refuses_heads first.")
+        entry, spec, path = found
+        transform = HeadTransform(rope, norms, shared=key[1][2])
+        return entry.run_fused(spec, self._gpu, qkv, transform, kv, batch, self._sinks, path)
+
+
+class SmallKind:
+    """The small ops of one kind of layers."""
+
+    def __init__(self, choice: Choice[SmallOps, SmallSpec]) -> None:
+        # One implementation for all sizes: they have no weights to share a layout of.
+        gpu, spec, chosen = choice.gpu, choice.specs[0], choice.implementations[0]
+        self.ops = chosen.on(gpu)
+
+        def routed(tokens: int, router: RouterShape) -> SmallSpec:
+            return replace(spec, tokens=tokens, router=router)
+
+        self.routes: Picks[tuple[int, bool, bool], RoutePath] = Picks(
+            lambda key: path_for(chosen.route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        )
+        self.sandwich_routes: Picks[tuple[int, bool, bool, int], SandwichRoutePath] = Picks(
+            lambda key: path_for(chosen.sandwich_route_paths, routed(key[0], RouterShape(*key[1:])), gpu)
+        )
+
+
+class Small:
+    """The small ops, bound to a GPU. What each computes is in ``kernels/small/reference.py``."""
+
+    def __init__(self, kind: SmallKind) -> None:
+        self._kind = kind
+        # As they are: a call costs nothing more.
+        ops = kind.ops
+        self.rms_norm, self.add_rms_norm = ops.rms_norm, ops.add_rms_norm
+        self.add_rms_norm_mxfp8 = ops.add_rms_norm_mxfp8
+        self.norm_add_norm, self.rope_and_write_kv = ops.norm_add_norm, ops.rope_and_write_kv
+        self.route, self.gated = ops.route, ops.gated
+
+    def add_norm_route(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
+    ) -> Routed:
+        """``x + residual`` normalised, the sum, and the experts that the router chooses for the norm."""
+        path = self._kind.routes[x.shape[0], router.bias is not None, router.expert_scale is not None]
+        return self._kind.ops.add_norm_route(x, residual, weight, epsilon, router, top_k, path)
+
+    def norm_add_norm_route(
+        self, x: Tensor, residual: Tensor, sandwich: Sandwich, router: Router, top_k: int
+    ) -> Routed:
+        """As ``norm_add_norm`` of one part, whose last reader is the router: norms of the others, sum, and experts."""
+        has = router.bias is not None, router.expert_scale is not None
+        path = self._kind.sandwich_routes[x.shape[0], *has, sandwich.after.shape[0] - 1]
+        return self._kind.ops.norm_add_norm_route(x, residual, sandwich, router, top_k, path)
+
+
+class Embedding:
+    """A bound embedding table: token ids → rows."""
+
+    def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
+        self._weight = weight
+        self._dtype = dtype
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return take_rows(self._weight, token_ids, self._dtype)
+
+
+class Sampling:
+    """Sampling from one vocabulary."""
+
+    def __init__(self, choice: Choice[SamplingOp, SamplingSpec]) -> None:
+        self._gpu = choice.gpu
+        self._picks: Picks[int, tuple[SamplingOp, SamplingSpec]] = Picks(choice.at)
+
+    def __call__(self, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
+        entry, spec = self._picks[logits.shape[0]]
+        return entry.run(spec, self._gpu, logits, batch, blocks)
+
+    def score(self, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
+        """Log-probabilities of given tokens."""
+        entry, spec = self._picks[logits.shape[0]]
+        return entry.score(spec, self._gpu, logits, tokens, top_logprobs)

@@ -1,0 +1,170 @@
+"""``pick``: which of an implementation's paths runs a batch, and why not the others. The oracle's second question.
+
+An implementation lists its paths in order; the first that supports the spec runs it. Nobody else asks a path, so what
+runs is what ``explain`` prints: ``spans`` asks the same for every batch size and says where the answer changes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from microscale.backends.decision import PathSpan, Rejected
+from microscale.errors import Unsupported
+from microscale.hardware import Gpu
+from microscale.kernels.attention.op import AttentionOp
+from microscale.kernels.attention.spec import AttentionSpec, BatchShape
+from microscale.kernels.dense.spec import DenseOp
+from microscale.kernels.moe.spec import MoeOp
+from microscale.kernels.op import Implementation, Path, Reason
+from microscale.kernels.small.spec import SmallOps
+
+PathT = TypeVar("PathT", bound=Path[Any])
+EVERY_SIZE_TO = 128
+"""Tokens up to which every number is asked; beyond, eight from each power of two to the next, and where two neighbours
+differ, the very number."""
+LM_HEAD = "lm_head"
+"""The layer that is asked for logits, as plans and ``--layer-format`` call it."""
+
+
+@dataclass(frozen=True)
+class Pick(Generic[PathT]):
+    """The path that runs a spec, if one does, and why not the others."""
+
+    path: PathT | None
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def refusal(self) -> Reason | None:
+        """Why none of them runs; ``None`` where one does."""
+        if self.path is not None:
+            return None
+        return self.rejected[0].reason if self.rejected else "has no such form"
+
+
+def pick(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> Pick[PathT]:
+    """The first path that supports the spec."""
+    chosen: PathT | None = None
+    rejected = []
+    for path in paths:
+        reason = path.supports(spec, gpu)
+        if chosen is not None:
+            reason = reason or f"{chosen.name} goes first: {chosen.first_because}"
+        if reason is None:
+            chosen = path
+        else:
+            rejected.append(Rejected(path.name, reason))
+    return Pick(chosen, tuple(rejected))
+
+
+def first_path(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT | None:
+    """What ``pick`` picks, without asking the others."""
+    return next((path for path in paths if path.supports(spec, gpu) is None), None)
+
+
+def path_for(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT:
+    """The path that runs the spec, or an error with every reason."""
+    found = first_path(paths, spec, gpu)
+    if found is None:
+        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in pick(paths, spec, gpu).rejected)
+        raise Unsupported(f"No path runs this on {gpu.name}: {reasons or 'there is none'}.")
+    return found
+
+
+# ---- for every batch size --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """One question that is asked of a layer at every batch size."""
+
+    name: str
+    """The kind of batch or call, as ``explain`` prints it; empty where there is one."""
+    paths: tuple[Path[Any], ...]
+    at: Callable[[Any, int], Any]
+    """The spec for a number of tokens."""
+
+
+def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Iterator[Form]:
+    """What a layer of this implementation may be asked."""
+    if isinstance(entry, AttentionOp):
+        yield from _attention_forms(entry, kv_fp8)
+    elif isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD:
+        yield Form("", entry.logits_paths, _tokens)
+    elif entry.paths:
+        yield Form("", entry.paths, _tokens)
+    if isinstance(entry, MoeOp) and entry.mlp_paths:
+        yield Form("with a dense MLP", entry.mlp_paths, _tokens)
+    if isinstance(entry, SmallOps):
+        yield Form("behind a sum", entry.route_paths, _tokens)
+        yield Form("between norms", entry.sandwich_route_paths, _tokens)
+
+
+def _tokens(spec: Any, tokens: int) -> Any:
+    return replace(spec, tokens=tokens)
+
+
+def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
+    """Decoding is one token of each sequence at the full context; a mixed batch is a prompt beside one that decodes."""
+
+    def shaped(sequences: Callable[[int], int], longest: Callable[[int], int]) -> Callable[[Any, int], Any]:
+        def at(spec: AttentionSpec, tokens: int) -> AttentionSpec:
+            pages = -(-spec.context // spec.page_size)
+            batch = BatchShape(sequences(tokens), longest(tokens), pages, kv_fp8)
+            return replace(spec, tokens=tokens, batch=batch)
+
+        return at
+
+    decoding = shaped(lambda tokens: tokens, lambda _: 1)
+    yield Form("decode", entry.paths, decoding)
+    yield Form("prefill", entry.paths, shaped(lambda _: 1, lambda tokens: tokens))
+    yield Form("mixed", entry.paths, shaped(lambda _: 2, lambda tokens: max(1, tokens - 1)))
+    if entry.fused_paths:
+        yield Form("decode from the projection", entry.fused_paths, decoding)
+
+
+@lru_cache(maxsize=4096)
+def spans(
+    entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, first: int, last: int, kv_fp8: bool = False
+) -> tuple[PathSpan, ...]:
+    """Which path runs ``first`` to ``last`` tokens, form by form. ``spec.tokens`` does not matter."""
+    found: list[PathSpan] = []
+    for form in forms(entry, layer, kv_fp8):
+        found += _spans_of(form, spec, gpu, first, last)
+    return tuple(found)
+
+
+def _spans_of(form: Form, spec: Any, gpu: Gpu, first: int, last: int) -> Iterator[PathSpan]:
+    def path_at(tokens: int) -> Path[Any] | None:
+        return first_path(form.paths, form.at(spec, tokens), gpu)
+
+    begins = [first]
+    path = path_at(first)
+    before = first
+    for size in sizes(first, last):
+        other = path_at(size)
+        if other is not path:
+            # The last size that still has the old path is between the two.
+            begins.append(_first_other(range(before, size + 1), path, path_at))
+            path = other
+        before = size
+    for begin, end in zip(begins, [*(later - 1 for later in begins[1:]), last], strict=True):
+        picked = pick(form.paths, form.at(spec, begin), gpu)
+        yield PathSpan(form.name, begin, end, picked.path.name if picked.path else None, picked.rejected)
+
+
+def _first_other(between: range, path: Path[Any] | None, path_at: Callable[[int], Path[Any] | None]) -> int:
+    return between[bisect_left(between, True, key=lambda tokens: path_at(tokens) is not path)]
+
+
+def sizes(first: int, last: int) -> list[int]:
+    """The numbers of tokens that are asked between the two."""
+    found = set(range(first, min(last, EVERY_SIZE_TO) + 1)) | {last}
+    octave = EVERY_SIZE_TO
+    while octave < last:
+        found |= {octave + octave * part // 8 for part in range(8)}
+        octave *= 2
+    return sorted(size for size in found if first <= size <= last)

@@ -1,0 +1,19 @@
+"""The spec of an op from the weights that a model binds: what the weights are in the checkpoint, for one token."""
+
+from __future__ import annotations
+
+from microscale.backends.quantise import Weight, format_name
+from microscale.kernels.dense.spec import DenseSpec, DenseWeights
+from microscale.kernels.moe.spec import Gate, MoeSpec
+from microscale.kernels.op import Activations
+
+
+def dense_spec(weights: DenseWeights, activations: Activations, softcap: float | None = None) -> DenseSpec:
+    rows, columns = weights.weight.shape
+    return DenseSpec(rows, columns, weights.format, activations, weights.bias is not None, tokens=1, softcap=softcap)
+
+
+def moe_spec(gate_up: Weight, activations: Activations, top_k: int, gate: Gate, *, bias: bool) -> MoeSpec:
+    """``gate_up [experts, twice the width after the gate, hidden]``."""
+    experts, rows, hidden = gate_up.shape
+    return MoeSpec(experts, top_k, hidden, rows // 2, format_name(gate_up), activations, gate, bias, tokens=1)

@@ -1,0 +1,77 @@
+"""What ``microscale tune`` runs of dense layers for small batches: every format, at sizes that fill the card to
+different degrees, weights rotating so that none are read from L2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from microscale.bench.dense import CHECKED_ROWS, RMS_TOLERANCE, ROTATED_BYTES, Shape, random_weights
+from microscale.bench.tune_job import Job, Problem
+from microscale.hardware import Gpu
+from microscale.hardware.tiles import dense
+from microscale.hardware.tiles.dense import Case, DenseFormat, Size
+from microscale.kernels.dense import small_batch
+from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
+from microscale.kernels.dense.reference import dense as reference
+from microscale.kernels.dense.spec import DenseWeights
+
+COLUMNS = 2880
+BITS = {DenseFormat.BF16: 16, DenseFormat.FP8: 8, DenseFormat.MXFP8: 8, DenseFormat.MXFP4: 4}
+# Of ``MANY`` as many as an lm_head has; of the others the middle of their range, for each SM.
+MANY_ROWS = 201088
+ROWS_PER_SM = {Size.TWO_PROGRAMS: 24, Size.ONE_WAVE: 40, Size.CROWDED: 64}
+
+
+def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+    if quick:
+        yield job_of(Case(DenseFormat.BF16, 8, Size.ONE_WAVE), gpu)
+        yield job_of(Case(DenseFormat.MXFP8, 8, Size.TWO_PROGRAMS), gpu)
+        return
+    for fmt in DenseFormat:
+        for columns in dense.COLUMNS:
+            for size in Size:
+                yield job_of(Case(fmt, columns, size), gpu)
+
+
+def rows_of(size: Size, gpu: Gpu) -> int:
+    rows = MANY_ROWS if size is Size.MANY else ROWS_PER_SM[size] * gpu.num_sms
+    assert dense.size_of(rows, gpu) is size
+    return rows
+
+
+def job_of(case: Case, gpu: Gpu) -> Job:
+    rows, tokens = rows_of(case.size, gpu), 1 if case.columns == dense.COLUMNS[0] else case.columns
+    about = f"{case.format}, {rows} x {COLUMNS}, {tokens} tokens"
+    return Job(dense.SECTION, case, about, list(dense.candidates(case, gpu)), _prepared(case, rows, tokens, gpu))
+
+
+def _prepared(case: Case, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
+    def prepare(device: str) -> Problem:
+        generator = torch.Generator(device).manual_seed(rows)
+        shape = Shape("tune", rows, COLUMNS)
+        layers = max(1, -(-ROTATED_BYTES // (rows * COLUMNS * BITS[case.format] // 8)))
+        first = random_weights(shape, case.format, generator)
+        packed = [_packed(first)]
+        packed += [_packed(random_weights(shape, case.format, generator)) for _ in range(layers - 1)]
+        x = torch.randn(tokens, COLUMNS, device=device, generator=generator, dtype=torch.bfloat16)
+        head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
+        expected = reference(x, head)
+
+        def run(index: int = 0) -> Tensor:
+            return small_batch.run(packed[index], gpu, x, None)
+
+        def error() -> float:
+            return float((run()[:, :CHECKED_ROWS].float() - expected).norm() / expected.norm())
+
+        return Problem(lambda: [run(index) for index in range(layers)], error, RMS_TOLERANCE, layers)
+
+    return prepare
+
+
+def _packed(weights: DenseWeights) -> PackedDense:
+    if isinstance(weights.weight, Tensor):
+        return row_major(to_row_major(weights, torch.bfloat16))
+    return pack(weights)

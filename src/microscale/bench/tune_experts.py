@@ -1,0 +1,104 @@
+"""What ``microscale tune`` runs of the small-batch expert GEMMs: layers of gpt-oss-120b and Gemma 4, weights rotating
+so that none are read from L2. One GEMM's tile is on trial, the other runs as it would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Generator, Tensor
+
+from microscale.bench import moe
+from microscale.bench.tune_job import Job, Problem
+from microscale.hardware import Gpu
+from microscale.hardware.tiles import experts
+from microscale.hardware.tiles.experts import ANY_LOAD, Case, ExpertGemm
+from microscale.hardware.tiles.tuned import Row
+from microscale.kernels.moe import small_batch
+from microscale.kernels.moe.packed import pack_experts
+from microscale.kernels.moe.spec import Activations
+
+MODELS = ("gpt-oss-120b", "gemma-4-26b-a4b")
+NUM_LAYERS = 3
+LIST_TOKENS = 8
+DIRECT = (ExpertGemm.GATE_UP_DIRECT, ExpertGemm.DOWN_DIRECT)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One GEMM of one layer at one batch size."""
+
+    model: str
+    gemm: ExpertGemm
+    tokens: int
+
+    @property
+    def about(self) -> str:
+        return f"{self.gemm}, an expert layer of {self.model}, {self.tokens} tokens"
+
+
+def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+    for model in ("gpt-oss-20b",) if quick else MODELS:
+        for tokens in (1,) if quick else (1, 2):
+            yield from (job_of(Work(model, gemm, tokens), gpu) for gemm in DIRECT)
+        yield job_of(Work(model, ExpertGemm.LIST, LIST_TOKENS), gpu)
+
+
+def job_of(work: Work, gpu: Gpu) -> Job:
+    layer = moe.LAYERS[work.model]
+    bits = 4 if layer.weight_format == "mxfp4" else 8
+    shapes = (
+        experts.Shape(2 * layer.intermediate // 16, -(-layer.hidden // 64), bits),
+        experts.Shape(layer.hidden // 16, -(-layer.intermediate // 64), bits),
+    )
+    of_down = work.gemm is ExpertGemm.DOWN_DIRECT
+    shape = shapes[of_down]
+    load = work.tokens * layer.top_k * shape.row_tiles
+    sizes = (shape, work.tokens, layer.top_k, gpu)
+    if work.gemm is ExpertGemm.LIST:
+        load, in_use = work.tokens * layer.top_k * max(each.row_tiles for each in shapes), experts.for_list(*sizes)
+    else:
+        in_use = experts.direct_down(*sizes) if of_down else experts.direct_gate_up(*sizes)
+    tiles = experts.candidates(work.gemm, shape, gpu, in_use)
+    return Job(experts.SECTION, key_of(work, bits, layer.top_k, load, gpu), work.about, tiles, _prepared(work, gpu))
+
+
+def key_of(work: Work, bits: int, top_k: int, load: int, gpu: Gpu) -> Case:
+    """Of the row that serves the case today, or of a new one. Rows of gate and up differ by the load alone: how many
+    row tiles there are for an SM decides what registers leave one wave. Those of down differ by tokens."""
+    serving, _ = experts.find(work.gemm, bits, work.tokens, top_k, load, gpu)
+    if work.gemm is ExpertGemm.LIST:
+        return serving or Case(work.gemm, bits, small_batch.MAX_TOKENS, 1, ANY_LOAD)
+    if work.gemm is ExpertGemm.DOWN_DIRECT:
+        return replace(serving or Case(work.gemm, bits, 0, 1, ANY_LOAD), tokens=work.tokens)
+    return serving or Case(work.gemm, bits, small_batch.DIRECT_TOKENS, 1, round(load / gpu.num_sms + 0.01, 2))
+
+
+def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
+    def prepare(device: str) -> Problem:
+        generator = Generator(device).manual_seed(0)
+        layer = moe.LAYERS[work.model]
+        spec = layer.spec(work.tokens)
+        checked = moe.random_experts(layer, generator)
+        packed = [pack_experts(checked, layer.gate)]
+        packed += [pack_experts(moe.random_experts(layer, generator), layer.gate) for _ in range(NUM_LAYERS - 1)]
+        x, routing = moe.random_tokens(layer, work.tokens, generator)
+        start = small_batch.run_list if work.gemm is ExpertGemm.LIST else small_batch.run_direct
+
+        def run(index: int = 0) -> Tensor:
+            return start(packed[index], spec, gpu, x, routing)
+
+        def error() -> float:
+            return moe.rms_error(run(), x, routing, checked, layer.gate)
+
+        tolerance = moe.RMS_TOLERANCE[Activations.BF16]
+        return Problem(lambda: [run(index) for index in range(NUM_LAYERS)], error, tolerance, NUM_LAYERS)
+
+    return prepare
+
+
+def order(row: Row[Any, Any]) -> tuple[int, int, int, int, float]:
+    """Rows in the order in which they are asked: narrower cases first."""
+    key: Case = row.key
+    return list(ExpertGemm).index(key.gemm), key.bits, key.tokens, -key.top_k_from, key.up_to

@@ -1,0 +1,72 @@
+"""Everything that is settled before a model is loaded, each thing once.
+
+options ──► device, open weights ──► setup ──► outline ──► plan ──► memory       prepare: reads headers, refuses
+Prepared ──► model (``load``) ──► engine (``build``)                             load: reads the weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from microscale import hardware
+from microscale.backends.decision import Plan
+from microscale.backends.plan import Setup
+from microscale.engine.loading.fit import check_fits, plan_and_reckon
+from microscale.engine.loading.memory import Memory
+from microscale.engine.loading.options import LoadOptions, choose_activations, choose_device, gpu_of
+from microscale.models.families import ModelConfig, ModelWeights, open_weights
+from microscale.models.outline import Outline, outline
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that can be loaded: it was found, checked, planned, and it fits."""
+
+    options: LoadOptions
+    device: torch.device
+    weights: ModelWeights
+    """Open and checked against their config; nothing is read of them yet."""
+    setup: Setup
+    """GPU, type of the activations, what the user prefers, precision."""
+    outline: Outline
+    """What the model uses."""
+    plan: Plan
+    """Which kernel runs each of that."""
+    memory: Memory
+    """What it takes, and how many pages and sequences fit beside it. Reckoned before the load: afterwards the weights
+    would count twice, as needed and as no longer free."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.weights.config
+
+    @property
+    def page_size(self) -> int:
+        return self.memory.workload.page_size
+
+
+def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
+    """Find, check and plan a model, or raise why it cannot run here.
+
+    ``check`` is the caller's: it may refuse the model by its config, before anything is planned.
+    """
+    options.check()
+    device = choose_device(options.device)
+    setup = Setup(gpu_of(device), choose_activations(options.dtype, device), options.preference, options.precision)
+    weights = open_weights(
+        options.model,
+        load_format=options.load_format,
+        overrides=options.overrides,
+        offline=options.offline,
+        seed=options.seed,
+    )
+    config, workload = weights.config, options.workload
+    check(config)
+    shape = outline(options.model, config, setup.activations, workload.page_size, config.max_context)
+    available = hardware.available_memory(setup.gpu, device.index or 0)
+    plan, memory = plan_and_reckon(shape, setup, workload, available)
+    check_fits(shape, setup, memory)
+    return Prepared(options, device, weights, setup, shape, plan, memory)

@@ -1,0 +1,227 @@
+"""Tiles of paged attention: which card runs which heads in which blocks, and how the keys of a sequence are split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+
+from microscale.hardware.families import Family, Feature, Gpu
+from microscale.hardware.tiles.tuned import Kernels, Section, measured
+
+HEAD_DIMS = (64, 128, 256, 512)
+MAX_REGISTERS = 255
+
+
+class Work(StrEnum):
+    """The kinds of attention that have tiles of their own."""
+
+    PREFILL = "prefill"
+    PREFILL_WINDOW = "prefill_window"
+    """With a sliding window: most blocks of keys are masked in part."""
+    DECODE = "decode"
+    """Split-KV: one new token in a sequence, or two."""
+    FUSED_DECODE = "fused_decode"
+    """Decode with the norms and rotation of the new heads and the KV write in the same launch."""
+
+    @property
+    def decodes(self) -> bool:
+        return self in (Work.DECODE, Work.FUSED_DECODE)
+
+
+class Kv(StrEnum):
+    """How keys and values are stored."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+    @property
+    def bytes(self) -> int:
+        return 1 if self is Kv.FP8 else 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a tile was measured for."""
+
+    work: Work
+    head_dim: int
+    kv: Kv
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One configuration of the kernel."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    registers: int | None = None
+    """The most registers a thread may have; without it, what ptxas takes."""
+    prefetch: int = 0
+    """Keys of a split that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
+    early: int = 0
+    """1: the keys of a split's first block, 2: and its values come to registers while the kernel before runs (fused
+    decode); then ``prefetch`` counts from the second block on."""
+
+    def shared_bytes(self, case: Case) -> int:
+        """An upper bound: the queries, keys and values in flight, the softmax's weights and 4 KiB for reductions.
+
+        Triton keeps ``stages - 1`` tiles in flight, and one fewer in decode, where the pages' numbers take a stage.
+        E4M3 tiles are converted in registers and go through shared memory once more as bf16.
+        """
+        decode, size = case.work.decodes, case.kv.bytes
+        tile = self.block_n * case.head_dim
+        in_flight = max(1, self.stages - (2 if decode else 1)) * 2 * tile * size + (2 * tile if size == 1 else 0)
+        queries = self.block_m * case.head_dim * 2
+        return queries + in_flight + 2 * self.block_n * self.block_m + (4096 if decode else 1024)
+
+
+def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
+    shared = tile.shared_bytes(case)
+    if case.head_dim not in HEAD_DIMS:
+        return f"is for heads of {case.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
+    if shared > family.shared_per_block:
+        return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
+    return None
+
+
+SECTION = Section(Kernels.ATTENTION, Case, Tile, _misfit)
+
+_Tiles = dict[int, tuple[Tile, ...]]
+# The rule. Head size → tiles from most to least wanted; the first that fits the card's shared memory is taken, and the
+# last fits every card. Blocks shrink as heads grow, so that accumulator, scores and one tile of values stay in 255
+# registers.
+_PREFILL: _Tiles = {
+    # 8192 tokens on H200, triton 3.6: 334 TFLOP/s; 128 x 64 with 4 warps 326, 64 x 128 315, 128 x 32 271.
+    64: (Tile(64, 64, 4, 3),),
+    128: (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)),
+    256: (Tile(64, 32, 8, 2),),
+    # 4096 tokens on H200: 171 TFLOP/s; 32 x 32 82, 64 x 16 105.
+    512: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(16, 16, 8, 2)),
+}
+# 64 rows of 256 spill 248 bytes while they convert.
+_PREFILL_FP8 = _PREFILL | {256: (Tile(32, 32, 8, 2, 255),), 512: (Tile(32, 32, 8, 2), Tile(16, 16, 8, 2))}
+# Without wgmma or tcgen05 the operands stand in registers too: smaller blocks, or they spill.
+_PREFILL_MMA = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 4, 3),), 256: _PREFILL[256]}
+# 32 rows of 512 in FP8 spill 216 bytes on SM 8.0 (Triton 3.7).
+_PREFILL_MMA_FP8 = _PREFILL_FP8 | {64: (Tile(64, 32, 4, 3),), 128: (Tile(64, 32, 8, 2),), 512: (Tile(16, 32, 8, 2),)}
+_DECODE: _Tiles = {
+    64: (Tile(16, 128, 4, 3),),
+    128: (Tile(16, 64, 4, 3),),
+    # Left alone, ptxas stops at 168 or 128 registers on SM 10.x and spills (Triton 3.6). 64 keys of 512 spill on SM 8.
+    256: (Tile(16, 32, 4, 3, 255), Tile(16, 32, 4, 2, 255)),
+    512: (Tile(16, 32, 8, 3, 255), Tile(16, 16, 8, 3, 255)),
+}
+# With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
+_DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),)}
+# With the newest heads' tile, and a first block of keys and values, in registers too.
+_FUSED: _Tiles = {
+    64: (Tile(16, 128, 4, 3, 255, prefetch=128, early=2),),
+    128: (Tile(16, 64, 4, 3, 255, prefetch=64, early=2),),
+    256: (Tile(16, 32, 4, 3, 255, prefetch=32, early=2),),
+    512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
+}
+_FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+
+
+def choose(case: Case, gpu: Gpu) -> Tile:
+    """The tile that was measured on the card's family, or else the rule's."""
+    row = measured(SECTION, gpu.family).get(case)
+    return by_rule(case, gpu.family) if row is None else row.tile
+
+
+@cache
+def by_rule(case: Case, family: Family) -> Tile:
+    """The best tile whose shared memory fits."""
+    choices = _rule(case, family)[case.head_dim]
+    fits = (tile for tile in choices if tile.shared_bytes(case) <= family.shared_per_block)
+    tile = next(fits, choices[-1])
+    # Left alone, ptxas may stop at 128 registers and spill (8 bytes, decode of 512, SM120).
+    limited = tile.registers is not None or _operands_in_shared_memory(family)
+    return tile if limited else replace(tile, registers=MAX_REGISTERS)
+
+
+def _rule(case: Case, family: Family) -> _Tiles:
+    fp8 = case.kv is Kv.FP8
+    if case.work is Work.FUSED_DECODE:
+        return _FUSED_FP8 if fp8 else _FUSED
+    if case.work is Work.DECODE:
+        return _DECODE_FP8 if fp8 else _DECODE
+    if _operands_in_shared_memory(family):
+        return _PREFILL_FP8 if fp8 else _PREFILL
+    return _PREFILL_MMA_FP8 if fp8 else _PREFILL_MMA
+
+
+def _operands_in_shared_memory(family: Family) -> bool:
+    """Whether large products read their operands from shared memory, and not from registers."""
+    return not family.features.isdisjoint({Feature.WGMMA, Feature.TCGEN05})
+
+
+def candidates(case: Case, gpu: Gpu) -> list[Tile]:
+    """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
+    found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
+    if case.work.decodes:
+        shapes = [(16, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
+    else:
+        blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
+        shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]
+    for m, n, warps, stages in shapes:
+        # What a thread holds in float32 at least: its part of the sums and of the scores.
+        held = (m * case.head_dim + m * n) // (32 * warps)
+        for registers in (128, 168, 255):
+            tile = Tile(m, n, warps, stages, registers, prefetch=n if case.work.decodes else 0)
+            if held < registers and _misfit(case, tile, gpu.family) is None:
+                found[tile] = None
+                if case.work is Work.FUSED_DECODE:
+                    found[replace(tile, prefetch=0, early=2)] = None
+    return list(found)
+
+
+# ---- split-KV -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heads:
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class SplitKv:
+    """How the keys of a short query are split among programs."""
+
+    splits_per_sm: int
+    """Splits that an SM works on at once, by its registers."""
+    least_keys: int
+    """Keys in a split, at least: less is not worth a merge."""
+    merged_inside: int
+    """Splits of a sequence up to which the last program adds them up."""
+    fused_sequences: int
+    """Sequences up to which decode takes its heads straight from the projection: that kernel needs more registers, and
+    with many programs an SM holds fewer of them."""
+
+    def least_blocks(self, tile: Tile) -> int:
+        """Blocks of keys in a split, at least."""
+        return max(1, self.least_keys // tile.block_n)
+
+
+SPLIT_SECTION = Section(Kernels.SPLIT_KV, Heads, SplitKv, lambda key, tile, family: None)
+
+# The rule, as measured on SM90: what ``merged_inside`` allows is at most 40 times 2 KB, or 16 KB once.
+_SPLITS = {
+    64: SplitKv(4, 256, 8, 8),
+    128: SplitKv(3, 128, 0, 8),
+    256: SplitKv(3, 32, 40, 64),
+    512: SplitKv(1, 64, 0, 64),
+}
+
+
+def split_kv(head_dim: int, gpu: Gpu) -> SplitKv:
+    row = measured(SPLIT_SECTION, gpu.family).get(Heads(head_dim))
+    return _SPLITS[head_dim] if row is None else row.tile
+
+
+def wanted_splits(kv_heads: int, per_sm: int, gpu: Gpu) -> int:
+    """Splits of all keys of one KV head for which the machine has room at once."""
+    return max(1, per_sm * gpu.num_sms // kv_heads)

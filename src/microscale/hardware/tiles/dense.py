@@ -1,0 +1,149 @@
+"""Tiles of dense layers for few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from microscale.hardware.families import Family, Gpu
+from microscale.hardware.tiles.tuned import Kernels, Section, measured
+
+COLUMNS = (8, 16)
+"""Tokens that one program serves."""
+MAX_REGISTERS = 255
+# How many rows a layer has, by what fills the card at 16 rows a program: two programs on every SM, three, and 16 warps
+# of a row tile each. Below that slices of K fill it (H200, one token, 5120 x 2880 bf16: four slices 9.9 us, eight 12.3,
+# sixteen 16.5, two 11.4; cuBLAS 10.7).
+TWO_PROGRAMS_ROWS_PER_SM = 32
+ONE_WAVE_ROWS_PER_SM = 48
+MANY_ROWS_PER_SM = 256
+
+
+class DenseFormat(StrEnum):
+    BF16 = "bf16"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    MXFP4 = "mxfp4"
+
+
+class Size(StrEnum):
+    """How many rows a layer has, for the card."""
+
+    TWO_PROGRAMS = "two_programs"
+    """At most two programs of 16 rows on every SM."""
+    ONE_WAVE = "one_wave"
+    """At most three."""
+    CROWDED = "crowded"
+    """More, and fewer than ``MANY``."""
+    MANY = "many"
+    """A warp for each row tile fills the card."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a tile was measured for."""
+
+    format: DenseFormat
+    columns: int
+    size: Size
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of one program."""
+
+    columns: int
+    """Tokens."""
+    row_tiles: int
+    """Row tiles of 16 rows."""
+    warps_n: int
+    """Warps across the row tiles."""
+    slices: int
+    """Warps along K; their sums are added through shared memory."""
+    ahead: int
+    """Tiles of K in a batch; a warp keeps one to two batches in flight."""
+    registers: int
+    """At most, of a thread. Left alone ptxas stops at 128 or 168 and rather spills a word or two."""
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.row_tiles
+
+    @property
+    def warps(self) -> int:
+        return self.warps_n * self.slices
+
+
+def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
+    if case.columns not in COLUMNS or tile.columns != case.columns:
+        return f"serves {tile.columns} tokens; programs have {COLUMNS[0]} or {COLUMNS[1]}, as the key says"
+    if not 24 <= tile.registers <= MAX_REGISTERS:
+        return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
+    if min(getattr(tile, field.name) for field in fields(tile)) < 1 or tile.row_tiles % tile.warps_n:
+        return "does not share its row tiles evenly among its warps"
+    return None
+
+
+SECTION = Section(Kernels.SMALL_BATCH_DENSE, Case, Tile, _misfit)
+
+# The rule. Tiles of a batch, by tokens of a program: what 255 registers hold without a spill on every SM.
+_AHEAD = {
+    8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4},
+    16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
+}
+
+
+def columns_for(tokens: int) -> int:
+    return next((size for size in COLUMNS if tokens <= size), COLUMNS[-1])
+
+
+def size_of(rows: int, gpu: Gpu) -> Size:
+    if rows >= MANY_ROWS_PER_SM * gpu.num_sms:
+        return Size.MANY
+    if rows <= TWO_PROGRAMS_ROWS_PER_SM * gpu.num_sms:
+        return Size.TWO_PROGRAMS
+    return Size.ONE_WAVE if rows <= ONE_WAVE_ROWS_PER_SM * gpu.num_sms else Size.CROWDED
+
+
+def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tile:
+    """The tile that was measured on the card's family, or else the rule's."""
+    return tile_of(Case(DenseFormat(weight_format), columns_for(tokens), size_of(rows, gpu)), gpu)
+
+
+def tile_of(case: Case, gpu: Gpu) -> Tile:
+    row = measured(SECTION, gpu.family).get(case)
+    return by_rule(case) if row is None else row.tile
+
+
+def by_rule(case: Case) -> Tile:
+    """Many rows: a warp for a row tile. Fewer: four warps share one along K, so that the card is full. All registers:
+    with fewer some SMs spill."""
+    ahead = _AHEAD[case.columns][case.format]
+    if case.size is Size.MANY:
+        return Tile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
+    # A slice of K has a dozen tiles, and each batch is a wait for the memory.
+    if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
+        ahead = 3
+    return Tile(case.columns, 1, 1, 4, ahead, MAX_REGISTERS)
+
+
+def possible(weight_format: str, columns: int, gpu: Gpu) -> set[Tile]:
+    """What ``choose`` may return on this card for so many tokens of a program."""
+    return {tile_of(Case(DenseFormat(weight_format), columns, size), gpu) for size in Size}
+
+
+def candidates(case: Case, gpu: Gpu) -> Iterator[Tile]:
+    """What ``tune`` measures."""
+    many = case.size is Size.MANY
+    blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
+    words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
+    seen = {tile_of(case, gpu): None, by_rule(case): None}
+    for row_tiles, warps_n, slices in blocks:
+        for registers in (128, 168, 255):
+            for ahead in (1, 2, 3, 4):
+                # One to two batches of weights, and the sums of a row tile.
+                held = row_tiles // warps_n * (2 * ahead * words + case.columns // 2)
+                if held + 32 <= registers:
+                    seen[Tile(case.columns, row_tiles, warps_n, slices, ahead, registers)] = None
+    yield from seen

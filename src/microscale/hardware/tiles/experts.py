@@ -1,0 +1,183 @@
+"""Tiles of the small-batch expert GEMMs, of those with a dense MLP in their launches, and what registers they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from microscale.hardware.families import Family, Gpu
+from microscale.hardware.tiles.tuned import Kernels, Section, measured
+
+ANY_LOAD = float(1 << 20)
+"""More row tiles for an SM than any row ends at."""
+MAX_REGISTERS = 255
+# The rule. With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200:
+# 14.6 against 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
+FEW_WARPS = 24
+# To hide a microsecond of latency an SM needs as many KB in flight as it gets GB/s. Under 15 (all cards with GDDR or
+# LPDDR; H200: 36) 16 warps with batches of 3 tiles of 544 bytes, 26 to 52 KB, are plenty, and take fewer registers.
+SLOW_GBS_PER_SM = 15
+SLOW_WARPS = 12
+SLOW_AHEAD = 3
+
+
+class ExpertGemm(StrEnum):
+    """The GEMMs that have tiles of their own."""
+
+    GATE_UP_DIRECT = "gate_up_direct"
+    DOWN_DIRECT = "down_direct"
+    LIST = "list"
+    """Both GEMMs of the list of tokens."""
+    GATE_UP_WITH_MLP = "gate_up_with_mlp"
+    DOWN_WITH_MLP = "down_with_mlp"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a tile was measured for."""
+
+    gemm: ExpertGemm
+    bits: int
+    """Of a weight."""
+    tokens: int
+    """At most."""
+    top_k_from: int
+    """Experts of a token, at least."""
+    up_to: float
+    """Row tiles for each SM, over all pairs of a token and an expert, at most."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of one program."""
+
+    row_tiles: int
+    """Row tiles of 16 rows."""
+    warps_n: int
+    """Warps across the row tiles."""
+    slices: int
+    """Warps along K; their sums are added through shared memory."""
+    ahead: int
+    """Tiles of K in a batch; a warp keeps one to two batches in flight."""
+    registers: int | None = None
+    """At most, of a thread; without it, what ``max_registers`` says."""
+
+    @property
+    def warps(self) -> int:
+        return self.warps_n * self.slices
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the choice depends on, of one of the two matrices of an expert."""
+
+    row_tiles: int
+    k_tiles: int
+    bits: int
+
+
+def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
+    if case.bits not in (4, 8):
+        return f"is for weights of {case.bits} bits; there are kernels for 4 and 8"
+    if tile.registers is not None and not 24 <= tile.registers <= MAX_REGISTERS:
+        return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
+    if min(tile.row_tiles, tile.warps_n, tile.slices, tile.ahead) < 1 or tile.row_tiles % tile.warps_n:
+        return "does not share its row tiles evenly among its warps"
+    return None
+
+
+SECTION = Section(Kernels.SMALL_BATCH_EXPERTS, Case, Tile, _misfit)
+
+
+def find(
+    gemm: ExpertGemm, bits: int, tokens: int, top_k: int, row_tiles: int, gpu: Gpu
+) -> tuple[Case, Tile] | tuple[None, None]:
+    """What was measured on the card's family for this GEMM. ``row_tiles``: over all pairs."""
+    for key, row in measured(SECTION, gpu.family).items():
+        fits = key.gemm is gemm and key.bits == bits and tokens <= key.tokens and top_k >= key.top_k_from
+        if fits and row_tiles <= key.up_to * gpu.num_sms:
+            return key, row.tile
+    return None, None
+
+
+def direct_gate_up(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+    """A warp for each row tile of each of the tokens' experts: all of them at once, with what registers that leaves."""
+    pairs = tokens * top_k
+    _, tile = find(ExpertGemm.GATE_UP_DIRECT, shape.bits, tokens, top_k, pairs * shape.row_tiles, gpu)
+    return direct_by_rule(shape, tokens, top_k, gpu) if tile is None else _within(tile, shape)
+
+
+def direct_down(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+    """One row tile a program; its warps are the token's experts, and slices of K."""
+    pairs = tokens * top_k
+    _, tile = find(ExpertGemm.DOWN_DIRECT, shape.bits, tokens, top_k, pairs * shape.row_tiles, gpu)
+    return direct_by_rule(shape, tokens, top_k, gpu) if tile is None else _within(tile, shape)
+
+
+def direct_by_rule(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+    """One row tile a program; its warps are slices of K."""
+    # 16 warps of 128 registers would take a whole SM.
+    split = tokens * top_k * shape.row_tiles < FEW_WARPS * gpu.num_sms and top_k <= 4 and shape.k_tiles > 1
+    return _within(Tile(1, 1, 2 if split else 1, _ahead(shape, gpu, 4)), shape)
+
+
+def for_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+    """Four row tiles, one for each warp; 16 warps of at most 128 registers on an SM."""
+    _, tile = find(ExpertGemm.LIST, shape.bits, tokens, top_k, tokens * top_k * shape.row_tiles, gpu)
+    return _within(Tile(4, 4, 1, _ahead(shape, gpu, 5)) if tile is None else tile, shape)
+
+
+def with_mlp(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile | None:
+    """MXFP8 experts with an MLP: registers for one wave are known only where they were measured."""
+    return find(gemm, 8, tokens, top_k, row_tiles, gpu)[1]
+
+
+def with_mlp_slices(gpu: Gpu) -> set[int]:
+    """Slices of K that ``GATE_UP_WITH_MLP`` may have on this card; none where it was not measured."""
+    rows = measured(SECTION, gpu.family).items()
+    return {row.tile.slices for key, row in rows if key.gemm is ExpertGemm.GATE_UP_WITH_MLP}
+
+
+def max_registers(tile: Tile, warps: int, gpu: Gpu) -> int | None:
+    """What a thread of a program with so many warps may take.
+
+    ``None`` leaves it to ptxas, which aims at 16 warps an SM, 128 registers, and rather spills a word or two than take
+    129. That many warps pay where memory is fast; elsewhere whole programs of up to 12 warps do, with all the registers
+    that leaves them (168 for programs of 4 warps, 255 for one of 8), and nothing spills.
+    """
+    if tile.registers is not None or not _slow_memory(gpu):
+        return tile.registers
+    programs = max(1, SLOW_WARPS // warps)
+    return min(MAX_REGISTERS, gpu.registers_per_sm // (32 * warps * programs) // 8 * 8)
+
+
+def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[Tile]:
+    """What ``tune`` measures: the tile in use and all that have the registers for what they keep in flight."""
+    direct = gemm is not ExpertGemm.LIST
+    blocks = [(1, 1, 1), (1, 1, 2)] if direct else [(4, 4, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
+    limits = (None, 80, 128, 168, 255) if direct else (None, 128, 168)
+    found = {in_use: None}
+    for row_tiles, warps_n, slices in blocks:
+        for registers in limits:
+            for ahead in (1, 2, 3, 4, 5, 6, 8, 9):
+                # One to two batches of a warp: of a row tile and a K tile a thread has 4 words of MXFP4, 8 of MXFP8,
+                # and a scale.
+                held = 2 * ahead * (shape.bits + 1) * row_tiles // warps_n
+                if held + 40 <= (registers or MAX_REGISTERS) and ahead <= -(-shape.k_tiles // slices):
+                    found[Tile(row_tiles, warps_n, slices, ahead, registers)] = None
+    return list(found)
+
+
+def _within(tile: Tile, shape: Shape) -> Tile:
+    """With no more tiles ahead than a slice has."""
+    most = -(-shape.k_tiles // tile.slices)
+    return tile if tile.ahead <= most else replace(tile, ahead=most)
+
+
+def _ahead(shape: Shape, gpu: Gpu, tiles: int) -> int:
+    """``tiles`` of MXFP4, or as many bytes of MXFP8."""
+    return max(1, (SLOW_AHEAD if _slow_memory(gpu) else tiles) * 4 // shape.bits)
+
+
+def _slow_memory(gpu: Gpu) -> bool:
+    return gpu.bandwidth_gbs < SLOW_GBS_PER_SM * gpu.num_sms

@@ -1,0 +1,66 @@
+"""From where on another path pays: measured for the family, or else the rule's figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from microscale.hardware.families import Gpu
+from microscale.hardware.tiles.tuned import Kernels, Section, measured
+
+
+class Name(StrEnum):
+    WGMMA_PAIRS = "wgmma_pairs"
+    """Pairs an expert from which ``wgmma`` beats the small-batch kernels, which serve 8 a program and then read weights
+    twice; and, with it:"""
+    WGMMA_TOKENS = "wgmma_tokens"
+    FP8_PAIRS = "fp8_pairs"
+    """Pairs an expert up to which bf16 beats FP8 activations on ``wgmma``."""
+    UNPACK_TOKENS = "unpack_tokens"
+    """Tokens from which a dense layer's weights are unpacked to bf16 for cuBLAS."""
+    FEW_ROWS_TOKENS = "few_rows_tokens"
+    """Tokens up to which a dense layer of few rows takes the small-batch kernel, where its programs are at most:"""
+    FEW_ROWS_PROGRAMS = "few_rows_programs"
+    """Programs on an SM: two waves. Further blocks of tokens read the weights from L2."""
+
+
+@dataclass(frozen=True)
+class Key:
+    name: Name
+
+
+@dataclass(frozen=True)
+class Value:
+    value: int
+
+
+def _misfit(key: Key, tile: Value, family: object) -> str | None:
+    return None if tile.value > 0 else f"is {tile.value}, and must be positive"
+
+
+SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
+
+# The rule: the figures of SM90, on which alone they were measured. Where ``wgmma`` was not measured against the
+# small-batch kernels, it does not take their place.
+_RULE = {Name.FP8_PAIRS: 20, Name.UNPACK_TOKENS: 256, Name.FEW_ROWS_TOKENS: 64, Name.FEW_ROWS_PROGRAMS: 6}
+
+
+def threshold(name: Name, gpu: Gpu) -> int:
+    row = measured(SECTION, gpu.family).get(Key(name))
+    return _RULE[name] if row is None else row.tile.value
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """From where on a small batch is better off on ``wgmma``: both are needed."""
+
+    tokens: int
+    pairs: int
+    """For each expert."""
+
+
+def crowd(gpu: Gpu) -> Crowd | None:
+    """``None`` where ``wgmma`` was not measured against the small-batch kernels."""
+    found = measured(SECTION, gpu.family)
+    pairs, tokens = (found.get(Key(name)) for name in (Name.WGMMA_PAIRS, Name.WGMMA_TOKENS))
+    return None if pairs is None or tokens is None else Crowd(tokens.tile.value, pairs.tile.value)

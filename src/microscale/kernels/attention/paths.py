@@ -1,0 +1,131 @@
+"""Which batches each path of ``triton_paged`` is meant for. ``paged`` starts them.
+
+A sequence with one new token, or two, is *short*: its queries fit one block of rows. Short sequences cut their keys
+into splits for the whole machine (``Split``); long ones take blocks of query rows; a batch may have both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, split_kv
+from microscale.kernels.attention import fused_decode
+from microscale.kernels.attention.spec import AttentionSpec
+from microscale.kernels.numbers import cdiv
+from microscale.kernels.op import Reason
+
+Supports = Callable[[AttentionSpec, Gpu], Reason | None]
+
+
+class Split(StrEnum):
+    """How the keys of a short sequence are shared among programs."""
+
+    ONE_PASS = "one pass"
+    LAST_PROGRAM = "split-KV in one launch"
+    """The program that ends last adds the splits up."""
+    MERGE = "split-KV and merge"
+    """A kernel of its own adds them up."""
+
+    @property
+    def because(self) -> Reason:
+        return {
+            Split.ONE_PASS: "the keys are too few to split",
+            Split.LAST_PROGRAM: "the splits are so few that the last program adds them up",
+            Split.MERGE: "the splits are many",
+        }[self]
+
+
+def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bool = False) -> Tile:
+    """The tile of a launch; ``fused``: from the projection."""
+    if fused:
+        work = Work.FUSED_DECODE
+    elif decode:
+        work = Work.DECODE
+    else:
+        work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
+    return choose(Case(work, spec.head_dim, Kv.FP8 if fp8 else Kv.BF16), gpu)
+
+
+def short_len(spec: AttentionSpec, tile: Tile) -> int:
+    """New tokens up to which a sequence is short: its rows fit one block of the decoding tile."""
+    return tile.block_m // (spec.num_heads // spec.num_kv_heads)
+
+
+def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, gpu: Gpu, *, fused: bool) -> int:
+    """Splits of a sequence, at most: the page table or the window bounds its keys."""
+    keys = table_pages * spec.page_size
+    if spec.window is not None:
+        keys = min(keys, spec.window + (1 if fused else short_len(spec, tile)) - 1)
+    return cdiv(keys, tile.block_n) // split_kv(spec.head_dim, gpu).least_blocks(tile)
+
+
+def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Reason | None:
+    """Why short sequences of the batch are not shared among programs in this way."""
+    tile = tile_of(spec, gpu, spec.shape.kv_fp8, decode=True, fused=fused)
+    splits = most_splits(spec, spec.shape.table_pages, tile, gpu, fused=fused)
+    inside = split_kv(spec.head_dim, gpu).merged_inside
+    if way is Split.ONE_PASS:
+        return None if splits <= 1 else f"is for keys of one split, and a sequence may have {splits}"
+    if splits <= 1:
+        return "needs more keys than one split has"
+    if way is Split.LAST_PROGRAM:
+        most = f"up to {inside} splits" if inside else "no splits"
+        return None if splits <= inside else f"adds up {most} of {spec.head_dim} wide heads, not {splits}"
+    return None if splits > inside else f"is for more than {inside} splits, and a sequence has at most {splits}"
+
+
+def _long(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+    """Why the batch is not one with a long sequence."""
+    most = short_len(spec, tile_of(spec, gpu, spec.shape.kv_fp8, decode=True))
+    longest = spec.shape.longest_query
+    return None if longest > most else f"is for sequences of more than {most} new tokens, not {longest}"
+
+
+def decodes(way: Split) -> Supports:
+    def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+        if _long(spec, gpu) is None:
+            most = short_len(spec, tile_of(spec, gpu, spec.shape.kv_fp8, decode=True))
+            return f"takes sequences of up to {most} new tokens, and one has {spec.shape.longest_query}"
+        return _split(way, spec, gpu)
+
+    return supports
+
+
+def prefills(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+    if reason := _long(spec, gpu):
+        return reason
+    count = spec.shape.sequences
+    return None if count == 1 else f"is for one sequence; of {count} some may decode"
+
+
+def mixes(way: Split) -> Supports:
+    def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+        if reason := _long(spec, gpu):
+            return reason
+        return _split(way, spec, gpu) if spec.shape.sequences > 1 else "is for several sequences, not one"
+
+    return supports
+
+
+def fuses(way: Split) -> Supports:
+    def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+        """Norms, rotation and KV write in the same launch."""
+        shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
+        if not gpu.has(Feature.PDL):
+            return f"needs programmatic dependent launch, which {gpu.name} does not have"
+        if shape.longest_query != 1:
+            return f"takes one new token of each sequence, not {shape.longest_query}"
+        if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
+            return (
+                f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
+            )
+        if group > fused_decode.MAX_HEADS:
+            return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
+        most = split_kv(spec.head_dim, gpu).fused_sequences
+        if shape.sequences > most:
+            return f"pays up to {most} sequences, not {shape.sequences}"
+        return _split(way, spec, gpu, fused=True)
+
+    return supports

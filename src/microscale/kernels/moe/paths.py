@@ -1,0 +1,168 @@
+"""The paths of the Triton expert layers: for which batches each is meant, and what it starts.
+
+All read one packed layout. ``supports`` states a path's own limits and from where on it was measured to pay; which of
+two goes first follows from their order in ``BF16_PATHS`` and ``MXFP8_PATHS``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+from torch import Tensor
+
+from microscale.formats import MXFP4
+from microscale.hardware import Feature, Gpu
+from microscale.hardware.tiles.gemm import choose
+from microscale.hardware.tiles.thresholds import Name, crowd, threshold
+from microscale.kernels.layouts import TILE_K
+from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
+from microscale.kernels.moe.grouped_wgmma import MIN_K_TILES, gemm_path
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.small_batch import DIRECT_TOKENS, MAX_TOKENS
+from microscale.kernels.moe.spec import MoePath, MoeSpec, Routing
+from microscale.kernels.numbers import cdiv
+from microscale.kernels.op import Reason, always
+
+MAX_SHARE = 1 << 14
+"""Pairs an expert beyond which no tile changes."""
+
+Supports = Callable[[MoeSpec, Gpu], Reason | None]
+
+
+def block_scaled(gpu: Gpu) -> bool:
+    """Whether the card has a matrix instruction that applies scales per 32 values."""
+    return gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
+
+
+def pays_mxfp8(spec: MoeSpec, gpu: Gpu) -> bool:
+    """Whether the tokens are so many that arithmetic counts, and 8-bit activations with it."""
+    many = block_scaled(gpu) or spec.tokens * spec.top_k > threshold(Name.FP8_PAIRS, gpu) * spec.num_experts
+    return spec.tokens > MAX_TOKENS and many
+
+
+def _up_to(most: int) -> Supports:
+    def supports(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+        return None if spec.tokens <= most else f"runs up to {most} tokens, not {spec.tokens}"
+
+    return supports
+
+
+def _wgmma(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    """What wgmma needs, in bf16 and in FP8."""
+    if not gpu.has(Feature.WGMMA):
+        return f"needs wgmma, which {gpu.name} does not have"
+    if spec.weight_format != MXFP4.name:
+        return f"converts {MXFP4.name} weights, not {spec.weight_format}"
+    narrow, least = min(spec.hidden, spec.intermediate), TILE_K * (MIN_K_TILES - 1)
+    return None if narrow > least else f"needs more than {least} columns, not {narrow}"
+
+
+def _wgmma_bf16(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    share = spec.tokens * spec.top_k / spec.num_experts
+    least = crowd(gpu)
+    crowded = least is not None and spec.tokens >= least.tokens and share >= least.pairs
+    if (reason := _wgmma(spec, gpu)) or spec.tokens > MAX_TOKENS or crowded:
+        return reason
+    if least is None:
+        return f"pays from {MAX_TOKENS + 1} tokens on, not for {spec.tokens}"
+    fewer = f"{least.tokens} with {least.pairs} pairs an expert"
+    return f"pays from {MAX_TOKENS + 1} tokens on, or from {fewer}; {spec.tokens} make {share:.3g} pairs"
+
+
+def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    return _wgmma_bf16(spec, gpu) or _up_to(MAX_TOKENS)(spec, gpu)
+
+
+def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    if (reason := _wgmma(spec, gpu)) or pays_mxfp8(spec, gpu):
+        return reason
+    share = spec.tokens * spec.top_k / spec.num_experts
+    least = threshold(Name.FP8_PAIRS, gpu)
+    return f"pays beyond {MAX_TOKENS} tokens and {least} pairs an expert; {spec.tokens} make {share:.3g}"
+
+
+def _block_scaled(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    if not block_scaled(gpu):
+        return f"needs a block-scaled matrix instruction, which {gpu.name} does not have"
+    return None if pays_mxfp8(spec, gpu) else f"pays beyond {MAX_TOKENS} tokens; here are {spec.tokens}"
+
+
+def _resident(fp8: bool) -> Supports:
+    def supports(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+        if reason := (_wgmma_fp8 if fp8 else _wgmma_bf16)(spec, gpu):
+            return reason
+        share, least = cdiv(spec.tokens * spec.top_k, spec.num_experts), resident_share(spec, gpu, fp8)
+        if least is None:
+            return f"has no tile for {gpu.name}"
+        return None if share >= least else f"is meant for {least} pairs an expert and more, not {share}"
+
+    return supports
+
+
+def resident_share(spec: MoeSpec, gpu: Gpu, fp8: bool) -> int | None:
+    """Pairs an expert from which the chosen tile is a resident one."""
+    return _resident_share(gpu, spec.num_experts, spec.hidden, fp8)
+
+
+@lru_cache(maxsize=256)
+def _resident_share(gpu: Gpu, num_experts: int, hidden: int, fp8: bool) -> int | None:
+    def resident(share: int) -> bool:
+        path = gemm_path(fp8)
+        return choose(path, gpu, share * num_experts, num_experts, hidden).tile.resident(path)
+
+    share = bisect_left(range(MAX_SHARE), True, lo=1, key=resident)
+    return share if share < MAX_SHARE else None
+
+
+def _grouped(
+    packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing, *, block_scaled: bool = False
+) -> Tensor:
+    return grouped.run(packed, spec.gate, x, routing, gpu, block_scaled=block_scaled)
+
+
+def _grouped_block_scaled(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    return _grouped(packed, spec, gpu, x, routing, block_scaled=True)
+
+
+def _on_wgmma(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    return grouped_wgmma.run(packed, spec.gate, x, routing, gpu)
+
+
+def _on_wgmma_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    return grouped_wgmma.run(packed, spec.gate, x, routing, gpu, short_list=True)
+
+
+def _on_wgmma_fp8(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    return grouped_wgmma.run(packed, spec.gate, x, routing, gpu, fp8=True)
+
+
+RESIDENT = "its programs stay on their SM and load weights while others multiply"
+READS_ONCE = "it reads the weights at the memory's speed"
+
+DIRECT = MoePath(
+    "small batch, direct", "each token reads its own experts, and no list is made", _up_to(DIRECT_TOKENS),
+    small_batch.run_direct,
+)  # fmt: skip
+LIST = MoePath("small batch, list", READS_ONCE, _up_to(MAX_TOKENS), small_batch.run_list)
+WGMMA_RESIDENT = MoePath("wgmma, resident", RESIDENT, _resident(fp8=False), _on_wgmma)
+WGMMA_LIST = MoePath("wgmma, list", "sorting so few pairs is one launch", _wgmma_list, _on_wgmma_list)
+WGMMA = MoePath("wgmma", "it reads tokens from shared memory, not from registers", _wgmma_bf16, _on_wgmma)
+GROUPED = MoePath("grouped", "it is the last", always, _grouped)
+FP8_RESIDENT = MoePath("wgmma FP8, resident", RESIDENT, _resident(fp8=True), _on_wgmma_fp8)
+WGMMA_FP8 = MoePath("wgmma FP8", "FP8 units are twice as fast as bf16 ones", _wgmma_fp8, _on_wgmma_fp8)
+BLOCK_SCALED = MoePath(
+    "grouped, block-scaled", "the matrix instruction applies the scales", _block_scaled, _grouped_block_scaled
+)
+
+BF16_PATHS = (DIRECT, WGMMA_RESIDENT, WGMMA_LIST, WGMMA, LIST, GROUPED)
+"""With bf16 activations."""
+MXFP8_PATHS = (
+    BLOCK_SCALED,
+    FP8_RESIDENT,
+    WGMMA_FP8,
+    *(replace(path, name=f"{path.name}, bf16") for path in BF16_PATHS),
+)
+"""With 8-bit activations where they pay, and with bf16 ones below."""

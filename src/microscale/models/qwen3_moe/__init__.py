@@ -1,0 +1,1 @@
+"""Qwen3-MoE: config, checkpoint, model and presets."""

@@ -1,0 +1,271 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import wraps
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from microscale.engine.request import Finish
+from microscale.errors import MicroscaleError
+from microscale.server.anthropic import convert
+from microscale.server.anthropic.errors import REQUEST_ID, error_reply
+from microscale.server.anthropic.output_blocks import Blocks
+from microscale.server.anthropic.replies import (
+    BlockDelta,
+    Counted,
+    Ending,
+    Event,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    TextDelta,
+    ThinkingDelta,
+    ThinkingTokens,
+    Usage,
+)
+from microscale.server.anthropic.request import CountRequest, MessagesRequest
+from microscale.server.anthropic.thinking import display_of
+from microscale.server.anthropic.tools import eager_tools
+from microscale.server.choice import Choice, Step, flaws_of
+from microscale.server.encoding import TextSlot, encode
+from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
+from microscale.server.generation import FastPath, generate
+from microscale.server.host import Host
+from microscale.server.http.exchange import Exchange, event_bytes
+from microscale.server.http.faults import BadField, SlowReader, code_of
+from microscale.server.prompts import ChatPrompt, output_of, render
+from microscale.server.reading import tell_ignored
+from microscale.server.requests.chat import ChatFields
+from microscale.server.requests.parsing import parse
+from microscale.server.structured.grammar import turn_grammar
+from microscale.server.structured.output_format import OutputFormat
+from microscale.text.events import Kind
+from microscale.text.output import ChatOutput, Delta
+
+log = logging.getLogger(__name__)
+PING_S = 5.0
+"""How long a stream may be silent while reasoning is hidden or a tool's input is held back."""
+COMMENT = b":\n\n"
+"""Sent for a token that the client does not see; readers of event streams skip comments."""
+Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
+T = TypeVar("T", bound=CountRequest)
+
+
+class Messages:
+    """One request to ``/v1/messages``."""
+
+    def __init__(self, host: Host, request: MessagesRequest, exchange: Exchange) -> None:
+        self._host = host
+        self._request = request
+        self._exchange = exchange
+        self._record = exchange.record
+        self._name = host.check_model(request.model)
+        self._blocks = Blocks(display_of(request), eager_tools(request))
+        self._num_thinking = 0
+        self._ending = Ending()
+        self._sent_s = 0.0
+        """When the last event was sent."""
+
+    async def run(self, num_bytes: int) -> None:
+        try:
+            steps = await self._start(num_bytes)
+        except BadField as error:
+            raise convert.renamed(error, self._request) from None
+        async with aclosing(steps):
+            if self._request.stream:
+                await self._stream(steps)
+                return
+            async for _, step in steps:
+                for _event in self._advance(step):
+                    pass
+        await self._exchange.json(encode(self._message()))
+
+    async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[Choice, Step], None]:
+        host, request = self._host, self._request
+        fields = convert.sampling_fields(request)
+        num_choices(fields, 1, host)
+        chat, output_format, prompt = await _prompt(host, request, num_bytes)
+        room = host.max_model_len - len(prompt.tokens)
+        if room < 1:
+            # In these words, by which Claude Code knows that it must shorten the conversation.
+            told = f"prompt is too long: {len(prompt.tokens)} tokens > {host.max_model_len - 1} maximum"
+            raise BadField(told, "messages", "context_length_exceeded")
+        self._is_cut_short = request.max_tokens > room
+        grammar = await turn_grammar(host, chat, output_format, fields, prompt.begun)
+        params = sampling_params(fields, len(prompt.tokens), host, max(1, request.max_tokens), None)
+        params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
+        asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
+        output = output_of(host, prompt, fields.stops)
+        self._choice = Choice(0, output)
+        return generate(host, self._record, asked, [self._choice], self._fast_path())
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _advance(self, step: Step) -> Iterator[Event]:
+        if step.delta.reasoning:
+            self._num_thinking += len(step.delta.token_ids)
+        if self._request.max_tokens:
+            yield from self._blocks.add(step.delta)
+        if step.finish is not None:
+            yield from self._blocks.close()
+            self._ending = self._end(step.finish)
+
+    def _end(self, finish: Finish) -> Ending:
+        output = self._choice.output
+        assert isinstance(output, ChatOutput)
+        reason, told = "end_turn", finish.value
+        if output.stopped is not None:
+            reason = "stop_sequence"
+        elif finish is Finish.LENGTH:
+            reason = "model_context_window_exceeded" if self._is_cut_short else "max_tokens"
+        elif output.num_calls:
+            reason, told = "tool_use", "tool_calls"
+        self._record.finishes.append(told)
+        self._host.metrics.finished(told)
+        flaws = [*flaws_of(self._choice, told), *self._blocks.flaws]
+        return Ending(reason, output.stopped, flaws or UNSET)
+
+    def _usage(self, *, final: bool = True) -> Usage:
+        record = self._record
+        return Usage(
+            record.prompt_tokens - record.cached_tokens,
+            record.cached_tokens,
+            record.completion_tokens if self._request.max_tokens else 0,
+            ThinkingTokens(self._num_thinking) if final else UNSET,
+        )
+
+    def _message(self, *, final: bool = True) -> Message:
+        content = self._blocks.content if final else []
+        end = self._ending
+        usage = self._usage(final=final)
+        return Message(
+            self._record.request_id, self._name, content, usage, end.stop_reason, end.stop_sequence, end.flaws
+        )
+
+    # ---- streamed ----------------------------------------------------------------------------------------------------
+
+    async def _stream(self, steps: AsyncGenerator[tuple[Choice, Step], None]) -> None:
+        async for _, step in steps:
+            if step.first:
+                await self._send(MessageStart(self._message(final=False)))
+            for event in self._advance(step):
+                await self._send(event)
+            if time.monotonic() - self._sent_s > PING_S:
+                await self._send(Ping())
+        await self._send(MessageDelta(self._ending, self._usage()))
+        await self._send(MessageStop())
+        await self._exchange.end_events(b"")
+
+    async def _send(self, event: Event) -> None:
+        self._sent_s = time.monotonic()
+        await self._exchange.event(encode(event), event.type.encode())
+
+    def _fast_path(self) -> FastPath | None:
+        """Events of a plain token: within a block they differ by the text alone."""
+        wire = self._exchange.wire
+        if not self._request.stream or not self._request.max_tokens or wire is None:
+            return None
+        slots: dict[int, TextSlot] = {}
+
+        def event(kind: Kind, text: str) -> bytes:
+            is_thought = kind is Kind.REASONING
+            self._num_thinking += is_thought
+            blocks = self._blocks
+            if blocks.takes_plain(kind, text):
+                if blocks.hides(kind):
+                    return COMMENT
+                index = blocks.index
+                if index not in slots:
+                    make = ThinkingDelta if is_thought else TextDelta
+                    slots[index] = TextSlot(lambda mark: _event_bytes(BlockDelta(index, make(mark))))
+                return slots[index].filled(text)
+            delta = Delta((), reasoning=text) if is_thought else Delta((), content=text)
+            return b"".join(map(_event_bytes, blocks.add(delta))) or COMMENT
+
+        return FastPath(wire, event)
+
+
+def _event_bytes(event: Event) -> bytes:
+    return event_bytes(encode(event), event.type.encode())
+
+
+async def _prompt(
+    host: Host, request: CountRequest, num_bytes: int
+) -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
+    def made() -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
+        output_format = convert.output_format_of(request, host.limits)
+        chat = convert.chat_fields(request, host.limits)
+        return chat, output_format, render(host, chat, None if output_format is None else output_format.told)
+
+    return await host.off_loop(num_bytes, made)
+
+
+async def _read(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
+    """The request. What was ignored of it, tools that run at Anthropic included, is logged and named."""
+    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
+    ignored = list(dict.fromkeys([*ignored, *convert.passed_over(request)]))
+    for key in ignored:
+        if host.strict_requests and not key.is_harmless:
+            raise BadField(f"{key.path}: is not supported.", key.path, "unknown_parameter")
+    tell_ignored(host, ignored, exchange)
+    return request
+
+
+def with_anthropic_errors(work: Work) -> Work:
+    """Errors of ``work`` are told in Anthropic's shape, and every reply has a ``request-id``."""
+
+    @wraps(work)
+    async def told(host: Host, body: bytes, exchange: Exchange) -> None:
+        record = exchange.record
+        record.request_id = f"msg_{secrets.token_hex(12)}"
+        exchange.headers[REQUEST_ID] = record.client_id
+        try:
+            await work(host, body, exchange)
+        except SlowReader:
+            raise
+        except MicroscaleError as error:
+            await _tell(host, exchange, error)
+        except Exception as error:  # a mistake of ours is told too, and never hangs a client
+            log.exception("A request failed.")
+            await _tell(host, exchange, MicroscaleError(f"The server made a mistake: {type(error).__name__}."))
+
+    return told
+
+
+async def _tell(host: Host, exchange: Exchange, error: MicroscaleError) -> None:
+    host.metrics.failed(code_of(error))
+    body, status, headers = error_reply(error, exchange.record.client_id)
+    if not exchange.status:
+        await exchange.json(body, status, headers)
+    else:
+        await exchange.event(body, b"error")
+        await exchange.end_events(b"")
+
+
+@with_anthropic_errors
+async def messages(host: Host, body: bytes, exchange: Exchange) -> None:
+    host.check_open()
+    request = await _read(host, MessagesRequest, body, exchange)
+    await Messages(host, request, exchange).run(len(body))
+
+
+@with_anthropic_errors
+async def count_tokens(host: Host, body: bytes, exchange: Exchange) -> None:
+    """The prompt's tokens, as ``usage`` of the same request would have them, cached ones included."""
+    request = await _read(host, CountRequest, body, exchange)
+    host.check_model(request.model)
+    try:
+        _, _, prompt = await _prompt(host, request, len(body))
+    except BadField as error:
+        raise convert.renamed(error, request) from None
+    await exchange.json(encode(Counted(len(prompt.tokens))))

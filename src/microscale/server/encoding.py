@@ -1,0 +1,31 @@
+"""Replies as JSON. They are msgspec structs, encoded in about a microsecond: each token sends a chunk.
+
+``UNSET`` leaves a field out; ``None`` is sent as null, where OpenAI's clients expect one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+
+encode = msgspec.json.Encoder().encode
+
+
+class TextSlot:
+    """JSON that was encoded once, with a gap for one text."""
+
+    def __init__(self, encoded: Callable[[str], bytes]) -> None:
+        """``encoded`` makes the JSON for a text. It is called once, with a mark that occurs nowhere else."""
+        mark = secrets.token_hex(16)
+        self._around = encoded(mark).split(encode(mark))
+
+    def filled(self, text: str) -> bytes:
+        return encode(text).join(self._around)
+
+
+def json_response(value: Struct, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")

@@ -1,0 +1,102 @@
+"""From a request's fields to the engine's requests: sampling parameters, bounds, one request per choice."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
+from microscale.server.host import Host
+from microscale.server.http.exchange import Record
+from microscale.server.http.faults import BadField
+from microscale.server.requests.sampling import SamplingFields
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt and its sampling parameters, which all of its choices share."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+def sampling_params(
+    fields: SamplingFields,
+    num_prompt: int,
+    host: Host,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """What the request asks for, with no more tokens than fit. The defaults are OpenAI's, not the engine's."""
+    room = host.max_model_len - num_prompt
+    # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
+    if room < (0 if max_tokens == 0 else 1):
+        raise BadField(
+            f"The prompt has {num_prompt} tokens, and this model's maximum context length is {host.max_model_len} "
+            "tokens, with room for an answer: shorten the prompt.",
+            "prompt",
+            "context_length_exceeded",
+        )
+    bias = fields.logit_bias or {}
+    if len(bias) > host.limits.max_logit_bias:
+        raise BadField(
+            f"logit_bias has {len(bias)} tokens; at most {host.limits.max_logit_bias} are taken.", "logit_bias"
+        )
+    num_tokens = room if max_tokens is None else min(max_tokens, room)
+    least = fields.min_tokens or 0
+    if max_tokens is not None and least > max_tokens:
+        raise BadField(f"min_tokens is {least}, more than the most, {max_tokens}.", "min_tokens")
+    return SamplingParams(
+        max_tokens=num_tokens,
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        seed=fields.seed,
+        ignore_eos=bool(fields.ignore_eos),
+        top_k=fields.top_k or 0,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        min_p=fields.min_p or 0.0,
+        repetition_penalty=_repetition_penalty(fields),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=bias,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        min_tokens=min(least, num_tokens),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _repetition_penalty(fields: SamplingFields) -> float:
+    given = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+    return 1.0 if given is None else given
+
+
+def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
+    """``n``, if it and the number of stop strings are within bounds."""
+    limits = host.limits
+    n = fields.n or 1
+    if n > limits.max_n:
+        raise BadField(f"n is {n}; at most {limits.max_n} choices are made.", "n")
+    if n * num_prompts > limits.max_choices:
+        raise BadField(f"{num_prompts} prompts times n = {n} is more than {limits.max_choices} choices.", "prompt")
+    if len(fields.stops) > limits.max_stop_strings:
+        raise BadField(f"stop has {len(fields.stops)} strings; at most {limits.max_stop_strings} are taken.", "stop")
+    return n
+
+
+def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int) -> list[Request]:
+    """One for each choice: all choices of the first prompt, then of the second. Seeds count up within a prompt."""
+    # Owners share no cache: a reply says how much was cached, which would reveal what others sent.
+    salt = record.owner + (fields.cache_salt or "")
+    if fields.cache_prompt is False:
+        salt = secrets.token_hex(16)
+    made: list[Request] = []
+    for ask in asks:
+        for number in range(n):
+            seed = ask.params.seed
+            params = ask.params if seed is None or not number else replace(ask.params, seed=(seed + number) % 2**63)
+            name = f"{record.request_id}-{len(made)}"
+            made.append(Request(name, ask.prompt, params, fields.priority or 0, salt))
+    return made

@@ -1,0 +1,109 @@
+"""Auth: API keys and whose they are; without keys, the host names that a local server answers to.
+
+Errors are told in the shape of the API that a request speaks, so the application says how (``refuse``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Callable, Collection, Sequence
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from microscale.errors import MicroscaleError
+from microscale.server.http.connection import OWNER
+from microscale.server.http.faults import ForeignName, Unauthorized
+
+Refuse = Callable[[MicroscaleError, Scope], Response]
+
+
+class ApiKeys:
+    """Lets a request with a valid key through. Every key is compared in full, so that timing reveals nothing."""
+
+    def __init__(
+        self, app: ASGIApp, keys: tuple[bytes, ...], refuse: Refuse, keyless: Collection[str] = frozenset()
+    ) -> None:
+        """``keyless``: paths that need no key."""
+        self._app = app
+        self._keys = keys
+        self._refuse = refuse
+        self._keyless = keyless
+        self._owners = [(key, hashlib.sha256(b"owner:" + key).hexdigest()[:32]) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._keys and scope["type"] == "http" and scope["path"] not in self._keyless:
+            owner = self._owner(scope)
+            if owner is None:
+                error = Unauthorized(
+                    "The API key is missing or wrong: send the header Authorization: Bearer KEY, or x-api-key: KEY."
+                )
+                await self._refuse(error, scope)(scope, receive, send)
+                return
+            scope.setdefault("state", {})[OWNER] = owner
+        await self._app(scope, receive, send)
+
+    def _owner(self, scope: Scope) -> str | None:
+        """Whose key it is, by a digest of it. Owners do not see each other's responses."""
+        headers = dict(scope["headers"])
+        kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        # OpenAI's way, and Anthropic's. Clients that know both may send a placeholder in one of them.
+        given = (bearer.strip() if kind.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"").strip())
+        found = None
+        for known, owner in self._owners:
+            for key in filter(None, given):
+                if hmac.compare_digest(known, key):
+                    found = owner
+        return found
+
+
+class AllowedHosts:
+    """Refuses requests to the loopback address whose Host header is a foreign name.
+
+    A web page reaches a local server by pointing its own name at this machine (DNS rebinding); the browser then takes
+    both for one site. The page cannot choose the Host header. A server with keys needs no such rule.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str], refuse: Refuse) -> None:
+        self._app = app
+        self._refuse = refuse
+        self._allowed = frozenset(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _is_loopback((scope.get("server") or ("",))[0]):
+            name = _name(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
+            if not self._knows(name):
+                told = f"Without API keys this server answers on this machine as localhost, not as {name[:64]!r}"
+                error = ForeignName(f"{told}; allow that name with --allowed-host.")
+                await self._refuse(error, scope)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _knows(self, name: str) -> bool:
+        local = not name or name == "localhost" or name.endswith(".localhost") or _is_here(name)
+        return local or name in self._allowed or "*" in self._allowed
+
+
+def _name(host: str) -> str:
+    """The part before the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+def _is_here(address: str) -> bool:
+    """An address, which no other site can claim: loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return found.is_loopback or found.is_unspecified
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,40 @@
+"""Request ids: the client's own, or one that we make, on every answer. HEAD is answered as GET, without the body."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID = "microscale.request_id"
+"""In a request's ``scope["state"]``: the client's own id of it, or one that we made."""
+_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def request_id_of(scope: Scope) -> str:
+    return str(scope.get("state", {}).get(REQUEST_ID, "-"))
+
+
+class RequestIds:
+    """The outermost middleware: answers of the others carry the header too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}".encode()
+        scope.setdefault("state", {})[REQUEST_ID] = request_id.decode()
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        # The server below keeps its own scope, knows of HEAD, and sends the head alone.
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        await self._app(inner, receive, send_named)

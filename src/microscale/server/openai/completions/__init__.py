@@ -1,0 +1,1 @@
+"""``/v1/completions``: a raw prompt and its continuation."""

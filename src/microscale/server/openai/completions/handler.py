@@ -1,0 +1,227 @@
+"""``/v1/completions``: a raw prompt, text or token ids, and its continuation."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from msgspec import UNSET, UnsetType
+
+from microscale.server.choice import Choice, Step
+from microscale.server.encoding import TextSlot, encode
+from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
+from microscale.server.generation import FastPath, generate
+from microscale.server.host import Host
+from microscale.server.http.exchange import Exchange, event_bytes
+from microscale.server.http.faults import BadField
+from microscale.server.openai.completions.logprobs import (
+    LogprobWriter,
+    ScoredToken,
+    echoed,
+    generated,
+    joined,
+    prompt_logprobs,
+)
+from microscale.server.openai.completions.replies import PromptLogprob, TextChoice, TextReply
+from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.usage import Usage, usage
+from microscale.server.reading import read_request
+from microscale.server.structured.grammar import completion_grammar
+from microscale.text.output import Delta, PlainOutput
+
+DEFAULT_TOKENS = 16
+"""OpenAI's."""
+
+
+class Completions:
+    """One request to ``/v1/completions``."""
+
+    def __init__(self, host: Host, request: CompletionRequest, exchange: Exchange) -> None:
+        self._host = host
+        self._request = request
+        self._exchange = exchange
+        self._record = exchange.record
+        self._record.request_id = f"cmpl-{secrets.token_hex(12)}"
+        self._name = host.check_model(request.model)
+        self._created = int(time.time())
+        self._writers: dict[int, LogprobWriter] = {}
+        """Of log-probabilities, by choice."""
+
+    async def run(self) -> None:
+        host, request = self._host, self._request
+        prompts = await self._prompts()
+        n = num_choices(request, len(prompts), host)
+        max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        all_params = [
+            sampling_params(request, len(prompt), host, max_tokens, request.logprobs, _scored(request))
+            for prompt in prompts
+        ]
+        grammar = await completion_grammar(host, request, request)
+        if grammar is not None:
+            ends = tuple(sorted({*host.chat_format.stops, *(request.stop_token_ids or ())}))
+            all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
+        asks = [Ask(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
+        choices = [
+            Choice(
+                index,
+                PlainOutput(
+                    host.tokenizer,
+                    stops=request.stops,
+                    keep_stop=bool(request.include_stop_str_in_output),
+                    show_control=request.skip_special_tokens is False,
+                ),
+                keep_outputs=request.logprobs is not None,
+            )
+            for index in range(n * len(asks))
+        ]
+        self._prompt_of = [asks[index // n].prompt for index in range(len(choices))]
+        asked = requests(self._record, request, asks, n)
+        steps = generate(host, self._record, asked, choices, self._fast_path(choices[0]))
+        async with aclosing(steps):
+            if request.stream:
+                async for choice, step in steps:
+                    await self._exchange.event(encode(self._reply([self._choice(choice, step)])))
+            else:
+                whole: list[list[TextChoice]] = [[] for _ in choices]
+                async for choice, step in steps:
+                    whole[choice.index].append(self._choice(choice, step))
+                done = [_whole(pieces) for pieces in whole]
+                await self._exchange.json(encode(self._reply(done, final=True)))
+                return
+        if request.include_usage:
+            await self._exchange.event(encode(self._reply([], final=True)))
+        await self._exchange.end_events()
+
+    def _fast_path(self, choice: Choice) -> FastPath | None:
+        """A reply of a plain token, made once: later ones differ by the text alone."""
+        request, wire = self._request, self._exchange.wire
+        told = request.logprobs is not None or request.return_token_ids or request.usage_on_every_chunk
+        if not request.stream or told or wire is None:
+            return None
+        slot = TextSlot(
+            lambda mark: event_bytes(
+                encode(self._reply([self._choice(choice, Step(Delta((), content=mark), (), False, None))]))
+            )
+        )
+        return FastPath(wire, lambda kind, text: slot.filled(text))
+
+    async def _prompts(self) -> list[list[int]]:
+        prompt, host = self._request.prompt, self._host
+        if isinstance(prompt, str):
+            texts: list[str] = [prompt]
+        elif prompt and isinstance(prompt[0], str):
+            texts = [text for text in prompt if isinstance(text, str)]
+        elif prompt and isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        else:
+            lists = [tokens for tokens in prompt if isinstance(tokens, list)]
+            if not lists:
+                raise BadField("prompt is empty.", "prompt")
+            return lists
+        num_choices(self._request, len(texts), host)
+        size = sum(map(len, texts))
+        adds = self._request.add_special_tokens is not False
+        return await host.off_loop(
+            size, lambda: [host.chat_format.encode_text(text, add_special_tokens=adds) for text in texts]
+        )
+
+    def _choice(self, choice: Choice, step: Step) -> TextChoice:
+        finish = None
+        if step.finish is not None:
+            finish = step.finish.value
+            self._record.finishes.append(finish)
+            self._host.metrics.finished(finish)
+        request = self._request
+        wants_ids = bool(request.return_token_ids)
+        echo = step.first and bool(request.echo)
+        logprobs = None
+        if request.logprobs is not None:
+            scored = self._echoed(choice) if echo else []
+            logprobs = self._writer(choice).write([*scored, *map(generated, step.outputs)])
+        return TextChoice(
+            choice.index,
+            self._text_of(choice) + step.delta.content if echo else step.delta.content,
+            finish,
+            logprobs,
+            step.delta.token_ids if wants_ids else UNSET,
+            self._prompt_of[choice.index] if wants_ids and step.first else UNSET,
+            UNSET if choice.output.stopped is None or finish is None else choice.output.stopped,
+            self._prompt_logprobs(choice) if step.first else UNSET,
+        )
+
+    def _text_of(self, choice: Choice) -> str:
+        """The prompt of a choice, as it was sent."""
+        text = self._sent(choice)
+        return self._host.tokenizer.decode(self._prompt_of[choice.index], show_control=True) if text is None else text
+
+    def _sent(self, choice: Choice) -> str | None:
+        """The prompt of a choice, if it was sent as a text."""
+        prompt = self._request.prompt
+        text = prompt if isinstance(prompt, str) else prompt[choice.index // (self._request.n or 1)]
+        return text if isinstance(text, str) else None
+
+    def _writer(self, choice: Choice) -> LogprobWriter:
+        if choice.index not in self._writers:
+            shows_control = self._request.skip_special_tokens is False or bool(self._request.echo)
+            self._writers[choice.index] = LogprobWriter(self._host.tokenizer, shows_control=shows_control)
+        return self._writers[choice.index]
+
+    def _echoed(self, choice: Choice) -> list[ScoredToken]:
+        prompt = self._prompt_of[choice.index]
+        return echoed(prompt, choice.scored, self._request.logprobs or 0, self._num_added(choice))
+
+    def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        most = self._request.prompt_logprobs
+        return UNSET if most is None else prompt_logprobs(self._host.tokenizer, choice.scored, most)
+
+    def _num_added(self, choice: Choice) -> int:
+        """Tokens that the chat format has put before a text prompt."""
+        text = self._sent(choice)
+        if text is None or self._request.add_special_tokens is False:
+            return 0
+        return len(self._host.chat_format.added_to(text))
+
+    def _reply(self, choices: list[TextChoice], *, final: bool = False) -> TextReply:
+        said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
+        if final or self._request.usage_on_every_chunk:
+            said = usage(self._record)
+        return TextReply(self._record.request_id, self._created, self._name, choices, said)
+
+
+def _scored(request: CompletionRequest) -> int | None:
+    """How many of the likeliest tokens are wanted at each place of the prompt; ``None``: not even its own."""
+    wanted = [] if request.prompt_logprobs is None else [request.prompt_logprobs]
+    if request.echo and (request.logprobs is not None or request.max_tokens == 0):
+        wanted.append(request.logprobs or 0)
+    return max(wanted, default=None)
+
+
+def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
+    """The pieces of one choice as one."""
+    first, last = pieces[0], pieces[-1]
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = joined([piece.logprobs for piece in pieces if piece.logprobs is not None])
+    ids: tuple[int, ...] | UnsetType = UNSET
+    if first.token_ids is not UNSET:
+        ids = tuple(token for piece in pieces for token in piece.token_ids or ())
+    text = "".join(piece.text for piece in pieces)
+    return TextChoice(
+        first.index,
+        text,
+        last.finish_reason,
+        logprobs,
+        ids,
+        first.prompt_token_ids,
+        last.stop_reason,
+        first.prompt_logprobs,
+    )
+
+
+async def complete(host: Host, body: bytes, exchange: Exchange) -> None:
+    host.check_open()
+    request = await read_request(host, CompletionRequest, body, exchange)
+    await Completions(host, request, exchange).run()

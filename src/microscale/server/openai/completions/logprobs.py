@@ -1,0 +1,92 @@
+"""Log-probabilities of ``/v1/completions``: of continuations, of echoed prompts, and vLLM's ``prompt_logprobs``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from microscale.engine.output import Output, Scored
+from microscale.server.openai.completions.replies import PromptLogprob, TextLogprobs
+from microscale.server.openai.logprobs import token_text
+from microscale.text.detokenize import Detokenizer
+from microscale.text.tokenizer import Tokenizer
+
+
+class ScoredToken(NamedTuple):
+    """One token of a prompt or of its continuation."""
+
+    token: int
+    logprob: float | None
+    """``None`` for the first token of a prompt: nothing stands before it."""
+    top: tuple[tuple[int, float], ...]
+    was_added: bool = False
+    """Before the prompt, by the chat format: it is no part of the text."""
+
+
+class LogprobWriter:
+    """The log-probabilities of one choice, in order, each with the place where its token's text begins."""
+
+    def __init__(self, tokenizer: Tokenizer, *, shows_control: bool) -> None:
+        """``shows_control``: the text has control tokens by name."""
+        self._tokenizer = tokenizer
+        self._shows_control = shows_control
+        self._detokenizer = Detokenizer(tokenizer)
+        """A character may come in several tokens."""
+        self._offset = 0
+
+    def write(self, tokens: Sequence[ScoredToken]) -> TextLogprobs:
+        tokenizer = self._tokenizer
+        logprobs = TextLogprobs([], [], [], [])
+        for token in tokens:
+            logprobs.tokens.append(token_text(tokenizer, token.token))
+            logprobs.token_logprobs.append(token.logprob)
+            logprobs.top_logprobs.append(_top(tokenizer, token))
+            logprobs.text_offset.append(self._offset)
+            if token.was_added:
+                continue
+            name = (tokenizer.control_name if self._shows_control else tokenizer.plain_name)(token.token)
+            self._offset += len(name or self._detokenizer.feed(token.token))
+        return logprobs
+
+
+def generated(output: Output) -> ScoredToken:
+    return ScoredToken(output.token or 0, output.logprob or 0.0, output.top_logprobs)
+
+
+def echoed(prompt: Sequence[int], scored: Sequence[Scored], most: int, num_added: int) -> list[ScoredToken]:
+    """A prompt's tokens, each with at most ``most`` others. The first ``num_added`` are the chat format's."""
+    first = ScoredToken(prompt[0], None, (), num_added > 0)
+    others = enumerate(scored, 1)
+    return [first, *(ScoredToken(token, logprob, top[:most], at < num_added) for at, (token, logprob, top) in others)]
+
+
+def prompt_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -> list[dict[str, PromptLogprob] | None]:
+    """For every token but the first: the most likely in its place, and itself."""
+    told: list[dict[str, PromptLogprob] | None] = [None]
+    for token, logprob, top in scored:
+        ranked = {other: (likely, rank) for rank, (other, likely) in enumerate(top[:most], 1)}
+        entries = {token: ranked.get(token, (logprob, None)), **ranked}
+        told.append(
+            {
+                str(other): PromptLogprob(likely, rank, token_text(tokenizer, other))
+                for other, (likely, rank) in entries.items()
+            }
+        )
+    return told
+
+
+def joined(pieces: Sequence[TextLogprobs]) -> TextLogprobs:
+    """The pieces of one choice as one."""
+    whole = TextLogprobs([], [], [], [])
+    for piece in pieces:
+        for name in TextLogprobs.__struct_fields__:
+            getattr(whole, name).extend(getattr(piece, name))
+    return whole
+
+
+def _top(tokenizer: Tokenizer, token: ScoredToken) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
+    top = {token_text(tokenizer, other): logprob for other, logprob in token.top}
+    # The chosen one is always there, as OpenAI has it.
+    return top | {token_text(tokenizer, token.token): token.logprob}

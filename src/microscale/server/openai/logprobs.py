@@ -1,0 +1,107 @@
+"""Tokens as the API's log-probabilities name them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+from microscale.engine.output import Output
+from microscale.server.choice import Step
+from microscale.text.events import Kind
+from microscale.text.output import ChatOutput, PlainOutput
+from microscale.text.tokenizer import Tokenizer
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[TokenLogprob]
+    """Of the tokens of ``content``, and of no others."""
+    refusal: None = None
+    reasoning: list[TokenLogprob] | UnsetType = UNSET
+    """Of the tokens of ``reasoning``."""
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token alone: control tokens by name, bytes that are no character of their own as OpenAI writes them."""
+    name = tokenizer.control_name(token)
+    if name is not None:
+        return name
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class ChatLogprobSorter:
+    """The entries of one choice, by what their tokens show.
+
+    Those of content come with the text that they make: text that is held back (it may begin a stop string) holds
+    back its tokens, and text that is cut off at a stop string takes its tokens with it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, output: ChatOutput | PlainOutput) -> None:
+        self._tokenizer = tokenizer
+        self._output = output
+        self._kinds: list[Kind | None] | None = None
+        if isinstance(output, ChatOutput):
+            self._kinds = output.kinds = []
+        self._num_tokens = 0
+        self._held: deque[tuple[int, TokenLogprob]] = deque()
+        """Entries of content, each with the place of its first byte."""
+        self._num_bytes = 0
+        """Of all tokens of content."""
+        self._num_shown = 0
+        """Bytes of content that the client has."""
+
+    def sort(self, step: Step) -> ChatLogprobs:
+        reasoning: list[TokenLogprob] = []
+        for output in step.outputs:
+            kind = self._next_kind()
+            if kind is Kind.REASONING:
+                reasoning.append(_entry(self._tokenizer, output))
+            elif kind is Kind.CONTENT:
+                self._held.append((self._num_bytes, _entry(self._tokenizer, output)))
+                self._num_bytes += len(self._tokenizer.token_bytes(output.token or 0))
+        self._num_shown += len(step.delta.content.encode("utf-8", "surrogatepass"))
+        whole = step.finish is not None and self._output.stopped is None
+        content = []
+        while self._held and (whole or self._held[0][0] < self._num_shown):
+            content.append(self._held.popleft()[1])
+        return ChatLogprobs(content, reasoning=reasoning or UNSET)
+
+    def _next_kind(self) -> Kind | None:
+        at = self._num_tokens
+        self._num_tokens += 1
+        if self._kinds is None:
+            return Kind.CONTENT
+        return self._kinds[at] if at < len(self._kinds) else None
+
+
+def joined(parts: Sequence[ChatLogprobs]) -> ChatLogprobs:
+    reasoning = [entry for part in parts if part.reasoning is not UNSET for entry in part.reasoning]
+    return ChatLogprobs([entry for part in parts for entry in part.content], reasoning=reasoning or UNSET)
+
+
+def _entry(tokenizer: Tokenizer, output: Output) -> TokenLogprob:
+    token = output.token or 0
+    top = [
+        TopLogprob(token_text(tokenizer, other), logprob, list(tokenizer.token_bytes(other)))
+        for other, logprob in output.top_logprobs
+    ]
+    data = list(tokenizer.token_bytes(token))
+    return TokenLogprob(token_text(tokenizer, token), output.logprob or 0.0, data, top)

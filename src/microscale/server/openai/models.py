@@ -1,0 +1,55 @@
+"""``/v1/models``: the names under which the model is served."""
+
+from __future__ import annotations
+
+import datetime
+
+from fastapi import FastAPI
+from msgspec import Struct
+from starlette.responses import Response
+
+from microscale.server.encoding import json_response
+from microscale.server.host import Host
+
+
+class Model(Struct, frozen=True):
+    """What OpenAI's clients read of a model, and what Anthropic's do."""
+
+    id: str
+    created: int
+    max_model_len: int
+    display_name: str
+    created_at: str
+    """``created`` as Anthropic has it: RFC 3339."""
+    max_input_tokens: int
+    max_tokens: int
+    object: str = "model"
+    owned_by: str = "microscale"
+    type: str = "model"
+    lifecycle: str = "active"
+
+
+class ModelList(Struct, frozen=True):
+    data: list[Model]
+    first_id: str
+    last_id: str
+    object: str = "list"
+    has_more: bool = False
+
+
+def _model(host: Host, name: str) -> Model:
+    created = datetime.datetime.fromtimestamp(host.created, datetime.UTC).isoformat().replace("+00:00", "Z")
+    most = host.max_model_len
+    return Model(name, host.created, most, name, created, max_input_tokens=most - 1, max_tokens=most - 1)
+
+
+def add_models(app: FastAPI, host: Host) -> None:
+    models = {name: _model(host, name) for name in host.names}
+
+    @app.get("/v1/models", response_model=None)
+    async def list_models() -> Response:
+        return json_response(ModelList(list(models.values()), host.names[0], host.names[-1]))
+
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def one_model(name: str) -> Response:
+        return json_response(models[host.check_model(name)])

@@ -1,0 +1,175 @@
+"""A Responses request as a chat: items become messages, and the fields those of the chat."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+
+from microscale.server.encoding import encode
+from microscale.server.http.faults import BadField
+from microscale.server.openai.responses.calls import arguments_of, custom_arguments
+from microscale.server.openai.responses.input_items import (
+    AnyItem,
+    BuiltInCallItem,
+    BuiltInOutputItem,
+    CallItem,
+    CallOutputItem,
+    CustomCallItem,
+    InputMessage,
+    Item,
+    PassedItem,
+    ReasoningItem,
+    Reference,
+    TextOrParts,
+)
+from microscale.server.openai.responses.replies import Item as SaidItem
+from microscale.server.openai.responses.request import ResponsesRequest
+from microscale.server.openai.responses.store import KeptItem, ResponseStore
+from microscale.server.openai.responses.toolbox import Toolbox
+from microscale.server.requests.chat import ChatFields
+from microscale.server.requests.message_builder import MessageBuilder
+from microscale.server.requests.messages import ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.sampling import SamplingFields
+
+ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+
+# ---- items -----------------------------------------------------------------------------------------------------------
+
+
+def new_items(
+    request: ResponsesRequest, before: Sequence[KeptItem], store: ResponseStore, owner: str
+) -> list[KeptItem]:
+    """What the request adds to the conversation. Raise ``NoSuchItem`` for a reference to what is not kept."""
+    if isinstance(request.input, str):
+        return [kept_input(InputMessage(role="user", content=request.input))]
+    there = {item.id for item in before}
+    items = []
+    for item in request.input:
+        if isinstance(item, Reference):
+            # One that ``previous_response_id`` brings along is in its place already.
+            if item.id not in there:
+                items.append(store.item(item.id, owner))
+        elif not isinstance(item, PassedItem):
+            items.append(kept_input(item))
+    return items
+
+
+def kept_input(item: Item) -> KeptItem:
+    item_id = item.id or f"{PREFIXES.get(item.type or 'message', 'item')}_{secrets.token_hex(12)}"
+    return KeptItem(item_id, item, _size(item), is_ours=item.id is None)
+
+
+def said_items(items: Sequence[SaidItem]) -> list[KeptItem]:
+    """What a response adds to the conversation."""
+    read: list[Item] = [ITEM.validate_python(msgspec.to_builtins(item)) for item in items]
+    return [KeptItem(said.id, item, _size(item), is_ours=True) for said, item in zip(items, read, strict=True)]
+
+
+def _size(item: Item) -> int:
+    """Bytes that an item takes in memory, about: its text, and what objects cost."""
+    return 1024 + 4 * len(encode(shown(item)))
+
+
+def shown(item: Item) -> dict[str, Any]:
+    """An item as it came."""
+    return item.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+class ItemConverter:
+    """Items, one after the other, to the chat's messages."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self._builder = MessageBuilder()
+        self._call_ids: dict[str, str] = {}
+        """By the item's id: a local shell's result may name either."""
+
+    def add(self, item: Item) -> None:
+        builder = self._builder
+        if isinstance(item, CallItem):
+            builder.call(item.call_id, self._toolbox.heard(item.name, item.namespace), item.arguments)
+        elif isinstance(item, CustomCallItem):
+            heard = self._toolbox.heard(item.name, item.namespace)
+            builder.call(item.call_id, heard, custom_arguments(item.input))
+        elif isinstance(item, BuiltInCallItem):
+            kind = item.type.removesuffix("_call")
+            call_id = item.call_id or item.id or ""
+            self._call_ids[item.id or ""] = call_id
+            builder.call(call_id, kind, arguments_of(kind, item.action or item.operation or {}))
+        elif isinstance(item, CallOutputItem):
+            builder.add(ToolMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+        elif isinstance(item, BuiltInOutputItem):
+            answered = item.call_id or self._call_ids.get(item.id or "", item.id)
+            builder.add(ToolMessage(role="tool", content=_result(item), tool_call_id=answered))
+        elif isinstance(item, ReasoningItem):
+            builder.think(item.text)
+        elif item.role == "assistant":
+            builder.say(_text(item.content))
+        else:
+            builder.add(Instruction(role=item.role, content=_text(item.content)))
+
+    def messages(self) -> list[ChatMessage]:
+        return self._builder.messages()
+
+
+def messages_of(items: Sequence[KeptItem], toolbox: Toolbox) -> list[ChatMessage]:
+    builder = ItemConverter(toolbox)
+    for kept in items:
+        builder.add(kept.item)
+    return builder.messages()
+
+
+def _text(content: TextOrParts) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _result(item: BuiltInOutputItem) -> str:
+    """What a shell or a patch returned, in the words that the client has for it."""
+    if isinstance(item.output, str):
+        return item.output
+    return (item.status or "") if item.output is None else json.dumps(item.output, ensure_ascii=False)
+
+
+# ---- the chat --------------------------------------------------------------------------------------------------------
+
+
+def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], toolbox: Toolbox) -> ChatFields:
+    instructions: list[ChatMessage] = []
+    if request.instructions:
+        instructions.append(Instruction(role="developer", content=request.instructions))
+    if not instructions and not messages:
+        raise BadField("input: nothing in it can be read by the model.", "input")
+    wanted = None if request.reasoning is None else request.reasoning.effort
+    return ChatFields(
+        messages=[*instructions, *messages],
+        tools=toolbox.specs or None,
+        tool_choice=toolbox.choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning_effort="xhigh" if wanted == "max" else wanted,
+        verbosity=None if request.text is None else request.text.verbosity,
+    )
+
+
+def sampling_fields(request: ResponsesRequest) -> SamplingFields:
+    return SamplingFields(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        ignore_eos=request.ignore_eos,
+        cache_prompt=request.cache_prompt,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )

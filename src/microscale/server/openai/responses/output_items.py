@@ -1,0 +1,210 @@
+"""Deltas of one output to items, and to the events that tell of them.
+
+    output_item.added ── content_part.added ── *_text.delta … ── *_text.done ── content_part.done ── output_item.done
+    output_item.added ── function_call_arguments.delta … ── function_call_arguments.done ── output_item.done
+    output_item.added ── custom_tool_call_input.delta … ── custom_tool_call_input.done ── output_item.done
+    output_item.added ── output_item.done  (a shell's call, which is told when it is complete)
+
+One item is open at a time. Text of another kind closes it, and so does the end.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from microscale.server.openai.responses.calls import CustomInput, action_of
+from microscale.server.openai.responses.input_items import sealed
+from microscale.server.openai.responses.replies import (
+    ArgumentsEvent,
+    CallItem,
+    CustomCallItem,
+    Event,
+    InputEvent,
+    Item,
+    ItemEvent,
+    MessageItem,
+    OutputText,
+    PartEvent,
+    PatchCallItem,
+    ReasoningItem,
+    ReasoningText,
+    ShellCallItem,
+    Status,
+    TextEvent,
+)
+from microscale.server.openai.responses.toolbox import Offered, Toolbox, ToolKind
+from microscale.text.output import CallDelta, Delta
+
+NAMES = {MessageItem: "response.output_text", ReasoningItem: "response.reasoning_text"}
+PREFIXES = {ToolKind.LOCAL_SHELL: "lsh", ToolKind.SHELL: "sh", ToolKind.APPLY_PATCH: "apc"}
+
+
+class Items:
+    """The items of one response."""
+
+    def __init__(self, toolbox: Toolbox, *, seals: bool = False) -> None:
+        """``seals``: thoughts are given as ``encrypted_content``, too."""
+        self.items: list[Item] = []
+        self._toolbox = toolbox
+        self._seals = seals
+        self._open: Item | None = None
+        self._built_in: Offered | None = None
+        """The tool of a call that is told when it is complete."""
+        self._input = CustomInput()
+        self._pieces: list[str] = []
+        self._seen: set[type[Item]] = set()
+
+    def add(self, delta: Delta, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
+        """The events of a delta. Run through them, and encode each before the next: the items grow meanwhile."""
+        if delta.reasoning:
+            yield from self._text(ReasoningItem, delta.reasoning)
+        if delta.content:
+            yield from self._text(MessageItem, delta.content, logprobs)
+        elif logprobs and isinstance(self._open, MessageItem):
+            # Of a token whose text an earlier delta had.
+            self._open.content[0].logprobs += logprobs
+        for call in delta.calls:
+            yield from self._call(call)
+
+    def close(self, status: Status) -> Iterator[Event]:
+        """The last events of the open item."""
+        if self._built_in is not None:
+            yield from self._tell_built_in(self._built_in, status)
+        item, self._open = self._open, None
+        if item is None:
+            return
+        index = self._index
+        if isinstance(item, CustomCallItem):
+            yield from self._more_input(item, self._input.finish())
+        text, self._pieces = "".join(self._pieces), []
+        item.status = status
+        if isinstance(item, CallItem):
+            item.arguments = text
+            yield ArgumentsEvent(
+                type="response.function_call_arguments.done",
+                item_id=item.id,
+                output_index=index,
+                arguments=text,
+                name=item.name,
+            )
+        elif isinstance(item, CustomCallItem):
+            item.input = text
+            name = "response.custom_tool_call_input.done"
+            yield InputEvent(type=name, item_id=item.id, output_index=index, input=text)
+        elif isinstance(item, MessageItem | ReasoningItem):
+            yield from self._end_text(item, text)
+        yield ItemEvent(type="response.output_item.done", output_index=index, item=item)
+
+    @property
+    def _index(self) -> int:
+        return len(self.items) - 1
+
+    # ---- text --------------------------------------------------------------------------------------------------------
+
+    def _text(
+        self, kind: type[MessageItem] | type[ReasoningItem], text: str, logprobs: Sequence[Any] = ()
+    ) -> Iterator[Event]:
+        if self._built_in is not None or not isinstance(self._open, kind):
+            yield from self.close("completed")
+            if kind in self._seen:
+                # The break that parts messages of one kind: here they are items of their own.
+                text = text.removeprefix("\n")
+            self._seen.add(kind)
+            if kind is MessageItem:
+                yield from self._begin(MessageItem(_new_id("msg"), "in_progress", []))
+            else:
+                yield from self._begin(ReasoningItem(_new_id("rs"), "in_progress", []))
+        self._pieces.append(text)
+        item = self.items[-1]
+        told: list[Any] | UnsetType = UNSET
+        if isinstance(item, MessageItem):
+            told = list(logprobs)
+            item.content[0].logprobs += told
+        name = NAMES[kind] + ".delta"
+        yield TextEvent(type=name, item_id=item.id, output_index=self._index, delta=text, logprobs=told)
+
+    def _end_text(self, item: MessageItem | ReasoningItem, text: str) -> Iterator[Event]:
+        part = item.content[0]
+        part.text = text
+        if isinstance(item, ReasoningItem) and self._seals:
+            item.encrypted_content = sealed(text)
+        logprobs: list[Any] | UnsetType = part.logprobs if isinstance(part, OutputText) else UNSET
+        name = NAMES[type(item)] + ".done"
+        yield TextEvent(type=name, item_id=item.id, output_index=self._index, text=text, logprobs=logprobs)
+        yield PartEvent(type="response.content_part.done", item_id=item.id, output_index=self._index, part=part)
+
+    def _begin(self, item: Item) -> Iterator[Event]:
+        self._open = item
+        self.items.append(item)
+        yield ItemEvent(type="response.output_item.added", output_index=self._index, item=item)
+        if isinstance(item, MessageItem):
+            item.content.append(OutputText(""))
+        elif isinstance(item, ReasoningItem):
+            item.content.append(ReasoningText(""))
+        else:
+            return
+        part = item.content[0]
+        yield PartEvent(type="response.content_part.added", item_id=item.id, output_index=self._index, part=part)
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def _call(self, call: CallDelta) -> Iterator[Event]:
+        if call.function is not None:
+            yield from self.close("completed")
+            yield from self._begin_call(call.function)
+        if not call.arguments:
+            return
+        if isinstance(self._open, CustomCallItem):
+            yield from self._more_input(self._open, self._input.feed(call.arguments))
+            return
+        self._pieces.append(call.arguments)
+        if self._built_in is None and isinstance(self._open, CallItem):
+            yield self._arguments(self._open, call.arguments)
+
+    def _begin_call(self, function: str) -> Iterator[Event]:
+        tool = self._toolbox.called(function)
+        name = function if tool is None else tool.name
+        namespace: str | UnsetType = UNSET if tool is None or tool.namespace is None else tool.namespace
+        if tool is None or tool.kind is ToolKind.FUNCTION:
+            item = CallItem(_new_id("fc"), "in_progress", _new_id("call"), name, "", namespace)
+            yield from self._begin(item)
+        elif tool.kind is ToolKind.CUSTOM:
+            self._input = CustomInput()
+            yield from self._begin(CustomCallItem(_new_id("ctc"), "in_progress", _new_id("call"), name, "", namespace))
+        else:
+            self._built_in = tool
+
+    def _more_input(self, item: CustomCallItem, text: str) -> Iterator[Event]:
+        if text:
+            self._pieces.append(text)
+            name = "response.custom_tool_call_input.delta"
+            yield InputEvent(type=name, item_id=item.id, output_index=self._index, delta=text)
+
+    def _tell_built_in(self, tool: Offered, status: Status) -> Iterator[Event]:
+        """Begin the item of a complete call. Arguments that say no action are those of a function: nothing is lost."""
+        self._built_in = None
+        text = "".join(self._pieces)
+        action = action_of(tool.kind, text) if status == "completed" else None
+        if action is None:
+            item = CallItem(_new_id("fc"), "in_progress", _new_id("call"), tool.name, "")
+            yield from self._begin(item)
+            if text:
+                yield self._arguments(item, text)
+            return
+        item_id, call_id = _new_id(PREFIXES[tool.kind]), _new_id("call")
+        if tool.kind is ToolKind.APPLY_PATCH:
+            yield from self._begin(PatchCallItem(item_id, "in_progress", call_id, action))
+        else:
+            yield from self._begin(ShellCallItem(item_id, "in_progress", call_id, action, f"{tool.kind}_call"))
+
+    def _arguments(self, item: CallItem, text: str) -> Event:
+        name = "response.function_call_arguments.delta"
+        return ArgumentsEvent(type=name, item_id=item.id, output_index=self._index, delta=text)
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(12)}"

@@ -1,0 +1,74 @@
+"""From a body's bytes to a request, or to an error that names the field at fault."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from microscale.server.http.faults import BadField
+from microscale.server.requests.body import MANY, Body
+from microscale.server.requests.ignored import Ignored, ignored_keys
+
+T = TypeVar("T", bound=Body)
+MAX_CONTAINERS = 2 * MANY
+"""Lists and objects of one body, 3 us to make each; counted by their brackets, those in text included."""
+
+
+def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[Ignored]]:
+    """The request and its ignored keys. ``strict`` refuses those that are not known to be harmless."""
+    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        raise BadField(f"The body cannot be read: it has more than {MAX_CONTAINERS} brackets.", None)
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explain(error) from None
+    ignored = ignored_keys(request)
+    if strict:
+        for key in ignored:
+            if not key.is_harmless:
+                raise BadField(f"{key.path}: is not supported.", key.path, "unknown_parameter")
+    return request, ignored
+
+
+# Pydantic puts the chosen variant of a union into the place of an error.
+_VARIANTS = {"str", "int", "float", "bool", "system", "developer", "user", "assistant", "tool"}
+_FIELD = re.compile(r"[a-z_]+")
+_OURS = ("unsupported_value", "unsupported_parameter", "conflict")
+"""Errors that our own validators raise of a key they name."""
+_CODES = {
+    "missing": "missing_required_parameter",
+    "unsupported_value": "unsupported_value",
+    "unsupported_parameter": "unsupported_parameter",
+    "literal_error": "unsupported_value",
+}
+
+
+def _explain(error: ValidationError) -> BadField:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = _path(first["loc"])
+    field = (first.get("ctx") or {}).get("field")
+    if field is not None and first["type"] in _OURS:
+        where = f"{where}.{field}" if where else str(field)
+    if not where:
+        return BadField(f"The body cannot be read: {first['msg']}.", None)
+    return BadField(f"{where[:200]}: {first['msg']}.", where[:200], _code(first))
+
+
+def _code(error: ErrorDetails) -> str:
+    """OpenAI's name for the kind of fault."""
+    kind = error["type"]
+    return _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """``messages[0].content``, without the variants."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif _FIELD.fullmatch(part) and part not in _VARIANTS:
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,1 @@
+"""The web page (``static/``, served by ``pages``) and ``/docs``."""

@@ -1,0 +1,138 @@
+"""A call of ChatML, read while the model writes it.
+
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+
+In this order, arguments are handed on token by token, as the model spells them. A call in another order is held back
+until it is whole. Other fields of a call mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+
+from microscale.text.json_text import is_json
+
+MAX_HEAD_CHARS = 1024
+"""Text before the arguments beyond which they are no longer looked for."""
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.:-]{1,128})"\s*,\s*"arguments"\s*:\s*(?=\{)')
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class BadCall(ValueError):
+    """The text is no call."""
+
+
+class CallReader:
+    """One call. ``feed`` gives what a text adds to the arguments; ``rest`` is what belongs to none."""
+
+    def __init__(self, tools: Collection[str] | None) -> None:
+        """``tools``: functions that may be called; ``None`` takes all."""
+        self._tools = tools
+        self.function: str | None = None
+        """Known once the arguments begin, and only if it may be called."""
+        self.is_whole = False
+        """The arguments have ended."""
+        self._held: list[str] = []
+        self._num_held = 0
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+
+    @property
+    def rest(self) -> str:
+        """All text of a call without a ``function``; else the text after its arguments."""
+        return "".join(self._held)
+
+    @property
+    def ends_well(self) -> bool:
+        """Whether the text after the arguments ends the call and nothing more."""
+        return self.is_whole and is_json('{"":0' + self.rest)
+
+    def feed(self, text: str) -> str:
+        if self.function is None:
+            text = self._look_for_head(text)
+        if self.function is None or self.is_whole:
+            self._hold(text)
+            return ""
+        end = self._end_in(text)
+        if end is None:
+            return text
+        self.is_whole = True
+        self._hold(text[end:])
+        return text[:end]
+
+    def _look_for_head(self, text: str) -> str:
+        """The text that is not yet held; where the arguments begin, their text alone."""
+        if self._num_held > MAX_HEAD_CHARS:
+            return text
+        text = self.rest + text
+        self._held, self._num_held = [], 0
+        found = _HEAD.match(text)
+        if found is None or (self._tools is not None and found[1] not in self._tools):
+            return text
+        self.function = found[1]
+        return text[found.end() :]
+
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._num_held += len(text)
+
+    def _end_in(self, text: str) -> int | None:
+        """Where the arguments end in a text; ``None`` if they go on after it."""
+        at = 0
+        if self._is_escaped:
+            self._is_escaped, at = False, 1
+        while found := (_IN_STRING if self._in_string else _OUTSIDE).search(text, at):
+            at = found.end()
+            if found[0] == '"':
+                self._in_string = not self._in_string
+            elif found[0] == "\\":
+                self._is_escaped = at == len(text)
+                at += 1
+            else:
+                self._depth += 1 if found[0] in "{[" else -1
+                if self._depth == 0:
+                    return at
+        return None
+
+
+def whole_call(text: str) -> tuple[str, str]:
+    """The function and the arguments of a call whose fields stand in any order.
+
+    A call without arguments has none, and arguments in a string, as clients write them, are what the string says.
+    """
+    fields = _fields(text)
+    name = json.loads(fields.get("name", "null"))
+    if not isinstance(name, str) or not name:
+        raise BadCall("no name")
+    arguments = fields.get("arguments", "null")
+    if arguments == "null":
+        return name, "{}"
+    return name, json.loads(arguments) if arguments.startswith('"') else arguments
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The fields of a JSON object, each value as it is spelt."""
+    # Numbers stay text: Python reads no integer of more than 4,300 digits.
+    decoder = json.JSONDecoder(parse_int=str, parse_float=str)
+    if not is_json(text) or not text.lstrip().startswith("{"):
+        raise BadCall("no JSON object")
+    fields: dict[str, str] = {}
+    at = text.index("{") + 1
+    while text[(at := _past_space(text, at))] != "}":
+        key, at = decoder.raw_decode(text, _past_space(text, at + (text[at] == ",")))
+        begin = _past_space(text, text.index(":", at) + 1)
+        _, at = decoder.raw_decode(text, begin)
+        fields[key] = text[begin:at]
+    return fields
+
+
+def _past_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()

@@ -1,0 +1,278 @@
+"""ChatML's tokens to messages, one token at a time, whatever the model wrote.
+
+    <|im_start|>assistant, line                a header: prompts have it, so that an output rarely does
+    text                                       content
+    <think>, line … line, </think>, 2 lines    thoughts
+    <tool_call>, line {…} line, </tool_call>   a call
+    <|im_end|>, <|endoftext|>                  the end
+
+Up to two line breaks on either side of a mark are layout and shown nowhere. All other text is kept: every malformed
+place has a rule that says what its text becomes, and a ``Flaw``. Arguments are given out as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+from microscale.text.chat_format import OutputParser
+from microscale.text.chatml.call import BadCall, CallReader, whole_call
+from microscale.text.chatml.tokens import ChatmlTokens
+from microscale.text.detokenize import Detokenizer
+from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
+from microscale.text.json_text import is_json
+
+LAYOUT = 2
+"""Line breaks beside a mark that belong to it."""
+MAX_ROLE_CHARS = 32
+
+
+class State(Enum):
+    TEXT = 0
+    THOUGHTS = 1
+    CALL = 2
+    HEADER = 3
+    """A role, up to the line's end."""
+
+
+KINDS = {State.TEXT: Kind.CONTENT, State.THOUGHTS: Kind.REASONING, State.CALL: Kind.CALL}
+
+
+class ChatmlParser(OutputParser):
+    """A call of a function that was not offered is text like that around it."""
+
+    def __init__(self, tokens: ChatmlTokens, tools: Collection[str] | None = None) -> None:
+        self._tokens = tokens
+        self._tools = None if tools is None else frozenset(tools)
+        self._may_call = tools is None or bool(self._tools)
+        self.is_control = tokens.tokenizer.is_control
+        self._detokenizer = Detokenizer(tokens.tokenizer)
+        self._state = State.TEXT
+        self._around = State.TEXT
+        """What a call stands in: text, or thoughts that nothing closed."""
+        self._open: Kind | None = None
+        """The message that has begun and not ended."""
+        self._role = ""
+        self._breaks = ""
+        """Line breaks that are layout if a mark follows."""
+        self._num_skipped = LAYOUT
+        """Line breaks since the last mark, up to those that are its own."""
+        self._is_layout = False
+        """The last token was nothing but line breaks of the mark before it."""
+        self._reader = CallReader(())
+        self._arguments: list[str] = []
+        self._num_calls = 0
+        self._has_content = False
+        self._events: list[Event] = []
+        self.flaws = []
+
+    def feed(self, token: int) -> list[Event]:
+        self._events = []
+        self._is_layout = False
+        if self.is_control(token):
+            self._add(self._detokenizer.flush())
+            self._control(token)
+        else:
+            text = self._detokenizer.feed(token)
+            if text:
+                self._add(text)
+            elif not self._tokens.tokenizer.token_bytes(token):
+                self._flag(Flaw.STRAY_TOKEN)
+        return self._events
+
+    def feed_plain(self, token: int) -> tuple[Kind, str] | None:
+        kind = self._open
+        if kind is None or kind is Kind.CALL or self._breaks or self._state is State.CALL:
+            return None
+        text = self._detokenizer.whole(token)
+        if not text or (text[-1] == "\n" and self._holds_breaks):
+            return None
+        if not self._has_content and kind is Kind.CONTENT and not text.isspace():
+            self._has_content = True
+        return kind, text
+
+    @property
+    def body_kind(self) -> Kind | None:
+        return None if self._is_layout else KINDS.get(self._state)
+
+    def finish(self) -> list[Event]:
+        self._events = []
+        self._add(self._detokenizer.flush())
+        if self._state is not State.TEXT:
+            self._flag(Flaw.CUT)
+        if self._state is State.CALL:
+            self._end_call(complete=False)
+        self._close(complete=False)
+        if not self._has_content and not self._num_calls:
+            self._flag(Flaw.NO_CONTENT)
+        return self._events
+
+    # ---- marks -------------------------------------------------------------------------------------------------------
+
+    def _control(self, token: int) -> None:
+        tokens = self._tokens
+        if token == tokens.end_call and self._state is State.CALL:
+            self._end_call(complete=True)
+            return
+        is_inside = State.THOUGHTS in (self._state, self._around if self._state is State.CALL else None)
+        begins = token in (tokens.start, tokens.call) or (token == tokens.think and not is_inside)
+        if not begins and token not in tokens.stops and not (token == tokens.end_think and is_inside):
+            self._flag(Flaw.STRAY_TOKEN)
+            return
+        if self._state is State.CALL:
+            # Nothing closed it: what follows is no part of it.
+            self._flag(Flaw.HEADER_IN_TEXT)
+            self._end_call(complete=True)
+        if token == tokens.call:
+            self._begin_call()
+        elif token in (tokens.think, tokens.end_think):
+            self._breaks = ""
+            self._close(complete=True)
+            self._state = State.THOUGHTS if token == tokens.think else State.TEXT
+        else:
+            if self._state is State.THOUGHTS or (token == tokens.start and self._open is not None):
+                self._flag(Flaw.HEADER_IN_TEXT)
+            self._close(complete=True)
+            self._state = State.HEADER if token == tokens.start else State.TEXT
+
+    def _close(self, *, complete: bool) -> None:
+        """End what is open: a message or a header. Text follows, and its first line breaks are the mark's."""
+        if self._state is State.HEADER:
+            self._leave_header()
+        if self._breaks:
+            breaks, self._breaks = self._breaks, ""
+            self._say(breaks)
+        self._end(complete=complete)
+        self._state = State.TEXT
+        self._num_skipped = 0
+
+    def _leave_header(self) -> None:
+        role, self._role = self._role, ""
+        self._state = State.TEXT
+        if role.strip() not in (ASSISTANT, ""):
+            self._flag(Flaw.WRONG_ROLE, role)
+
+    # ---- text --------------------------------------------------------------------------------------------------------
+
+    def _add(self, text: str) -> None:
+        if not text:
+            return
+        if self._state is State.CALL:
+            self._add_to_call(text)
+        elif self._state is State.HEADER:
+            self._add_to_header(text)
+        else:
+            self._write(text)
+
+    def _add_to_header(self, text: str) -> None:
+        self._role, newline, text = (self._role + text).partition("\n")
+        if newline:
+            self._leave_header()
+            self._num_skipped = LAYOUT
+        elif len(self._role) > MAX_ROLE_CHARS:
+            self._flag(Flaw.TEXT_IN_HEADER)
+            text, self._role = self._role, ""
+            self._state = State.TEXT
+        if text:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        """Content or thoughts, without line breaks that are the last mark's or may be the next one's."""
+        if self._num_skipped < LAYOUT:
+            shown = text.lstrip("\n")
+            num_skipped = min(len(text) - len(shown), LAYOUT - self._num_skipped)
+            text = text[num_skipped:]
+            self._num_skipped = LAYOUT if text else self._num_skipped + num_skipped
+            self._is_layout = not text
+        text = self._breaks + text
+        num_held = min(len(text) - len(text.rstrip("\n")), LAYOUT) if self._holds_breaks else 0
+        text, self._breaks = text[: len(text) - num_held], text[len(text) - num_held :]
+        if text:
+            self._say(text)
+
+    @property
+    def _holds_breaks(self) -> bool:
+        """Whether a mark may follow of which line breaks are a part: an answer without tools flows freely."""
+        return self._state is State.THOUGHTS or self._may_call or self._open is None
+
+    def _say(self, text: str) -> None:
+        kind = KINDS[self._state]
+        if self._open is not kind:
+            self._open = kind
+            self._events.append(Begin(kind, Header()))
+        if kind is Kind.CONTENT and not text.isspace():
+            self._has_content = True
+        self._events.append(Text(kind, text))
+
+    def _end(self, *, complete: bool) -> None:
+        if self._open is not None:
+            self._events.append(End(self._open, complete))
+            self._open = None
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def _begin_call(self) -> None:
+        if self._state is State.HEADER:
+            self._leave_header()
+        self._around, self._state = self._state, State.CALL
+        self._reader = CallReader(self._tools)
+
+    def _add_to_call(self, text: str) -> None:
+        is_new = self._reader.function is None
+        arguments = self._reader.feed(text)
+        if is_new and self._reader.function is not None:
+            self._open_call(self._reader.function)
+        if arguments:
+            self._say_arguments(arguments)
+
+    def _open_call(self, function: str) -> None:
+        """It is a call: the line breaks before it are its own, and the message before it is over."""
+        self._breaks = ""
+        if self._around is State.THOUGHTS:
+            self._flag(Flaw.HEADER_IN_TEXT)
+        self._end(complete=True)
+        self._open = Kind.CALL
+        self._arguments = []
+        self._events.append(Begin(Kind.CALL, Header(recipient=function), function, self._num_calls))
+        self._num_calls += 1
+
+    def _say_arguments(self, text: str) -> None:
+        self._arguments.append(text)
+        self._events.append(Text(Kind.CALL, text))
+
+    def _end_call(self, *, complete: bool) -> None:
+        """What stood around the call goes on."""
+        reader, self._state = self._reader, self._around
+        if reader.function is None:
+            self._end_held(reader.rest, complete=complete)
+            return
+        is_good = reader.ends_well and is_json("".join(self._arguments))
+        if complete and not is_good:
+            self._flag(Flaw.BAD_ARGUMENTS)
+        self._end(complete=complete)
+        self._num_skipped = 0
+        if reader.is_whole and not reader.ends_well and (left := reader.rest.strip().removeprefix("}").strip()):
+            self._write(left)
+
+    def _end_held(self, text: str, *, complete: bool) -> None:
+        """A call whose name was not known before its end; text, if it is none."""
+        try:
+            function, arguments = whole_call(text)
+        except (BadCall, ValueError, RecursionError):
+            function, arguments = "", ""
+        if not function or (self._tools is not None and function not in self._tools):
+            if complete:
+                self._flag(Flaw.UNKNOWN_TOOL if function else Flaw.CALL_WITHOUT_RECIPIENT)
+            self._write(text.strip("\n"))
+            return
+        self._open_call(function)
+        self._say_arguments(arguments)
+        if complete and not is_json(arguments):
+            self._flag(Flaw.BAD_ARGUMENTS)
+        self._end(complete=complete)
+        self._num_skipped = 0
+
+    def _flag(self, flaw: Flaw, text: str = "") -> None:
+        if flaw not in self.flaws:
+            self.flaws.append(flaw)
+        self._events.append(Flawed(flaw, text))

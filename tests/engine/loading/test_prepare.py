@@ -1,0 +1,163 @@
+"""What is settled before a load: each thing once, nothing read, and everything after it takes what was settled."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+import torch
+
+from microscale import hardware
+from microscale.backends.ops import Activations
+from microscale.backends.precision import make_precision
+from microscale.engine.loading import fit, prepare
+from microscale.engine.loading.build import Queueing, build_engine
+from microscale.engine.loading.load import load
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
+from microscale.explain import report
+from microscale.models import embedded
+from microscale.models.config import LayerKind
+from microscale.models.families import ModelConfig
+
+TINY = LoadOptions(
+    "gpt-oss-tiny", load_format="dummy", device="cpu", workload=Workload(context=128, sequences=4, page_size=8)
+)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each part of preparing ran; the parts themselves are the real ones."""
+    found: Counter[str] = Counter()
+
+    def counted(module: Any, name: str) -> None:
+        real: Callable[..., Any] = getattr(module, name)
+
+        def count(*args: Any, **options: Any) -> Any:
+            found[name] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(module, name, count)
+
+    for name in ("open_weights", "outline", "choose_device", "choose_activations", "gpu_of"):
+        counted(prepare, name)
+    for name in ("make_plan", "reckon"):
+        counted(fit, name)
+    counted(hardware, "available_memory")
+    return found
+
+
+def test_everything_is_settled_once_from_options_to_engine(calls: Counter[str]) -> None:
+    prepared = prepare.prepare(TINY)
+    build_engine(prepared, Queueing())
+    parts = ("open_weights", "outline", "choose_device", "choose_activations", "gpu_of", "make_plan", "reckon")
+    assert calls == Counter((*parts, "available_memory"))
+
+
+def test_what_is_loaded_is_what_was_prepared() -> None:
+    prepared = prepare.prepare(replace(TINY, precision=make_precision("fast")))
+    model = load(prepared)
+    assert model.ops.plan is prepared.plan
+    assert (model.ops.gpu, model.ops.activations) == (prepared.setup.gpu, prepared.setup.activations)
+    assert (model.config, model.page_size, model.device) == (prepared.config, 8, torch.device("cpu"))
+    with pytest.raises(FrozenInstanceError):
+        prepared.plan = model.ops.plan  # type: ignore[misc]
+
+
+def test_the_engine_has_the_pages_that_were_reckoned() -> None:
+    prepared = prepare.prepare(TINY)
+    told: list[tuple[int, int]] = []
+    built = build_engine(prepared, Queueing(), lambda done, total: told.append((done, total)))
+    assert told == [(done, 4) for done in range(5)]
+    pages = prepared.memory.pages()
+    assert built.engine.stats().pages == {kind.value: (0, pages[kind]) for kind in LayerKind}
+    assert json.loads(built.plan)["memory"]["full_positions"] == 8 * pages[LayerKind.FULL]
+    assert built.max_model_len == 128
+    # Without one it is the model's, as far as the pages reach.
+    longest = replace(TINY, workload=Workload(sequences=1))
+    assert build_engine(prepare.prepare(longest), Queueing()).max_model_len == prepared.config.max_context
+
+
+def test_preparing_a_checkpoint_reads_none_of_its_weights() -> None:
+    """A plan of gpt-oss-120b must not take what gpt-oss-120b takes. Shapes alone, on ``meta``, may be made."""
+    made: list[str] = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.device.type != "meta" and result.nbytes > 2**16:
+                made.append(str(func))
+            return result
+
+    options = LoadOptions(embedded.NAME, device="cpu")
+    with Watch():
+        prepared = prepare.prepare(options)
+        assert not made
+        load(prepared)
+    assert made
+
+
+def test_the_callers_check_comes_before_the_plan(calls: Counter[str]) -> None:
+    def check(config: ModelConfig) -> None:
+        raise BadRequest(f"not with {config.num_layers} layers")
+
+    with pytest.raises(BadRequest, match="not with 4 layers"):
+        prepare.prepare(TINY, check)
+    assert calls["open_weights"] == 1
+    assert not calls["make_plan"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (replace(TINY, workload=Workload(page_size=0)), BadSetting, "--block-size is 0; a page holds 1 to 1024"),
+        (replace(TINY, threads=0), BadSetting, "--threads 0 is not between"),
+        (replace(TINY, device="tpu"), BadSetting, "tpu"),
+        (replace(TINY, dtype="int8"), BadSetting, "Unknown dtype 'int8'"),
+        (replace(TINY, preference=replace(TINY.preference, backend="magic")), MicroscaleError, "magic"),
+    ],
+    ids=["block size", "threads", "device", "dtype", "backend"],
+)
+def test_what_no_model_could_mend_is_refused_before_one_is_looked_for(
+    options: LoadOptions, error: type[MicroscaleError], message: str, calls: Counter[str]
+) -> None:
+    with pytest.raises(error, match=message):
+        prepare.prepare(options)
+    assert not calls["open_weights"]
+
+
+def test_what_does_not_fit_is_refused_with_the_words_of_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One refusal, whoever asks: a start and ``explain`` reckon with the same parts."""
+    monkeypatch.setattr(hardware, "available_memory", lambda gpu, index=0: 2**30)
+    monkeypatch.setattr(hardware, "detect", lambda index=0: hardware.cpu())
+    workload = Workload(report.CONTEXT, 1, report.STEP_TOKENS)
+    asked = LoadOptions("gpt-oss-20b", load_format="dummy", device="cpu", workload=workload)
+    with pytest.raises(Unsupported) as error:
+        prepare.prepare(asked)
+    told = report.explain(report.Question("gpt-oss-20b")).refusal
+    assert told == str(error.value)
+    assert told.startswith("gpt-oss-20b needs ")
+
+
+def test_a_step_too_small_for_its_sequences_is_refused_before_the_load() -> None:
+    prepared = prepare.prepare(replace(TINY, workload=Workload(context=64, sequences=8, step_tokens=4)))
+    told: list[tuple[int, int]] = []
+    with pytest.raises(BadSetting, match="max_num_seqs 8 is more than max_num_batched_tokens 4"):
+        build_engine(prepared, Queueing(), lambda done, total: told.append((done, total)))
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "want"), [("auto", Activations.FLOAT32), ("float32", Activations.FLOAT32), ("bfloat16", Activations.BF16)]
+)
+def test_the_setup_says_what_the_options_meant(dtype: str, want: Activations) -> None:
+    prepared = prepare.prepare(replace(TINY, dtype=dtype, precision=make_precision("balanced")))
+    assert prepared.setup.gpu.is_cpu
+    assert prepared.setup.activations is want
+    assert prepared.setup.precision == make_precision("balanced")
+    assert prepared.memory.workload is TINY.workload

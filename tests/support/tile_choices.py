@@ -1,0 +1,132 @@
+"""Every tile, register limit and threshold that ``hardware`` gives a card, for many shapes, as text: what the golden
+``tests/golden/tiles.json`` holds for all cards. It was recorded before tiles became data, and must not change unless a
+tile is meant to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from microscale.hardware import KNOWN, Gpu
+from microscale.hardware.tiles import attention, dense, experts, gemm
+from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
+from microscale.hardware.tiles.gemm import GemmPath
+from microscale.hardware.tiles.thresholds import Name, crowd, threshold
+from microscale.kernels.dense import small_batch
+from microscale.kernels.moe import with_mlp
+from microscale.kernels.numbers import cdiv, next_power_of_2
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tiles.json"
+# gate_up rows x k, down rows x k, top_k: gpt-oss and its shards, Gemma 4, Qwen3, the embedded model, a tiny one
+EXPERTS = [
+    (5760, 2880, 2880, 2880, 4), (2880, 2880, 2880, 1440, 4), (6144, 2880, 2880, 3072, 4),
+    (1408, 2816, 2816, 704, 8), (1536, 2048, 2048, 768, 8), (512, 256, 256, 256, 4), (64, 64, 64, 32, 2),
+]  # fmt: skip
+
+
+def show(*values: int | None) -> str:
+    return " ".join("-" if value is None else str(int(value)) for value in values)
+
+
+def choices(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """(case, what is chosen)."""
+    yield from _gemms(gpu)
+    yield from _attention(gpu)
+    yield from _experts(gpu)
+    yield from _dense(gpu)
+    yield "thresholds", _thresholds(gpu)
+
+
+def _gemms(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    sizes = product(GemmPath, (1, 32, 128), (704, 2880), (1, 65, 300, 2000, 16384, 40000))
+    for path, num_experts, rows, pairs in sizes:
+        choice = gemm.choose(path, gpu, pairs, num_experts, rows)
+        numbers = [getattr(choice.tile, name) for name in ("block_m", "block_n", "block_k", "warps", "stages")]
+        yield f"grouped {path} {pairs} pairs {num_experts} experts {rows} rows", show(*numbers, choice.tuned)
+    plain = [path for path in GemmPath if not path.wgmma]
+    for path, tokens, rows, logits in product(plain, (17, 64, 200, 8192), (128, 2880, 201088), (False, True)):
+        tile = gemm.dense_tile(path, gpu, tokens, rows, logits)
+        numbers = [tile.block_m, tile.block_n, tile.block_k, tile.warps, tile.stages]
+        yield f"gemm {path} {tokens} tokens {rows} rows{' logits' if logits else ''}", show(*numbers)
+
+
+def _attention(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    for work, dim, kv in product(Work, HEAD_DIMS, Kv):
+        tile = attention.choose(attention.Case(work, dim, kv), gpu)
+        numbers = (tile.block_m, tile.block_n, tile.warps, tile.stages, tile.registers, tile.prefetch, tile.early)
+        yield f"attention {work} {dim} {kv}", show(*numbers)
+    for dim in HEAD_DIMS:
+        split = attention.split_kv(dim, gpu)
+        limits = (split.splits_per_sm, split.least_keys, split.merged_inside, split.fused_sequences)
+        yield f"split_kv {dim}", show(*limits)
+
+
+def _experts(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    def line(tile: experts.Tile, warps: int) -> str:
+        registers = experts.max_registers(tile, warps, gpu)
+        return show(tile.row_tiles, tile.warps_n, tile.slices, tile.ahead, registers)
+
+    for (rows, k, down_rows, down_k, top_k), bits in product(EXPERTS, (4, 8)):
+        gate_up = experts.Shape(rows // 16, cdiv(k, 64), bits)
+        down = experts.Shape(down_rows // 16, cdiv(down_k, 64), bits)
+        for tokens in (1, 2):
+            about = f"{bits} bits {tokens} tokens top {top_k}"
+            tile = experts.direct_gate_up(gate_up, tokens, top_k, gpu)
+            yield f"gate_up_direct {rows}x{k} {about}", line(tile, tile.warps)
+            tile = experts.direct_down(down, tokens, top_k, gpu)
+            yield f"down_direct {down_rows}x{down_k} {about}", line(tile, next_power_of_2(top_k) * tile.warps)
+        for shape, name in ((gate_up, f"{rows}x{k}"), (down, f"{down_rows}x{down_k}")):
+            tiles = {experts.for_list(shape, tokens, top_k, gpu) for tokens in (3, 8, 64)}
+            assert len(tiles) == 1
+            tile = tiles.pop()
+            yield f"list {name} {bits} bits", line(tile, tile.warps)
+    for tokens in (1, 2):
+        yield f"with_mlp {tokens} tokens", _with_mlp(tokens, gpu)
+
+
+def _with_mlp(tokens: int, gpu: Gpu) -> str:
+    """Gemma 4's experts and MLP."""
+    if not experts.with_mlp_slices(gpu):
+        return "-"
+    (first, one), (second, two) = (
+        with_mlp._first(2816, 1408, 4224, tokens, 8, {}, gpu),
+        with_mlp._second(704, 2816, 2112, tokens, 8, gpu),
+    )
+    numbers = (first["SLICES"], first["AHEAD"], one["num_warps"], one["maxnreg"])
+    return show(*numbers, second["AHEAD"], second["MLP_AHEAD"], two["num_warps"], two["maxnreg"])
+
+
+def _dense(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    for fmt, rows, tokens in product(dense.DenseFormat, (256, 2880, 5120, 8192, 33700, 201088), (1, 8, 9, 40)):
+        tile = dense.choose(fmt, rows, tokens, gpu)
+        numbers = (tile.columns, tile.row_tiles, tile.warps_n, tile.slices, tile.ahead, tile.registers)
+        yield f"dense {fmt} {rows} rows {tokens} tokens", show(*numbers, small_batch.takes(tokens, rows, gpu))
+
+
+def _thresholds(gpu: Gpu) -> str:
+    """What crowds a small batch, pairs that FP8 needs on wgmma, and tokens from which weights are unpacked."""
+    least = crowd(gpu)
+    unpack = threshold(Name.UNPACK_TOKENS, gpu)
+    if least is None:
+        return show(None, None, None, unpack)
+    return show(least.pairs, least.tokens, threshold(Name.FP8_PAIRS, gpu), unpack)
+
+
+def table() -> dict[str, dict[str, str]]:
+    """Case → what is chosen → the cards that choose it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, gpu in KNOWN.items():
+        for case, value in dict(choices(gpu)).items():
+            found.setdefault(case, {}).setdefault(value, []).append(name)
+    return {case: {value: " ".join(cards) for value, cards in values.items()} for case, values in found.items()}
+
+
+def write(file: Path) -> None:
+    lines = [f" {json.dumps(case)}: {json.dumps(values)}" for case, values in table().items()]
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write(GOLDEN)
