@@ -58,7 +58,7 @@ class AnyLayer(Protocol):
 
     @property
     def uses(self) -> Mapping[str, str]:
-        """Attribute → what plans call it. ``bench --profile`` times each."""
+        """Attribute → what plans call it. ``microscale profile`` times each."""
 
 
 class AnyModel(Protocol):
