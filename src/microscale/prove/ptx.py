@@ -141,4 +141,3 @@ def vector(operand: str) -> list[str]:
     if not operand.startswith("{"):
         raise BadPtx(f"{operand!r} is no vector.")
     return split(operand[1:-1])
-

@@ -1,8 +1,9 @@
 """Instructions that a GPU lacks, spelled out in those that every SM from 8.0 on has: elementwise ones and ``stmatrix``.
 
 Each function takes an instruction and gives the lines that stand for it, registers first. It sets no predicate of its
-own, so that the translation can put the instruction's own before every line. What a line uses and a GPU lacks is spelled
-out in turn. The sums are those of the instruction, rounding included; where a function relies on that, it says why.
+own, so that the translation can put the instruction's own before every line. What a line uses and a GPU lacks is
+spelled out in turn. The sums are those of the instruction, rounding included; where a function relies on that, it says
+why.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def packed_integers(asked: Instruction) -> list[str]:
 
 
 def stmatrix(asked: Instruction) -> list[str]:
-    """Lane ``8 k + r`` has the address of row ``r`` of matrix ``k``; lane ``l`` holds columns ``2 (l % 4)`` and the next
-    of row ``l / 4``, or with ``.trans`` rows ``2 (l % 4)`` and the next of column ``l / 4``."""
+    """Lane ``8 k + r`` has the address of row ``r`` of matrix ``k``; lane ``l`` holds columns ``2 (l % 4)`` and the
+    next of row ``l / 4``, or with ``.trans`` rows ``2 (l % 4)`` and the next of column ``l / 4``."""
     address, sources = asked.operands[0], vector(asked.operands[1])
     base, _, offset = address.strip("[]").replace(" ", "").partition("+")
     lines = [
@@ -126,8 +127,8 @@ def nothing(asked: Instruction) -> list[str]:
 
 
 def fp8_to_f16(asked: Instruction) -> list[str]:
-    """``cvt.rn.f16x2.e4m3x2 d, a``. E5M2 is the upper byte of an f16. E4M3 has its mantissa one bit lower and a bias of 7
-    and not of 15: the bits in place are the number times 2**-8, exactly, subnormal ones too. 0x7F is NaN."""
+    """``cvt.rn.f16x2.e4m3x2 d, a``. E5M2 is the upper byte of an f16. E4M3 has its mantissa one bit lower and a bias
+    of 7 and not of 15: the bits in place are the number times 2**-8, exactly, subnormal ones too. 0x7F is NaN."""
     result, source = asked.operands
     if ".relu" in asked.opcode:
         raise BadPtx(f"{asked.opcode} is not spelled out: no kernel uses it.")

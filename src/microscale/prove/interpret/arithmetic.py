@@ -186,7 +186,8 @@ def build_unary(ops: Operands, asked: Instruction) -> Step:
     name, kind = parts[0], parts[-1]
     if kind in _PACKED:
         return _packed(ops, asked, np.negative if name == "neg" else np.abs, kind)
-    function: Callable[..., Array] = {"abs": np.abs, "neg": np.negative, **_APPROXIMATE}[name]
+    functions: dict[str, Callable[..., Array]] = {"abs": np.abs, "neg": np.negative, **_APPROXIMATE}
+    function = functions[name]
     if "ftz" in parts:
         function = _flushing(function)
     return elementwise(ops.write(asked.operands[0], kind), function, ops.typed(asked.operands[1], kind))
@@ -226,7 +227,9 @@ def build_bits(ops: Operands, asked: Instruction) -> Step:
     if name == "prmt":
         if len(parts) > 2:
             raise unknown(asked)
-        return elementwise(write, lambda a, b, c: numbers.permuted(*np.broadcast_arrays(a, b, c)), *_words(ops, sources))
+        return elementwise(
+            write, lambda a, b, c: numbers.permuted(*np.broadcast_arrays(a, b, c)), *_words(ops, sources)
+        )
     if name == "shf":
         return elementwise(write, _funnel_left if parts[1] == "l" else _funnel_right, *_words(ops, sources))
     reads = [ops.read(sources[0], bits), *_words(ops, sources[1:])]
@@ -246,15 +249,19 @@ def _words(ops: Operands, sources: list[str]) -> list[Read]:
 
 
 def _field(value: Array, position: Array, length: Array) -> Array:
-    ones = np.where(length >= 32, np.uint32(0xFFFFFFFF), (np.uint32(1) << np.minimum(length, np.uint32(31))) - np.uint32(1))
-    return (value >> position) & ones
+    return (value >> position) & _ones(length)
 
 
 def _signed_field(value: Array, position: Array, length: Array) -> Array:
     field = _field(value, position, length)
-    sign = np.where(length > 0, (field >> (np.maximum(length, np.uint32(1)) - np.uint32(1))) & np.uint32(1), np.uint32(0))
-    above = np.where(length >= 32, np.uint32(0), ~((np.uint32(1) << np.minimum(length, np.uint32(31))) - np.uint32(1)))
-    return np.where(sign != 0, field | above, field)
+    highest = _ones(length) ^ (_ones(length) >> np.uint32(1))
+    return np.where(field & highest, field | ~_ones(length), field)
+
+
+def _ones(length: Array) -> Array:
+    """The lowest ``length`` bits."""
+    few = (np.uint32(1) << np.minimum(length, np.uint32(31))) - np.uint32(1)
+    return np.where(length >= 32, np.uint32(0xFFFFFFFF), few)
 
 
 def _pair(low: Array, high: Array) -> Array:
@@ -272,7 +279,11 @@ def _funnel_right(low: Array, high: Array, by: Array) -> Array:
 def build_select(ops: Operands, asked: Instruction) -> Step:
     bits = bits_of(asked.opcode.rpartition(".")[2])
     reads = [ops.read(asked.operands[1], bits), ops.read(asked.operands[2], bits), ops.read(asked.operands[3], 1)]
-    return elementwise(ops.write(asked.operands[0]), lambda a, b, chosen: np.where(chosen, a, b), *reads)
+
+    def chosen(a: Array, b: Array, first: Array) -> Array:
+        return np.where(first, a, b)
+
+    return elementwise(ops.write(asked.operands[0]), chosen, *reads)
 
 
 _RELATIONS: dict[str, Callable[..., Array]] = {

@@ -10,13 +10,9 @@ from microscale.prove.interpret.program import Placed
 from microscale.prove.ptx import Instruction
 
 _BUILDERS: dict[str, warp.Builder] = {
-    **dict.fromkeys(
-        ("add", "sub", "mul", "fma", "mad", "addc", "madc", "div", "rem"), arithmetic.build_sum
-    ),
+    **dict.fromkeys(("add", "sub", "mul", "fma", "mad", "addc", "madc", "div", "rem"), arithmetic.build_sum),
     **dict.fromkeys(("min", "max"), arithmetic.build_extreme),
-    **dict.fromkeys(
-        ("abs", "neg", "ex2", "lg2", "sqrt", "rsqrt", "rcp", "tanh", "sin", "cos"), arithmetic.build_unary
-    ),
+    **dict.fromkeys(("abs", "neg", "ex2", "lg2", "sqrt", "rsqrt", "rcp", "tanh", "sin", "cos"), arithmetic.build_unary),
     **dict.fromkeys(("and", "or", "xor", "not"), arithmetic.build_bitwise),
     **dict.fromkeys(("shl", "shr"), arithmetic.build_shift),
     **dict.fromkeys(("bfe", "bfi", "shf", "prmt", "lop3", "popc", "clz", "bfind"), arithmetic.build_bits),

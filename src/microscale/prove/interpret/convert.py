@@ -29,7 +29,8 @@ def build_move(ops: Operands, asked: Instruction) -> Step:
         whole: Any = UNSIGNED[bits]
 
         def packed(*values: Array) -> Array:
-            return np.stack(np.broadcast_arrays(*values), -1).view(whole).reshape(-1)
+            together: Array = np.stack(np.broadcast_arrays(*values), -1).view(whole).reshape(-1)
+            return together
 
         return elementwise(ops.write(target), packed, *reads)
     return elementwise(ops.write(target), lambda x: x, ops.read(source, bits))
@@ -136,6 +137,7 @@ def _to_pair(ops: Operands, asked: Instruction, to: str, source: str) -> Step:
 
     def joined(high: Array, low: Array) -> Array:
         parts = np.stack(np.broadcast_arrays(function(low), function(high)), -1)
-        return np.ascontiguousarray(parts).view(whole).reshape(-1)
+        together: Array = np.ascontiguousarray(parts).view(whole).reshape(-1)
+        return together
 
     return elementwise(write, joined, *(ops.typed(operand, "f32") for operand in asked.operands[1:]))

@@ -68,8 +68,8 @@ class Lanes:
         return value
 
     def get_unset(self, place: int) -> Array:
-        """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half beside a defined
-        one, and nobody looks at what becomes of it."""
+        """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half beside a
+        defined one, and nobody looks at what becomes of it."""
         garbage = np.uint64(0xDEADBEEFDEADBEEF).astype(UNSIGNED[self._widths[place]])
         value = self._registers[place]
         if value is None:

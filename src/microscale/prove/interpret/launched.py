@@ -22,8 +22,8 @@ Edit = Callable[[Kernel, str], str]
 
 @contextmanager
 def interpreted(sm: int, edit: Edit | None = None) -> Iterator[dict[Kernel, int]]:
-    """Inside, launches on CPU tensors run in the interpreter as they would on ``sm``. Gives the kernels that ran, and how
-    often."""
+    """Inside, launches on CPU tensors run in the interpreter as they would on ``sm``. Gives the kernels that ran, and
+    how often."""
     compiled: dict[Kernel, Interpreted] = {}
     ran: dict[Kernel, int] = {}
 
@@ -44,9 +44,7 @@ def _run(program: Interpreted, kernel: Kernel, started: Launch) -> None:
     memory = GlobalMemory()
     storages: dict[int, int] = {}
     given = [
-        value
-        for value, (kind, _) in zip(started.arguments, kernel.specialisation, strict=False)
-        if kind != "constexpr"
+        value for value, (kind, _) in zip(started.arguments, kernel.specialisation, strict=False) if kind != "constexpr"
     ]
     program.run(started.grid, [_bits(value, memory, storages) for value in given], memory)
 
@@ -56,9 +54,9 @@ def _bits(value: Any, memory: GlobalMemory, storages: dict[int, int]) -> int:
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
         if storage.data_ptr() not in storages:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
             storages[storage.data_ptr()] = memory.add(whole.numpy() if whole.numel() else np.empty(0, np.uint8))
-        return storages[storage.data_ptr()] + value.storage_offset() * value.element_size()
+        return storages[storage.data_ptr()] + int(value.storage_offset()) * value.element_size()
     if isinstance(value, float):
         return int(struct.unpack("<I", struct.pack("<f", value))[0])
     return int(value)

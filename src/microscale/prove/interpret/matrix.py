@@ -1,9 +1,9 @@
 """``mma.sync``: where each lane's numbers are in the matrices (PTX manual, "Matrix Fragments"), and their product.
 
-In a group of four lanes ``g`` is the group and ``t`` the lane in it. Of A, ``[16, k]``, registers 0 and 1 hold rows ``g``
-and ``g + 8`` of the first half of k, 2 and 3 of the second; of B, ``[k, 8]``, registers 0 and 1 hold column ``g`` of both
-halves. In each half lane ``t`` has ``k / 8`` neighbours from ``t k / 8`` on. C and D hold rows ``g`` and ``g + 8``, columns
-``2 t`` and ``2 t + 1``.
+Lane ``4 g + t`` is lane ``t`` of group ``g``. Of A, ``[16, k]``, registers 0 and 1 hold rows ``g`` and ``g + 8`` of the
+first half of k, 2 and 3 of the second; of B, ``[k, 8]``, registers 0 and 1 hold column ``g`` of both halves. In each
+half lane ``t`` has ``k / 8`` neighbours from ``t k / 8`` on. C and D hold rows ``g`` and ``g + 8``, columns ``2 t`` and
+``2 t + 1``.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ class LocalMemory:
         wrong = (at < 0) | (at + size > self._size) | (at % size != 0)
         if wrong.any():
             _refuse(lanes, "outside of local memory or misaligned", size, addresses, wrong, selected)
-        return (at + selected * self._size) // size
+        places: Array = (at + selected * self._size) // size
+        return places
 
     def rows(self, width: int, count: int) -> Array:
         return self.bytes.view(UNSIGNED[8 * width]).reshape(-1, count)
@@ -88,9 +89,9 @@ class LocalMemory:
 class SharedMemory:
     """Each block's own. For every cell it keeps who wrote and read it last, and when.
 
-    Time counts the accesses and barriers. What happened before a lane's last barrier is ordered before what it does now;
-    of its own warp, what happened before its last ``bar.warp.sync``. Two accesses of one cell by two threads, one of
-    them a store, are a race if nothing orders them.
+    Time counts the accesses and barriers. What happened before a lane's last barrier is ordered before what it does
+    now; of its own warp, what happened before its last ``bar.warp.sync``. Two accesses of one cell by two threads, one
+    of them a store, are a race if nothing orders them.
     """
 
     def __init__(self, block: Array, thread: Array, size: int, grain: int, lanes: Lanes) -> None:
@@ -144,7 +145,14 @@ class SharedMemory:
         at = addresses.astype(np.int64)
         wrong = (at < 0) | (at + size > self._size) | (at % size != 0)
         if wrong.any():
-            _refuse(self._lanes, f"outside of {self._size} bytes of shared memory or misaligned", size, addresses, wrong, selected)
+            _refuse(
+                self._lanes,
+                f"outside of {self._size} bytes of shared memory or misaligned",
+                size,
+                addresses,
+                wrong,
+                selected,
+            )
         return at + self._base[selected]
 
     def load(self, addresses: Array, width: int, count: int, selected: Array) -> Array:
@@ -175,16 +183,18 @@ class SharedMemory:
 
     def _cells(self, at: Array, size: int) -> Array:
         first = at // self._grain
-        return first[:, None] + np.arange(max(1, size // self._grain))
+        cells: Array = first[:, None] + np.arange(max(1, size // self._grain))
+        return cells
 
     def _unordered(self, times: Array, others: Array, selected: Array) -> Array:
         """Which accesses at ``times`` by ``others`` (-1: several lanes) nothing orders before these lanes."""
         me = selected[:, None]
-        late = (times > 0) & (times >= self._barrier[me]) & (others != me)
+        late: Array = (times > 0) & (times >= self._barrier[me]) & (others != me)
         if not late.any():
             return late
         same_warp = (others >= 0) & (self._warp[others] == self._warp[me])
-        return late & ~(same_warp & (times < self._warp_barrier[me]))
+        late &= ~(same_warp & (times < self._warp_barrier[me]))
+        return late
 
     def _in_flight(self, cells: Array, selected: Array) -> Array:
         """Which cells a ``cp.async`` wrote; refuses those that may not have arrived."""

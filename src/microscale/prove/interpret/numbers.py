@@ -62,8 +62,8 @@ def flushed(values: Array) -> Array:
 def fma(a: Array, b: Array, c: Array) -> Array:
     """``a b + c`` of float32, rounded once.
 
-    In float64 the product is exact, and the sum is rounded to odd, so that the step to float32 is the only rounding that
-    counts.
+    In float64 the product is exact, and the sum is rounded to odd, so that the step to float32 is the only rounding
+    that counts.
     """
     product = a.astype(np.float64) * b
     addend = c.astype(np.float64)
@@ -98,7 +98,8 @@ def remainder(a: Array, b: Array) -> Array:
 def high_product(a: Array, b: Array) -> Array:
     """The upper half of the product of 32-bit integers."""
     wide: Any = np.int64 if a.dtype.kind == "i" else np.uint64
-    return ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(np.uint32)
+    upper: Array = ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(np.uint32)
+    return upper
 
 
 def leading_zeros(x: Array) -> Array:

@@ -116,5 +116,3 @@ def elementwise(write: Write, function: Callable[..., Array], *reads: Read) -> S
 
 def unknown(instruction: Instruction) -> NotInterpreted:
     return NotInterpreted(f"{instruction.opcode} is not interpreted.")
-
-

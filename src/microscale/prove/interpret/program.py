@@ -91,7 +91,9 @@ class Program:
                 if len(scopes) > 1:
                     instruction = _renamed(instruction, scopes)
                 block.append(Placed(instruction, line))
-                if instruction.opcode.partition(".")[0] in _ENDS_BLOCK and not instruction.opcode.startswith("bar.warp"):
+                if instruction.opcode.partition(".")[0] in _ENDS_BLOCK and not instruction.opcode.startswith(
+                    "bar.warp"
+                ):
                     self.blocks.append(block)
                     block = []
         if block:

@@ -50,7 +50,7 @@ class Kernel:
         self._grain = min([4, *widths])
 
     def run(self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory) -> None:
-        """``arguments``: numbers as their bits, addresses of ``memory`` for tensors; parameters that Triton adds are 0."""
+        """``arguments``: numbers as their bits, addresses of ``memory`` for tensors. What Triton adds to them is 0."""
         constants = {
             name: memory.add(np.frombuffer(content, np.uint8)) for name, content in self.program.constants.items()
         }
@@ -153,7 +153,7 @@ class _Flow:
         """Let go the blocks all of whose living threads wait at one barrier."""
         lanes = self._lanes
         for at, waiting in list(self._waiting.items()):
-            ready = (waiting | self._ended).reshape(lanes.num_blocks, -1).all(1)
+            ready: Array = np.all((waiting | self._ended).reshape(lanes.num_blocks, -1), axis=1)
             free = waiting & ready[lanes.block]
             if not free.any():
                 continue
