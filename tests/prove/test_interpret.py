@@ -24,13 +24,13 @@ from support.moe_cases import Case, Problem, check_rounded
 from support.ptx_kernels import run_warp, warp_kernel
 
 pytestmark = pytest.mark.timeout(600)
-SMALL = {"num_experts": 4, "top_k": 2, "hidden": 352, "intermediate": 160}
+HIDDEN, INTERMEDIATE = 352, 160
 """Widths with tails: no multiple of a tile of K."""
 
 
 @cache
 def problem(tokens: int, fmt: str) -> tuple[Case, Problem]:
-    case = Case("interpreted", tokens, **SMALL)
+    case = Case("interpreted", tokens, hidden=HIDDEN, intermediate=INTERMEDIATE)
     return case, Problem.of(case, fmt, "cpu")
 
 

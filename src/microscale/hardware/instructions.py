@@ -64,6 +64,12 @@ def form_of(opcode: str, num_operands: int) -> Form | None:
     return next((form for form in FORMS if form.matches(opcode, num_operands)), None)
 
 
+def lacked(opcode: str, num_operands: int, sm: int) -> Form | None:
+    """The form of this instruction, if ``sm`` does not have it."""
+    form = form_of(opcode, num_operands)
+    return None if form is None or sm in form.sms else form
+
+
 def target_name(sm: int) -> str:
     """What ``.target`` says for an SM, its own instructions included."""
     return f"sm_{sm}a" if sm in _HOPPER_ON else f"sm_{sm}"

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from microscale.errors import Unsupported
-from microscale.hardware.instructions import form_of, target_name
+from microscale.hardware.instructions import lacked, target_name
+from microscale.hardware.targets import target
 from microscale.prove import spelled, spelled_mma
 from microscale.prove.ptx import BadPtx, Instruction, instructions, parse
 
@@ -51,8 +52,8 @@ def translate(ptx: str, sm: int, version: tuple[int, int] | None = None) -> Tran
     counts: Counter[str] = Counter()
     parts, done = [], 0
     for found in instructions(ptx):
-        form = form_of(found.instruction.opcode, len(found.instruction.operands))
-        if form is None or sm in form.sms:
+        form = lacked(found.instruction.opcode, len(found.instruction.operands), sm)
+        if form is None:
             continue
         counts[form.name] += 1
         parts += [ptx[done : found.start], _block(found.instruction, sm)]
@@ -68,23 +69,23 @@ def _block(asked: Instruction, sm: int) -> str:
 
 
 def _spell(asked: Instruction, sm: int) -> Iterator[str]:
-    form = form_of(asked.opcode, len(asked.operands))
-    assert form is not None
+    form = lacked(asked.opcode, len(asked.operands), sm)
+    assert form is not None  # whoever asks has seen that it is lacking
     spelling = SPELLINGS.get(form.name)
     if spelling is None:
-        raise Unsupported(f"{asked.opcode} ({form.name}) cannot be spelled out for SM {sm // 10}.{sm % 10}.")
+        raise Unsupported(f"{asked.opcode} ({form.name}) cannot be spelled out for {target(sm).label}.")
     try:
         lines = spelling(asked)
     except (ValueError, BadPtx) as error:
-        raise Unsupported(f"{asked} cannot be spelled out for SM {sm // 10}.{sm % 10}: {error}") from None
+        raise Unsupported(f"{asked} cannot be spelled out for {target(sm).label}: {error}") from None
     for line in lines:
         if line.startswith("."):
             yield line
             continue
         part = parse(line)
-        inner = form_of(part.opcode, len(part.operands))
         guarded = Instruction(part.opcode, part.operands, asked.guard)
-        yield str(guarded) if inner is None or sm in inner.sms else _block(guarded, sm)
+        lacking = lacked(part.opcode, len(part.operands), sm) is not None
+        yield _block(guarded, sm) if lacking else str(guarded)
 
 
 def _with_version(ptx: str, newest: tuple[int, int] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microscale.prove.interpret import access, arithmetic, convert, matrix, warp
+from microscale.prove.interpret import access, arithmetic, bits, convert, matrix, warp
 from microscale.prove.interpret.errors import NotInterpreted
 from microscale.prove.interpret.lanes import Lanes, Mask
 from microscale.prove.interpret.operands import Operands, Step
@@ -13,11 +13,11 @@ _BUILDERS: dict[str, warp.Builder] = {
     **dict.fromkeys(("add", "sub", "mul", "fma", "mad", "addc", "madc", "div", "rem"), arithmetic.build_sum),
     **dict.fromkeys(("min", "max"), arithmetic.build_extreme),
     **dict.fromkeys(("abs", "neg", "ex2", "lg2", "sqrt", "rsqrt", "rcp", "tanh", "sin", "cos"), arithmetic.build_unary),
-    **dict.fromkeys(("and", "or", "xor", "not"), arithmetic.build_bitwise),
-    **dict.fromkeys(("shl", "shr"), arithmetic.build_shift),
-    **dict.fromkeys(("bfe", "bfi", "shf", "prmt", "lop3", "popc", "clz", "bfind"), arithmetic.build_bits),
-    "selp": arithmetic.build_select,
-    "setp": arithmetic.build_comparison,
+    **dict.fromkeys(("and", "or", "xor", "not"), bits.build_bitwise),
+    **dict.fromkeys(("shl", "shr"), bits.build_shift),
+    **dict.fromkeys(("bfe", "bfi", "shf", "prmt", "lop3", "popc", "clz", "bfind"), bits.build_bits),
+    "selp": bits.build_select,
+    "setp": bits.build_comparison,
     "mov": convert.build_move,
     "cvt": convert.build_conversion,
     "cvta": convert.build_address,
