@@ -156,6 +156,13 @@ def watching() -> Iterator[dict[Kernel, None]]:
 
 
 @contextmanager
+def taken_by(listener: Listener) -> Iterator[None]:
+    """Inside, ``listener`` hears of every launch and says whether the GPU shall run it: how a kernel runs elsewhere."""
+    with _heard_by(listener):
+        yield
+
+
+@contextmanager
 def _heard_by(listener: Listener) -> Iterator[None]:
     global _listener
     before, _listener = _listener, listener

@@ -109,6 +109,23 @@ def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
         return _facts(kernel, compiled, written())
 
 
+def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+    """The PTX for ``sm``, and the bytes of shared memory that a block takes. ptxas is not asked."""
+
+    def stop_before_ptxas(*arguments: Any) -> tuple[str, str] | None:
+        """Triton asks without arguments for what the cache key shall hold, and then hands over the stages."""
+        if not arguments:
+            return "ptx", "ptx"
+        arguments[1]["cubin"] = lambda source, metadata: b""
+        return None
+
+    with _own_folder(), knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = stop_before_ptxas
+        source, options = _source(kernel, sm)
+        compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
+    return compiled.asm["ptx"], compiled.metadata.shared
+
+
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
     """Let Triton write to a folder that goes away.

@@ -1,0 +1,133 @@
+"""The threads of several blocks at once: registers, where each lane is, and which lanes are active."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from microscale.prove.interpret.errors import InterpretError, NotInterpreted
+from microscale.prove.interpret.memory import GlobalMemory, LocalMemory, SharedMemory
+from microscale.prove.interpret.numbers import UNSIGNED, Array
+from microscale.prove.interpret.program import Program
+
+WARP = 32
+Mask = Array | None
+"""Active lanes; ``None``: all."""
+
+
+class Lanes:
+    """Registers are arrays with one number for each lane, or a single one where all lanes have the same; unsigned,
+    whatever they mean."""
+
+    def __init__(
+        self,
+        program: Program,
+        blocks: Array,
+        grid: tuple[int, int, int],
+        params: dict[str, int],
+        memory: GlobalMemory,
+        shared_bytes: int,
+        grain: int,
+    ) -> None:
+        self.program = program
+        self.num_blocks = len(blocks)
+        self.num = program.threads * len(blocks)
+        self.params = params
+        self.where = ""
+        """What runs, for messages."""
+        self.thread = np.tile(np.arange(program.threads, dtype=np.uint32), len(blocks))
+        self.block = np.repeat(np.arange(len(blocks)), program.threads)
+        self._grid = grid
+        self._block_ids = [
+            np.repeat(part.astype(np.uint32), program.threads)
+            for part in (blocks % grid[0], blocks // grid[0] % grid[1], blocks // (grid[0] * grid[1]))
+        ]
+        self._registers: list[Array | None] = [None] * len(program.registers)
+        self._unset: dict[int, Array] = {}
+        """Registers that were written in some lanes only, and the lanes where they were not."""
+        self._widths = list(program.registers.values())
+        self._names = list(program.registers)
+        self.carry = np.zeros(self.num, np.uint64)
+        self.memory = memory
+        self.shared = SharedMemory(self.block, self.thread, shared_bytes, grain, self)
+        self.local = LocalMemory(self.num, program.local_bytes)
+
+    # ---- registers ---------------------------------------------------------------------------------------------------
+
+    def get(self, place: int, active: Mask) -> Array:
+        value = self._registers[place]
+        if value is None:
+            raise InterpretError(f"{self.where}: {self._names[place]} was never written.")
+        unset = self._unset.get(place)
+        if unset is not None:
+            read = unset if active is None else unset & active
+            if read.any():
+                lane = int(np.flatnonzero(read)[0])
+                raise InterpretError(f"{self.where}: {self._names[place]} was not written in {self.name(lane)}.")
+        return value
+
+    def get_unset(self, place: int) -> Array:
+        """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half beside a
+        defined one, and nobody looks at what becomes of it."""
+        garbage = np.uint64(0xDEADBEEFDEADBEEF).astype(UNSIGNED[self._widths[place]])
+        value = self._registers[place]
+        if value is None:
+            return np.array([garbage])
+        unset = self._unset.get(place)
+        return value if unset is None else np.where(unset, garbage, value)
+
+    def put(self, place: int, value: Array, active: Mask) -> None:
+        if active is None:
+            self._registers[place] = value
+            self._unset.pop(place, None)
+            return
+        old = self._registers[place]
+        if old is None:
+            old = np.zeros(self.num, UNSIGNED[self._widths[place]])
+            self._unset[place] = ~active
+        elif place in self._unset:
+            left = self._unset[place] & ~active
+            if left.any():
+                self._unset[place] = left
+            else:
+                del self._unset[place]
+        self._registers[place] = np.where(active, value, old)
+
+    def special(self, name: str) -> Array:
+        base, _, axis = name.partition(".")
+        if base in ("%tid", "%ctaid", "%ntid", "%nctaid"):
+            at = "xyz".index(axis)
+            if base == "%ctaid":
+                return self._block_ids[at]
+            if base == "%tid" and at == 0:
+                return self.thread
+            sizes: dict[str, Any] = {"%nctaid": self._grid[at], "%ntid": self.program.threads if at == 0 else 1}
+            return np.array([sizes.get(base, 0)], np.uint32)
+        if name == "%laneid":
+            return self.thread % np.uint32(WARP)
+        if name == "%warpid":
+            return self.thread // np.uint32(WARP)
+        raise NotInterpreted(f"{self.where}: the special register {name} is not known.")
+
+    def wide(self, value: Array) -> Array:
+        """One number for each lane."""
+        return value if value.size == self.num else np.broadcast_to(value, (self.num,)).copy()
+
+    # ---- lanes and warps ---------------------------------------------------------------------------------------------
+
+    def selected(self, active: Mask) -> Array:
+        return np.arange(self.num) if active is None else np.flatnonzero(active)
+
+    def warps(self, active: Mask) -> Array:
+        """The active warps, each of them whole."""
+        if active is None:
+            return np.arange(self.num // WARP)
+        lanes = active.reshape(-1, WARP)
+        whole = lanes.all(1)
+        if (lanes.any(1) != whole).any():
+            raise InterpretError(f"{self.where}: an instruction of whole warps in a warp that has branched apart.")
+        return np.flatnonzero(whole)
+
+    def name(self, lane: int) -> str:
+        return f"thread {int(self.thread[lane])} of block {int(self.block[lane])}"

@@ -1,0 +1,62 @@
+"""Kernels that a CPU runs: inside ``interpreted`` every launch is compiled for another card and interpreted here."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from microscale.kernels.launch import Kernel, Launch, taken_by
+from microscale.prove.compiler import compile_to_ptx
+from microscale.prove.interpret.memory import GlobalMemory
+from microscale.prove.interpret.run import Kernel as Interpreted
+
+Edit = Callable[[Kernel, str], str]
+"""Changes a kernel's PTX before it runs: how tests seed faults."""
+
+
+@contextmanager
+def interpreted(sm: int, edit: Edit | None = None) -> Iterator[dict[Kernel, int]]:
+    """Inside, launches on CPU tensors run in the interpreter as they would on ``sm``. Gives the kernels that ran, and
+    how often."""
+    compiled: dict[Kernel, Interpreted] = {}
+    ran: dict[Kernel, int] = {}
+
+    def take(started: Launch) -> bool:
+        kernel = started.kernel()
+        if kernel not in compiled:
+            ptx, shared = compile_to_ptx(kernel, sm)
+            compiled[kernel] = Interpreted(ptx if edit is None else edit(kernel, ptx), shared)
+        ran[kernel] = ran.get(kernel, 0) + 1
+        _run(compiled[kernel], kernel, started)
+        return False
+
+    with taken_by(take):
+        yield ran
+
+
+def _run(program: Interpreted, kernel: Kernel, started: Launch) -> None:
+    memory = GlobalMemory()
+    storages: dict[int, int] = {}
+    given = [
+        value for value, (kind, _) in zip(started.arguments, kernel.specialisation, strict=False) if kind != "constexpr"
+    ]
+    program.run(started.grid, [_bits(value, memory, storages) for value in given], memory)
+
+
+def _bits(value: Any, memory: GlobalMemory, storages: dict[int, int]) -> int:
+    """An argument as the kernel gets it: an address, or a number's bits."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in storages:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            storages[storage.data_ptr()] = memory.add(whole.numpy() if whole.numel() else np.empty(0, np.uint8))
+        return storages[storage.data_ptr()] + int(value.storage_offset()) * value.element_size()
+    if isinstance(value, float):
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    return int(value)

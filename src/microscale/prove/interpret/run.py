@@ -1,0 +1,166 @@
+"""Follows the control flow of a kernel: all lanes together where they agree, under masks where they do not.
+
+Of several groups of lanes that have branched apart the one furthest behind runs first, so that they meet again as early
+as they can. At a barrier a block waits until all its threads that have not ended are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from microscale.prove.interpret.access import space_of, store_bytes
+from microscale.prove.interpret.build import build
+from microscale.prove.interpret.errors import InterpretError, NotInterpreted
+from microscale.prove.interpret.lanes import Lanes, Mask
+from microscale.prove.interpret.memory import GlobalMemory
+from microscale.prove.interpret.numbers import Array
+from microscale.prove.interpret.operands import Operands, Read, Step
+from microscale.prove.interpret.program import Program
+
+LANES_AT_ONCE = 8192
+"""Blocks run together up to so many threads: NumPy's cost for a call is then small against that of the numbers."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    steps: tuple[Step, ...]
+    ends: str
+    """``bra``, ``ret``, ``bar``, or ``next``: it runs on into the next one."""
+    target: int = 0
+    condition: Read | None = None
+
+
+class Kernel:
+    """A kernel that can be run."""
+
+    def __init__(self, ptx: str, shared_bytes: int) -> None:
+        self.program = Program.parse(ptx)
+        self._shared_bytes = shared_bytes
+        stores = [
+            placed.instruction.opcode
+            for block in self.program.blocks
+            for placed in block
+            if placed.instruction.opcode.startswith("st") and space_of(placed.instruction.opcode) == "shared"
+        ]
+        widths = [store_bytes(opcode) for opcode in stores if not opcode.startswith("stmatrix")]
+        self._grain = min([4, *widths])
+
+    def run(self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory) -> None:
+        """``arguments``: numbers as their bits, addresses of ``memory`` for tensors. What Triton adds to them is 0."""
+        constants = {
+            name: memory.add(np.frombuffer(content, np.uint8)) for name, content in self.program.constants.items()
+        }
+        memory.fill()
+        ops = Operands(self.program, constants)
+        blocks = [self._build(ops, at) for at in range(len(self.program.blocks))]
+        names = [name for name, _ in self.program.params]
+        params = dict.fromkeys(names, 0) | dict(zip(names, arguments, strict=False))
+        x, y, z = (*grid, 1, 1)[:3]
+        total = x * y * z
+        at_once = max(1, LANES_AT_ONCE // self.program.threads)
+        with np.errstate(all="ignore"):
+            for first in range(0, total, at_once):
+                ids = np.arange(first, min(first + at_once, total))
+                lanes = Lanes(self.program, ids, (x, y, z), params, memory, self._shared_bytes, self._grain)
+                _Flow(lanes, blocks).run()
+        memory.restore()
+
+    def _build(self, ops: Operands, at: int) -> _Block:
+        placed = self.program.blocks[at]
+        last = placed[-1].instruction
+        name = last.opcode.partition(".")[0]
+        if name == "bra":
+            condition = None if last.guard is None else ops.read(last.guard, 1)
+            target = self.program.labels[last.operands[0]]
+            return _Block(tuple(build(ops, each) for each in placed[:-1]), "bra", target, condition)
+        if name in ("ret", "exit"):
+            if last.guard is not None:
+                raise NotInterpreted(f"line {placed[-1].line}: a {name} under a predicate is not interpreted.")
+            return _Block(tuple(build(ops, each) for each in placed[:-1]), "ret")
+        if name in ("bar", "barrier") and not last.opcode.startswith("bar.warp"):
+            if last.operands[1:] and last.operands[1] != str(self.program.threads):
+                raise NotInterpreted(f"line {placed[-1].line}: a barrier of a part of the block is not interpreted.")
+            return _Block(tuple(build(ops, each) for each in placed[:-1]), "bar")
+        return _Block(tuple(build(ops, each) for each in placed), "next")
+
+
+class _Flow:
+    """The run of one set of blocks of threads."""
+
+    def __init__(self, lanes: Lanes, blocks: Sequence[_Block]) -> None:
+        self._lanes = lanes
+        self._blocks = blocks
+        self._work: dict[int, Mask] = {0: None}
+        self._waiting: dict[int, Array] = {}
+        self._ended = np.zeros(lanes.num, np.bool_)
+
+    def run(self) -> None:
+        while self._work or self._waiting:
+            if not self._work:
+                places = ", ".join(map(str, sorted(self._waiting)))
+                raise InterpretError(
+                    f"{self._lanes.program.name}: threads of one block wait at different barriers or for threads that "
+                    f"have branched away (basic blocks {places})."
+                )
+            at = min(self._work)
+            active = self._work.pop(at)
+            if at >= len(self._blocks):
+                raise InterpretError(f"{self._lanes.program.name}: control runs past the last instruction.")
+            self._run_block(at, active)
+
+    def _run_block(self, at: int, active: Mask) -> None:
+        lanes, block = self._lanes, self._blocks[at]
+        for step in block.steps:
+            step(lanes, active)
+        if block.ends == "next":
+            self._join(at + 1, active)
+        elif block.ends == "bra":
+            self._branch(at, block, active)
+        elif block.ends == "ret":
+            self._ended |= True if active is None else active
+            self._release()
+        elif active is None:
+            lanes.shared.barrier(None)
+            self._join(at + 1, None)
+        else:
+            self._waiting[at + 1] = self._waiting.get(at + 1, np.zeros(lanes.num, np.bool_)) | active
+            self._release()
+
+    def _branch(self, at: int, block: _Block, active: Mask) -> None:
+        if block.condition is None:
+            self._join(block.target, active)
+            return
+        self._lanes.where = f"{self._lanes.program.name}, a branch in basic block {at}"
+        taken = self._lanes.wide(block.condition(self._lanes, active))
+        everyone = np.ones(self._lanes.num, np.bool_) if active is None else active
+        for target, part in ((block.target, taken & everyone), (at + 1, ~taken & everyone)):
+            if part.any():
+                self._join(target, None if part.all() else part)
+
+    def _join(self, at: int, active: Mask) -> None:
+        other = self._work.get(at)
+        if at in self._work and active is not None and other is not None:
+            active = other | active
+        elif at in self._work:
+            active = None
+        self._work[at] = None if active is None or active.all() else active
+
+    def _release(self) -> None:
+        """Let go the blocks all of whose living threads wait at one barrier."""
+        lanes = self._lanes
+        for at, waiting in list(self._waiting.items()):
+            ready: Array = np.all((waiting | self._ended).reshape(lanes.num_blocks, -1), axis=1)
+            free = waiting & ready[lanes.block]
+            if not free.any():
+                continue
+            left = waiting & ~free
+            if left.any():
+                self._waiting[at] = left
+            else:
+                del self._waiting[at]
+            lanes.shared.barrier(free)
+            self._join(at, None if free.all() else free)

@@ -1,0 +1,95 @@
+"""PTX of one SM as PTX of another: what the other lacks is spelled out, all else stays as it is.
+
+So a kernel that was compiled for a card that is not here runs on the one that is: Triton's choice of layouts, lanes and
+scales for that card is executed, and only single instructions are replaced. What cannot be spelled out (tensor memory,
+``wgmma``) is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from microscale.errors import Unsupported
+from microscale.hardware.instructions import lacked, target_name
+from microscale.hardware.targets import target
+from microscale.prove import spelled, spelled_mma
+from microscale.prove.ptx import BadPtx, Instruction, instructions, parse
+
+SPELLINGS: dict[str, spelled.Spelling] = {
+    "block-scaled mma": spelled_mma.block_scaled_mma,
+    "FP8 mma": spelled_mma.fp8_mma,
+    "FP8 to f16": spelled.fp8_to_f16,
+    "float32 to FP8": spelled.float32_to_e4m3,
+    "pairs of float32": spelled.packed_float32,
+    "float32 and bf16 in one sum": spelled.mixed_sum,
+    "max or min of three": spelled.of_three,
+    "sums and products of bf16": spelled.bf16_arithmetic,
+    "comparison of bf16": spelled.bf16_comparison,
+    "sums of two 16-bit integers": spelled.packed_integers,
+    "stmatrix": spelled.stmatrix,
+    "programmatic dependent launch": spelled.nothing,
+}
+"""How each form of ``hardware.instructions`` is spelled out."""
+
+_TARGET = re.compile(r"^\.target[ \t]+\w+", re.MULTILINE)
+_VERSION = re.compile(r"^\.version[ \t]+(\d+)\.(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A kernel for another SM."""
+
+    ptx: str
+    spelled: Counter[str]
+    """How many instructions of each form were spelled out. Those that only a spelling uses are not counted."""
+
+
+def translate(ptx: str, sm: int, version: tuple[int, int] | None = None) -> Translated:
+    """``ptx`` for ``sm``. ``version``: the newest PTX that the assembler reads."""
+    counts: Counter[str] = Counter()
+    parts, done = [], 0
+    for found in instructions(ptx):
+        form = lacked(found.instruction.opcode, len(found.instruction.operands), sm)
+        if form is None:
+            continue
+        counts[form.name] += 1
+        parts += [ptx[done : found.start], _block(found.instruction, sm)]
+        done = found.end
+    text = _TARGET.sub(f".target {target_name(sm)}", "".join([*parts, ptx[done:]]), count=1)
+    return Translated(_with_version(text, version), counts)
+
+
+def _block(asked: Instruction, sm: int) -> str:
+    """A block of its own, so that its registers meet no others."""
+    lines = list(_spell(asked, sm))
+    return "\n".join(["{", *lines, "}"]) if lines else ""
+
+
+def _spell(asked: Instruction, sm: int) -> Iterator[str]:
+    form = lacked(asked.opcode, len(asked.operands), sm)
+    assert form is not None  # whoever asks has seen that it is lacking
+    spelling = SPELLINGS.get(form.name)
+    if spelling is None:
+        raise Unsupported(f"{asked.opcode} ({form.name}) cannot be spelled out for {target(sm).label}.")
+    try:
+        lines = spelling(asked)
+    except (ValueError, BadPtx) as error:
+        raise Unsupported(f"{asked} cannot be spelled out for {target(sm).label}: {error}") from None
+    for line in lines:
+        if line.startswith("."):
+            yield line
+            continue
+        part = parse(line)
+        guarded = Instruction(part.opcode, part.operands, asked.guard)
+        lacking = lacked(part.opcode, len(part.operands), sm) is not None
+        yield _block(guarded, sm) if lacking else str(guarded)
+
+
+def _with_version(ptx: str, newest: tuple[int, int] | None) -> str:
+    found = _VERSION.search(ptx)
+    if newest is None or found is None or (int(found[1]), int(found[2])) <= newest:
+        return ptx
+    return _VERSION.sub(f".version {newest[0]}.{newest[1]}", ptx, count=1)

@@ -1,0 +1,154 @@
+"""Kernels as they are compiled for cards that are not here, executed on a CPU against the float32 references; and
+faults that are put into their PTX, which the checks or the numbers must show."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from microscale.hardware import Feature, Gpu, known
+from microscale.hardware.tiles.gemm import possible
+from microscale.kernels.launch import Kernel
+from microscale.kernels.moe import grouped, small_batch
+from microscale.kernels.moe.spec import MoeSpec
+from microscale.kernels.op import Activations
+from microscale.prove.interpret.errors import InterpretError, Race
+from microscale.prove.interpret.launched import Edit, interpreted
+from microscale.prove.ptx import Instruction, instructions
+from support.errors import errors
+from support.moe_cases import Case, Problem, check_rounded
+from support.ptx_kernels import run_warp, warp_kernel
+
+pytestmark = pytest.mark.timeout(600)
+HIDDEN, INTERMEDIATE = 352, 160
+"""Widths with tails: no multiple of a tile of K."""
+
+
+@cache
+def problem(tokens: int, fmt: str) -> tuple[Case, Problem]:
+    case = Case("interpreted", tokens, hidden=HIDDEN, intermediate=INTERMEDIATE)
+    return case, Problem.of(case, fmt, "cpu")
+
+
+def run_small_batch(gpu: Gpu, fmt: str, tokens: int, edit: Edit | None = None) -> Tensor:
+    case, given = problem(tokens, fmt)
+    run = small_batch.run_direct if tokens <= small_batch.DIRECT_TOKENS else small_batch.run_list
+    sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
+    spec = MoeSpec(*sizes, fmt, Activations.BF16, case.gate, case.bias, tokens)
+    with interpreted(gpu.sm, edit) as ran:
+        y = run(given.packed, spec, gpu, given.x, given.routing)
+    assert ran
+    return y
+
+
+def run_grouped(gpu: Gpu, fmt: str, block_scaled: bool, edit: Edit | None = None) -> Tensor:
+    case, given = problem(20, fmt)
+    tile = next(iter(possible(grouped.gemm_path(4 if fmt == "mxfp4" else 8, block_scaled), gpu)))
+    with interpreted(gpu.sm, edit) as ran:
+        y = grouped.run(given.packed, case.gate, given.x, given.routing, gpu, block_scaled=block_scaled, tile=tile)
+    assert ran
+    return y
+
+
+@pytest.mark.parametrize("card", ["gb10", "a100"])
+@pytest.mark.parametrize(("fmt", "tokens"), [("mxfp4", 1), ("mxfp8", 5)])
+def test_small_batch_experts(card: str, fmt: str, tokens: int) -> None:
+    y = run_small_batch(known(card), fmt, tokens)
+    check_rounded(y, problem(tokens, fmt)[1].expected(), "bf16", 2)
+
+
+@pytest.mark.parametrize("card", ["gb10", "a100"])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_grouped_experts(card: str, fmt: str) -> None:
+    check_rounded(run_grouped(known(card), fmt, False), problem(20, fmt)[1].expected(), "bf16", 3)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_block_scaled_experts(fmt: str) -> None:
+    """SM 12.1's own instruction: which lane holds which scale is Triton's choice, and it is executed."""
+    gpu = known("gb10")
+    assert gpu.has(Feature.MX_MMA)
+    check_rounded(run_grouped(gpu, fmt, True), problem(20, fmt)[1].expected_quantised(), "bf16", 3)
+
+
+def removed(pattern: str, function: str, which: int = 0) -> Edit:
+    """Take one instruction out of one kernel."""
+
+    def edit(kernel: Kernel, ptx: str) -> str:
+        if kernel.short_name != function:
+            return ptx
+        found = list(re.finditer(pattern, ptx))[which]
+        return ptx[: found.start()] + ptx[found.end() :]
+
+    return edit
+
+
+def test_a_removed_barrier_is_a_race() -> None:
+    """Even where the numbers come out right, as they do here: the interpreter runs in lockstep."""
+    with pytest.raises(Race, match="with no barrier between"):
+        run_small_batch(known("gb10"), "mxfp4", 1, removed(r"bar\.sync\s+0;", "down_direct"))
+
+
+def test_a_stage_that_is_read_before_it_was_waited_for() -> None:
+    with pytest.raises(Race, match=r"a cp\.async is still writing"):
+        run_grouped(known("gb10"), "mxfp4", True, removed(r"cp\.async\.wait_group\s+\w+;", "gate_up"))
+
+
+def of_the_next_quad(kernel: Kernel, ptx: str) -> str:
+    """Every block-scaled product takes the rows' scales of the next four lanes. Lanes of one quad hold the same."""
+    parts, done = [], 0
+    for found in instructions(ptx):
+        asked = found.instruction
+        if ".block_scale." not in asked.opcode:
+            continue
+        faulty = Instruction(asked.opcode, (*asked.operands[:4], "%fault", *asked.operands[5:]))
+        turn = f"shfl.sync.down.b32 %fault, {asked.operands[4]}, 4, 31, -1;"
+        parts += [ptx[done : found.start], f"{{ .reg .b32 %fault; {turn} {faulty} }}"]
+        done = found.end
+    return "".join([*parts, ptx[done:]])
+
+
+def test_a_scale_of_the_neighbouring_row_shows() -> None:
+    y = run_grouped(known("gb10"), "mxfp8", True, of_the_next_quad)
+    assert errors(y, problem(20, "mxfp8")[1].expected_quantised()).rms > 0.1
+
+
+def test_reads_of_what_nobody_wrote() -> None:
+    with pytest.raises(InterpretError, match=r"%t3 was never written"):
+        run_warp(warp_kernel("add.u32 %o0, %i0, %t3;", 1, 1), np.zeros((32, 1), np.uint32), 1)
+    with pytest.raises(Race, match="reads shared memory that nobody wrote"):
+        run_warp(warp_kernel("ld.shared.b32 %o0, [%smem];", 1, 1), np.zeros((32, 1), np.uint32), 1)
+
+
+def test_addresses_outside_of_every_tensor_and_misaligned_vectors() -> None:
+    zeros = np.zeros((32, 1), np.uint32)
+    with pytest.raises(InterpretError, match="outside of every tensor"):
+        run_warp(warp_kernel("ld.global.b32 %o0, [%out + 128];", 1, 1), zeros, 1)
+    with pytest.raises(InterpretError, match="misaligned"):
+        run_warp(warp_kernel("ld.global.v2.b32 {%o0, %t0}, [%in + 4];", 3, 1), np.zeros((32, 3), np.uint32), 1)
+    with pytest.raises(InterpretError, match="shared memory or misaligned"):
+        run_warp(warp_kernel("st.shared.b32 [%smem + 4096], %i0; mov.b32 %o0, %i0;", 1, 1), zeros, 1)
+
+
+def test_a_barrier_that_some_threads_pass_by() -> None:
+    body = (
+        "setp.lt.u32 %p0, %lane, 8; @%p0 bra $L1; bar.sync 0; mov.b32 %t1, 1; bra $L2; $L1: bar.sync 0; "
+        "$L2: mov.b32 %o0, %i0;"
+    )
+    with pytest.raises(InterpretError, match="wait at different barriers"):
+        run_warp(warp_kernel(body, 1, 1), np.zeros((32, 1), np.uint32), 1)
+
+
+def test_threads_that_branch_apart_meet_again() -> None:
+    """A loop of ``lane`` turns: each lane leaves it on its own."""
+    body = (
+        "mov.b32 %t0, 0; mov.b32 %o0, 0; $L1: setp.ge.u32 %p0, %t0, %lane; @%p0 bra $L2; add.u32 %o0, %o0, %i0; "
+        "add.u32 %t0, %t0, 1; bra $L1; $L2: shfl.sync.bfly.b32 %t2, %o0, 1, 31, -1; add.u32 %o0, %o0, %t2;"
+    )
+    got = run_warp(warp_kernel(body, 1, 1), np.full((32, 1), 3, np.uint32), 1)[:, 0]
+    lanes = np.arange(32)
+    assert (got == 3 * (lanes + (lanes ^ 1))).all()

@@ -1,0 +1,59 @@
+"""Kernels of a few instructions for one warp: each lane reads its words, runs the instructions and writes its words."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from microscale.prove.interpret.memory import GlobalMemory
+from microscale.prove.interpret.run import Kernel
+
+Words = npt.NDArray[np.uint32]
+SHARED = 4096
+
+
+def warp_kernel(body: str, num_in: int, num_out: int, sm: str = "sm_121a") -> str:
+    """``body`` finds the lane's words in ``%i0 ..`` and leaves its own in ``%o0 ..``; ``%smem`` is shared memory."""
+    loads = "\n".join(f"ld.global.b32 %i{at}, [%in + {4 * at}];" for at in range(num_in))
+    stores = "\n".join(f"st.global.b32 [%out + {4 * at}], %o{at};" for at in range(num_out))
+    return f"""
+.version 8.7
+.target {sm}
+.address_size 64
+.extern .shared .align 16 .b8 smem[];
+.visible .entry kernel(
+    .param .u64 .ptr .global .align 16 kernel_param_0,
+    .param .u64 .ptr .global .align 16 kernel_param_1
+)
+.reqntid 32
+{{
+    .reg .b32 %i<{max(num_in, 1)}>, %o<{num_out}>, %lane, %smem;
+    .reg .b64 %in, %out, %offset;
+    .reg .b32 %t<16>;
+    .reg .b64 %d<8>;
+    .reg .b16 %h<8>;
+    .reg .pred %p<4>;
+    ld.param.b64 %in, [kernel_param_0];
+    ld.param.b64 %out, [kernel_param_1];
+    mov.u32 %lane, %tid.x;
+    mov.b32 %smem, smem;
+    mul.wide.u32 %offset, %lane, {4 * num_in};
+    add.s64 %in, %in, %offset;
+    mul.wide.u32 %offset, %lane, {4 * num_out};
+    add.s64 %out, %out, %offset;
+    {loads}
+    {body}
+    {stores}
+    ret;
+}}
+"""
+
+
+def run_warp(ptx: str, words: Words, num_out: int) -> Words:
+    """``words [32, inputs]`` → ``[32, outputs]``, in the interpreter."""
+    memory = GlobalMemory()
+    given = np.ascontiguousarray(words, np.uint32).reshape(-1).view(np.uint8)
+    result = np.zeros(32 * num_out * 4, np.uint8)
+    addresses = [memory.add(given), memory.add(result)]
+    Kernel(ptx, SHARED).run((1,), addresses, memory)
+    return result.view(np.uint32).reshape(32, num_out)
