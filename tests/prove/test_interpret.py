@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
+from kernels import cases_attention, cases_dense
+from microscale.backends.calls import run_attention
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.tiles.gemm import possible
+from microscale.kernels.attention.paged import PagedAttention
+from microscale.kernels.attention.reference import attention
+from microscale.kernels.dense import gemm
+from microscale.kernels.dense.packed import pack
 from microscale.kernels.launch import Kernel
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
@@ -19,7 +26,7 @@ from microscale.kernels.op import Activations
 from microscale.prove.interpret.errors import InterpretError, Race
 from microscale.prove.interpret.launched import Edit, interpreted
 from microscale.prove.ptx import Instruction, instructions
-from support.errors import errors
+from support.errors import assert_close, errors, rms_step, step
 from support.moe_cases import Case, Problem, check_rounded
 from support.ptx_kernels import run_warp, warp_kernel
 
@@ -75,6 +82,38 @@ def test_block_scaled_experts(fmt: str) -> None:
     check_rounded(run_grouped(gpu, fmt, True), problem(20, fmt)[1].expected_quantised(), "bf16", 3)
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (8, 1, 64, None, 16, [(300, 1), (17, 1)]),  # decode, split-KV
+        (8, 1, 64, None, 16, [(0, 37)]),  # a prompt
+        (2, 1, 128, 40, 16, [(70, 9), (200, 1)]),  # mixed, with a window
+    ],
+)
+def test_attention(sizes: tuple[Any, ...], fp8: bool) -> None:
+    heads, kv_heads, head_dim, window, page_size, sequences = sizes
+    spec, q, kv, batch = cases_attention.make_case(heads, kv_heads, head_dim, window, page_size, sequences, fp8)
+    gpu = known("gb10")
+    with interpreted(gpu.sm) as ran:
+        y = run_attention(PagedAttention(), spec, gpu, q, kv, batch, None)
+    assert ran
+    wanted = attention(q, kv, batch, spec, None)
+    spread = float(wanted.abs().max() / wanted.square().mean().sqrt())
+    assert_close(y, wanted, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "fp8"])
+def test_dense_layers(fmt: str) -> None:
+    given = cases_dense.make_problem(fmt, 20, 144, 352)
+    gpu = known("gb10")
+    tile = next(iter(possible(gemm.path_of(4 if fmt == "mxfp4" else 8, False), gpu)))
+    with interpreted(gpu.sm) as ran:
+        y = gemm.run(pack(given.weights), gpu, given.x, given.residual, block_scaled=False, tile=tile)
+    assert ran
+    cases_dense.check_bf16(y, given.expected)
+
+
 def removed(pattern: str, function: str, which: int = 0) -> Edit:
     """Take one instruction out of one kernel."""
 
@@ -118,8 +157,17 @@ def test_a_scale_of_the_neighbouring_row_shows() -> None:
 
 
 def test_reads_of_what_nobody_wrote() -> None:
-    with pytest.raises(InterpretError, match=r"%t3 was never written"):
-        run_warp(warp_kernel("add.u32 %o0, %i0, %t3;", 1, 1), np.zeros((32, 1), np.uint32), 1)
+    """An undefined number may be computed with and thrown away, as compilers do; it may not be stored or decide."""
+    zeros = np.zeros((32, 1), np.uint32)
+    with pytest.raises(InterpretError, match="stores a number or to an address that nobody wrote"):
+        run_warp(warp_kernel("add.u32 %o0, %i0, %t3;", 1, 1), zeros, 1)
+    with pytest.raises(InterpretError, match="depends on a predicate that nobody wrote, in thread 0 of block 0"):
+        run_warp(warp_kernel("mov.b32 %o0, %i0; setp.eq.u32 %p0, %t3, 0; @%p0 mov.b32 %o0, 1;", 1, 1), zeros, 1)
+    some = "setp.lt.u32 %p0, %lane, 8; @%p0 mov.b32 %t3, %lane; shfl.sync.bfly.b32 %t4, %t3, 1, 31, -1;"
+    kept = run_warp(warp_kernel(f"{some} selp.b32 %o0, %t4, 99, %p0;", 1, 1), zeros, 1)[:, 0]
+    assert (kept == [lane ^ 1 if lane < 8 else 99 for lane in range(32)]).all()
+    with pytest.raises(InterpretError, match="nobody wrote, in thread 8 of block 0"):
+        run_warp(warp_kernel(f"{some} mov.b32 %o0, %t4;", 1, 1), zeros, 1)
     with pytest.raises(Race, match="reads shared memory that nobody wrote"):
         run_warp(warp_kernel("ld.shared.b32 %o0, [%smem];", 1, 1), np.zeros((32, 1), np.uint32), 1)
 

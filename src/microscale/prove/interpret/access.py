@@ -39,7 +39,9 @@ def build_load(ops: Operands, asked: Instruction) -> Step:
 
     def step(lanes: Lanes, active: Mask) -> None:
         selected = lanes.selected(active)
-        rows = load_rows(lanes, space, lanes.wide(address(lanes, active))[selected], width, len(targets), selected)
+        addresses = lanes.wide(address(lanes, active))[selected]
+        lanes.refuse_undefined("loads from an address", active)
+        rows = load_rows(lanes, space, addresses, width, len(targets), selected)
         for at, write in enumerate(writes):
             write(lanes, spread(lanes, rows[:, at], selected, active).view(dtype), active)
 
@@ -88,6 +90,7 @@ def build_store(ops: Operands, asked: Instruction) -> Step:
         values = [lanes.wide(read(lanes, active))[selected].astype(dtype) for read in sources]
         rows = np.stack(values, -1)
         addresses = lanes.wide(address(lanes, active))[selected]
+        lanes.refuse_undefined("stores a number or to an address", active)
         if space == "shared":
             lanes.shared.store(addresses, width, rows, selected)
             return
@@ -121,6 +124,7 @@ def build_atomic(ops: Operands, asked: Instruction) -> Step:
         selected = lanes.selected(active)
         addresses = lanes.wide(address(lanes, active))[selected]
         values = [lanes.wide(read(lanes, active))[selected] for read in sources]
+        lanes.refuse_undefined("changes memory by a number or at an address", active)
         if space == "shared":
             places = lanes.shared.atomic_places(addresses, bits // 8, selected)
             memory = lanes.shared.bytes.view(dtype)
@@ -162,6 +166,8 @@ def build_copy(ops: Operands, asked: Instruction) -> Step:
         taken = np.flatnonzero(wanted)
         addresses = lanes.wide(source(lanes, active))[selected][taken]
         rows[taken] = lanes.memory.rows(4, size // 4)[lanes.memory.places(lanes, addresses, size, selected[taken])]
-        lanes.shared.store(lanes.wide(to(lanes, active))[selected], 4, rows, selected, copied=True)
+        targets = lanes.wide(to(lanes, active))[selected]
+        lanes.refuse_undefined("copies from or to an address", active)
+        lanes.shared.store(targets, 4, rows, selected, copied=True)
 
     return step

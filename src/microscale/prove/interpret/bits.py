@@ -100,13 +100,22 @@ def _funnel_right(low: Array, high: Array, by: Array) -> Array:
 
 
 def build_select(ops: Operands, asked: Instruction) -> Step:
+    """``selp``: what is not chosen may be undefined."""
     bits = bits_of(asked.opcode.rpartition(".")[2])
-    reads = [ops.read(asked.operands[1], bits), ops.read(asked.operands[2], bits), ops.read(asked.operands[3], 1)]
+    first, second = ops.read(asked.operands[1], bits), ops.read(asked.operands[2], bits)
+    holds, write = ops.read(asked.operands[3], 1), ops.write(asked.operands[0])
 
-    def chosen(a: Array, b: Array, first: Array) -> Array:
-        return np.where(first, a, b)
+    def step(lanes: Lanes, active: Mask) -> None:
+        chosen = holds(lanes, active)
+        whether = lanes.taken_undefined()
+        a = first(lanes, active)
+        of_first = lanes.taken_undefined()
+        b = second(lanes, active)
+        of_second = lanes.taken_undefined()
+        lanes.undefined = whether | np.where(chosen, of_first, of_second)
+        write(lanes, np.where(chosen, a, b), active)
 
-    return elementwise(ops.write(asked.operands[0]), chosen, *reads)
+    return step
 
 
 _RELATIONS: dict[str, Callable[..., Array]] = {

@@ -50,8 +50,11 @@ def build(ops: Operands, placed: Placed) -> Step:
 
     def run(lanes: Lanes, active: Mask) -> None:
         lanes.where = f"{lanes.program.name}, {where}"
+        lanes.undefined = None
         if holds is not None:
             condition = lanes.wide(holds(lanes, active))
+            lanes.refuse_undefined("depends on a predicate", active)
+            lanes.undefined = None
             active = condition if active is None else condition & active
             if not active.any():
                 return

@@ -47,7 +47,8 @@ class Lanes:
         self._unset: dict[int, Array] = {}
         """Registers that were written in some lanes only, and the lanes where they were not."""
         self._widths = list(program.registers.values())
-        self._names = list(program.registers)
+        self.undefined: Mask = None
+        """Lanes in which a number that this instruction has read is undefined; ``None``: in no lane."""
         self.carry = np.zeros(self.num, np.uint64)
         self.memory = memory
         self.shared = SharedMemory(self.block, self.thread, shared_bytes, grain, self)
@@ -56,16 +57,13 @@ class Lanes:
     # ---- registers ---------------------------------------------------------------------------------------------------
 
     def get(self, place: int, active: Mask) -> Array:
+        """A register. Where it was not written the lanes are noted: what is computed from them is undefined as well,
+        and ``refuse_undefined`` stops it where it would count."""
         value = self._registers[place]
-        if value is None:
-            raise InterpretError(f"{self.where}: {self._names[place]} was never written.")
-        unset = self._unset.get(place)
+        unset = np.ones(self.num, np.bool_) if value is None else self._unset.get(place)
         if unset is not None:
-            read = unset if active is None else unset & active
-            if read.any():
-                lane = int(np.flatnonzero(read)[0])
-                raise InterpretError(f"{self.where}: {self._names[place]} was not written in {self.name(lane)}.")
-        return value
+            self._note_undefined(unset)
+        return np.zeros(1, UNSIGNED[self._widths[place]]) if value is None else value
 
     def get_unset(self, place: int) -> Array:
         """As ``get``, but where nothing was written the numbers are garbage. LLVM packs an undefined half beside a
@@ -78,21 +76,47 @@ class Lanes:
         return value if unset is None else np.where(unset, garbage, value)
 
     def put(self, place: int, value: Array, active: Mask) -> None:
+        undefined = self.undefined
         if active is None:
             self._registers[place] = value
             self._unset.pop(place, None)
+            if undefined is not None and undefined.any():
+                self._unset[place] = self.wide(undefined)
             return
         old = self._registers[place]
-        if old is None:
-            old = np.zeros(self.num, UNSIGNED[self._widths[place]])
-            self._unset[place] = ~active
-        elif place in self._unset:
-            left = self._unset[place] & ~active
+        unset = np.ones(self.num, np.bool_) if old is None else self._unset.get(place)
+        if unset is not None or undefined is not None:
+            before = np.zeros(self.num, np.bool_) if unset is None else unset & ~active
+            left = before if undefined is None else before | (undefined & active)
+            self._unset.pop(place, None)
             if left.any():
                 self._unset[place] = left
-            else:
-                del self._unset[place]
+        if old is None:
+            old = np.zeros(self.num, UNSIGNED[self._widths[place]])
         self._registers[place] = np.where(active, value, old)
+
+    def _note_undefined(self, lanes: Array) -> None:
+        self.undefined = lanes if self.undefined is None else self.undefined | lanes
+
+    def taken_undefined(self) -> Array:
+        """The lanes noted so far, which are noted no longer."""
+        noted, self.undefined = self.undefined, None
+        return np.zeros(1, np.bool_) if noted is None else noted
+
+    def refuse_undefined(self, what: str, active: Mask) -> None:
+        """Stop if a number that was read for ``what`` is undefined in an active lane."""
+        if self.undefined is None:
+            return
+        used = self.undefined if active is None else self.undefined & active
+        if used.any():
+            raise InterpretError(
+                f"{self.where}: {what} that nobody wrote, in {self.name(int(np.flatnonzero(used)[0]))}."
+            )
+
+    def undefined_in_warps(self) -> None:
+        """What a warp computes together is undefined if one of its lanes' numbers is."""
+        if self.undefined is not None:
+            self.undefined = np.repeat(self.undefined.reshape(-1, WARP).any(1), WARP)
 
     def special(self, name: str) -> Array:
         base, _, axis = name.partition(".")

@@ -60,6 +60,7 @@ def build_mma(ops: Operands, asked: Instruction) -> Step:
         # [warps, 16, 8] → [half, warps, 8, 4, column of two]
         sums = product.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1, 8, 4)
         total = (sums + words(reads[2]).view(np.float32)).astype(np.float32).view(np.uint32)
+        lanes.undefined_in_warps()
         selected = (warps[:, None] * WARP + np.arange(WARP)).ravel()
         for at, write in enumerate(writes):
             write(lanes, spread(lanes, total[at].ravel(), selected, active), active)

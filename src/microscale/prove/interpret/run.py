@@ -135,7 +135,9 @@ class _Flow:
             self._join(block.target, active)
             return
         self._lanes.where = f"{self._lanes.program.name}, a branch in basic block {at}"
+        self._lanes.undefined = None
         taken = self._lanes.wide(block.condition(self._lanes, active))
+        self._lanes.refuse_undefined("depends on a predicate", active)
         everyone = np.ones(self._lanes.num, np.bool_) if active is None else active
         for target, part in ((block.target, taken & everyone), (at + 1, ~taken & everyone)):
             if part.any():

@@ -29,13 +29,17 @@ def build_shuffle(ops: Operands, asked: Instruction) -> Step:
     def step(lanes: Lanes, active: Mask) -> None:
         lanes.warps(active)
         value, by, bounds = (lanes.wide(read(lanes, active)).reshape(-1, WARP).astype(np.int64) for read in reads)
+        undefined = lanes.undefined
         segment, clamp = bounds >> 8 & 31, bounds & 31
         low = lane & segment
         last = low | (clamp & ~segment)
         by = by & 31
         source = {"bfly": lane ^ by, "idx": low | (by & ~segment), "up": lane - by, "down": lane + by}[mode]
         inside = source >= last if mode == "up" else source <= last
-        taken = np.take_along_axis(value, np.where(inside, source, lane), 1)
+        source = np.where(inside, source, lane)
+        taken = np.take_along_axis(value, source, 1)
+        if undefined is not None:
+            lanes.undefined = np.take_along_axis(undefined.reshape(-1, WARP), source, 1).ravel()
         write(lanes, taken.astype(np.uint32).ravel(), active)
         if write_ok is not None:
             write_ok(lanes, inside.ravel(), active)
@@ -50,6 +54,7 @@ def build_vote(ops: Operands, asked: Instruction) -> Step:
     def step(lanes: Lanes, active: Mask) -> None:
         lanes.warps(active)
         holds = lanes.wide(read(lanes, active)).reshape(-1, WARP)
+        lanes.undefined_in_warps()
         if mode == "ballot":
             result = (holds.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32)
         else:
@@ -72,6 +77,7 @@ def build_reduction(ops: Operands, asked: Instruction) -> Step:
     def step(lanes: Lanes, active: Mask) -> None:
         lanes.warps(active)
         rows = lanes.wide(read(lanes, active)).reshape(-1, WARP)
+        lanes.undefined_in_warps()
         write(lanes, np.repeat(_REDUCTIONS[name].reduce(rows, axis=1, dtype=dtype), WARP), active)
 
     return step
@@ -87,7 +93,9 @@ def build_load_matrix(ops: Operands, asked: Instruction) -> Step:
     def step(lanes: Lanes, active: Mask) -> None:
         warps = lanes.warps(active)
         rows_of = (warps[:, None] * WARP + np.arange(8 * count)).ravel()
-        rows = lanes.shared.load(lanes.wide(address(lanes, active))[rows_of], 4, 4, rows_of)
+        addresses = lanes.wide(address(lanes, active))[rows_of]
+        lanes.undefined = None  # only the lanes that hold a row's address count
+        rows = lanes.shared.load(addresses, 4, 4, rows_of)
         words = _turned(rows.reshape(len(warps), count, 8, 4), transposed).reshape(len(warps), count, WARP)
         selected = (warps[:, None] * WARP + np.arange(WARP)).ravel()
         for at, write in enumerate(writes):
@@ -107,6 +115,7 @@ def build_store_matrix(ops: Operands, asked: Instruction) -> Step:
         parts = [lanes.wide(read(lanes, active)).reshape(-1, 8, 4)[warps] for read in reads]
         rows = _turned(np.stack(parts, 1), transposed).reshape(-1, 4)
         rows_of = (warps[:, None] * WARP + np.arange(8 * count)).ravel()
+        lanes.refuse_undefined("stores a number or to an address", active)
         lanes.shared.store(lanes.wide(address(lanes, active))[rows_of], 4, rows, rows_of)
 
     return step
