@@ -54,6 +54,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A model of 30 ms a token: what comes as it is written comes in many parts, however busy the machine is."""
+    folder = tmp_path_factory.mktemp("slow")
+    text = write_chatml_text(folder / "text")
+    with live(folder / "log", step_s=0.03, tokenizer=str(text), turns=list(TURNS.values())) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A model whose template begins the thoughts."""
     folder = tmp_path_factory.mktemp("thinker")
@@ -105,8 +114,8 @@ def test_thoughts_are_reasoning(server: Live) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"stop": [NEVER]}, {"tools": TOOLS[1:]}], ids=["fast path", "usual", "tools"])
-def test_a_stream_of_an_answer(server: Live, more: dict[str, Any]) -> None:
-    choices = streamed(server, "answer", **more)
+def test_a_stream_of_an_answer(slow: Live, more: dict[str, Any]) -> None:
+    choices = streamed(slow, "answer", **more)
     assert joined(choices, "reasoning_content") == joined(choices, "reasoning") == THOUGHT
     assert joined(choices, "content") == "The answer is 4.\n\nTruly, 日本."
     assert choices[-1]["finish_reason"] == "stop"
@@ -131,9 +140,9 @@ def function(name: str) -> Any:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
-def test_a_stream_of_calls(server: Live, choice: Any) -> None:
+def test_a_stream_of_calls(slow: Live, choice: Any) -> None:
     """Under a grammar too: strict, required and named calls have schemas that bind their arguments."""
-    choices = streamed(server, "calls", tools=TOOLS, tool_choice=choice)
+    choices = streamed(slow, "calls", tools=TOOLS, tool_choice=choice)
     deltas = [call for each in choices for call in each["delta"].get("tool_calls") or []]
     begun = {call["index"]: call["function"]["name"] for call in deltas if call["function"].get("name")}
     arguments = ["".join(c["function"].get("arguments") or "" for c in deltas if c["index"] == at) for at in begun]
