@@ -57,7 +57,7 @@ def spec_of(case: Case, fmt: str) -> MoeSpec:
 
 def run(problem: Problem, fmt: str) -> Tensor:
     return run_moe(
-        IMPLEMENTATIONS[fmt], problem.packed, spec_of(problem.case, fmt), detect(), problem.x, problem.routing
+        IMPLEMENTATIONS[fmt], problem.packed, spec_of(problem.layer, fmt), detect(), problem.x, problem.routing
     )
 
 
@@ -85,7 +85,7 @@ def check_fp8(actual: Tensor, problem: Problem) -> None:
     E4M3 products keep about 14 bits on Hopper, and drop the rest after every 32 columns.
     """
     same = problem.expected_quantised(e4m3_by_token, h_e4m3)
-    dropped = (problem.case.hidden + problem.case.intermediate) / 32 * 2.0**-14
+    dropped = (problem.layer.hidden + problem.layer.intermediate) / 32 * 2.0**-14
     assert_close(actual, same, worst=5 * rms_step("e4m3"), rms=3 * rms_step("bf16") + dropped)
     check_rounded(actual, problem.expected(), "e4m3", 3)
 
@@ -113,7 +113,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
 
 def check_tile(problem: Problem, tile: Tile, fp8: bool, short_list: bool) -> None:
     actual = grouped_wgmma.run(
-        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
+        problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
     )
     if fp8:
         check_fp8(actual, problem)
@@ -139,7 +139,7 @@ def test_8_bit_activations_keep_nan_in_its_token() -> None:
     problem = Problem.of(Case("poison", 200, 4, 2, 320, 288), "mxfp4", DEVICE)
     x = problem.x.clone()
     x[0, 17] = float("nan")
-    y = grouped_wgmma.run(problem.packed, problem.case.gate, x, problem.routing, detect(), fp8=True)
+    y = grouped_wgmma.run(problem.packed, problem.layer.gate, x, problem.routing, detect(), fp8=True)
     assert y[0].isnan().all()
     assert not y[1:].isnan().any()
 
@@ -220,7 +220,7 @@ def test_a_dense_mlp_in_the_experts_launches(hidden: int, intermediate: int, mlp
     )
     gate_up, down, x = encode(full_gate_up, MXFP8), encode(full_down, MXFP8), mlp_x.bfloat16()
     parts = Mlp(pack(DenseWeights(in_runs(gate_up))), pack(DenseWeights(down)))
-    spec = replace(spec_of(problem.case, "mxfp8"), mlp=MlpSpec(mlp, "mxfp8", packed=True, bias=False))
+    spec = replace(spec_of(problem.layer, "mxfp8"), mlp=MlpSpec(mlp, "mxfp8", packed=True, bias=False))
     both = torch.stack((x, problem.x))
     picked = pick(TritonW8A16().mlp_paths, spec, detect())
     assert (picked.path is not None) == bool(with_mlp_slices(detect()))

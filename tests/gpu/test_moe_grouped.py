@@ -35,7 +35,7 @@ def check(problem: Problem, scaled: bool, tile: Tile | None = None) -> torch.Ten
     if scaled and not detect().has(Feature.MMA_FP8):
         pytest.skip("no fp8 on this GPU")
     y = grouped.run(
-        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), block_scaled=scaled, tile=tile
+        problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), block_scaled=scaled, tile=tile
     )
     if scaled:
         check_rounded(y, problem.expected_quantised(), "bf16", 2)
