@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},
-    "prove": {"models", "kernels", "backends", "hardware", "errors"},
+    "prove": {"models", "kernels", "backends", "formats", "hardware", "errors"},
     "doctor": {"hardware", "settings", "errors", "version"},
     "__init__": {"version"},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,13 @@ def same(what: str, actual: Tensor, expected: Tensor) -> Compared:
     differ = (actual != expected) & ~(actual.isnan() & expected.isnan())
     share = float(differ.double().mean()) if differ.numel() else 0.0
     return Compared(what, Errors(share, share**0.5), Errors(0.0, 0.0))
+
+
+def hold(compared: Iterable[Compared]) -> None:
+    """For tests: every part within its bounds."""
+    faults = [part.fault for part in compared if part.fault is not None]
+    if faults:
+        raise AssertionError("; ".join(faults))
 
 
 Finish = Callable[[], Iterator[Compared]]

@@ -137,4 +137,3 @@ class Problem:
                 out = out + weights.down_bias[expert].float()
             y.index_add_(0, token, out * self.routing.weights[token, slot, None])
         return y
-

@@ -111,8 +111,8 @@ def make_fused(
 
 
 def fused_bound(expected: Tensor) -> Errors:
-    """As of attention, and room for queries and keys of which one in some hundreds is rounded otherwise: a head's sum of
-    squares is taken in another order."""
+    """As of attention, and room for queries and keys of which one in some hundreds is rounded otherwise: the sum of a
+    head's squares is taken in another order."""
     return Errors(4 * step("bf16") * spread(expected), 3 * rms_step("bf16"))
 
 

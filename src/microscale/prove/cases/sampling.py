@@ -82,7 +82,7 @@ def bias_of(pairs: list[dict[int, float]], capacity: int, device: str) -> Bias:
 
 
 def penalised(x: Tensor, device: str) -> SamplingBatch:
-    """Five rows: repeats in the output, tokens of the prompt alone, of both, and a row without penalties beside them."""
+    """Five rows: repeats in the output, tokens of the prompt alone, of both; one row has no penalties."""
     vocab = x.shape[1]
     counts = torch.zeros(8, vocab, dtype=torch.int32)
     for slot in range(8):
@@ -120,9 +120,16 @@ def distance(row: int, token: int, adjusted: Tensor, batch: SamplingBatch) -> fl
     return nearest
 
 
-def hold_sampled(got: Sampled, logits: Tensor, before: SamplingBatch) -> Iterator[Compared]:
-    """Every row against the reference, which counts its tokens in ``before``'s history."""
-    adjusted, want = reference.adjust(logits, before), reference.sample(logits, before)
+def counted_apart(batch: SamplingBatch) -> SamplingBatch:
+    """The same batch with a history of its own, in which nobody else counts."""
+    if batch.history is None:
+        return batch
+    return replace(batch, history=replace(batch.history, counts=batch.history.counts.clone()))
+
+
+def hold_sampled(got: Sampled, logits: Tensor, before: SamplingBatch, after: SamplingBatch) -> Iterator[Compared]:
+    """Every row against the reference. ``after`` is ``before`` with the tokens counted."""
+    adjusted, want = reference.adjust(logits, before), reference.sample(logits, counted_apart(before))
     yield same("status", got.status, want.status)
     fine = want.status == Status.OK
     greedy = ~fine | (before.temperature.to(fine.device) == 0)
@@ -131,6 +138,11 @@ def hold_sampled(got: Sampled, logits: Tensor, before: SamplingBatch) -> Iterato
     farthest = max((distance(row, int(got.tokens[row]), adjusted[row], before) for row in drawn), default=0.0)
     yield Compared("draws", Errors(farthest, farthest), Errors(TOLERANCE, TOLERANCE))
     yield from _hold_logprobs(got, logits, fine)
+    if before.history is not None and after.history is not None:
+        counts = before.history.counts.clone()
+        for row, token in enumerate(got.tokens.tolist()):  # one more for each token that was taken, whichever it is
+            counts[before.history.slots[row], token] += int(fine[row])
+        yield same("counts of tokens", after.history.counts, counts)
 
 
 def _hold_logprobs(got: Sampled, logits: Tensor, fine: Tensor) -> Iterator[Compared]:
@@ -205,22 +217,11 @@ class SamplingCase(Case):
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         logits, batch = self.make(device)
-        before = batch
-        if batch.history is not None:
-            before = replace(batch, history=replace(batch.history, counts=batch.history.counts.clone()))
+        before = counted_apart(batch)
         blocks = blocks_of(logits, 24) if self.given_blocks else None
         got = registry.sampling("triton_sampling").run(self.spec, gpu, logits, batch, blocks)
 
-        def finish() -> Iterator[Compared]:
-            counted = None if before.history is None else before.history.counts.clone()
-            yield from hold_sampled(got, logits, before)
-            if counted is not None and batch.history is not None and before.history is not None:
-                # One more for each token that was taken, whichever it is.
-                for row, token in enumerate(got.tokens.tolist()):
-                    counted[before.history.slots[row], token] += int(got.status[row]) == Status.OK
-                yield same("counts of tokens", batch.history.counts, counted)
-
-        return finish
+        return lambda: hold_sampled(got, logits, before, batch)
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,9 @@ def cases() -> Iterator[Case]:
     for tokens, width, experts in SANDWICHED:
         sizes = (width, 8, 2, 64, experts, 8, Activations.BF16, tokens)
         spec = SmallSpec(*sizes, RouterShape(False, expert_scale=True, readers=2))
-        yield SmallCase(f"{tokens} x {width}, {experts} experts", "norm_add_norm_route", spec, norm_add_norm_route(spec))
+        yield SmallCase(
+            f"{tokens} x {width}, {experts} experts", "norm_add_norm_route", spec, norm_add_norm_route(spec)
+        )
     for kind in GateKind:
         for run in (0, 1, 8):
             gate = Gate(kind, interleaved=run > 0, run=max(run, 1))
