@@ -14,6 +14,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -103,9 +104,20 @@ def rehearse(case: Case, gpu: Gpu) -> Unit:
         launches.append((started.kernel(), tuple(started.grid)))
         return False
 
-    with taken_by(take):
+    with taken_by(take), _one_thread():
         case.start(gpu, CPU)
     return Unit(case, gpu, tuple(launches))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For tensors as small as a case's: threads that wait for each other take more time than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def plan(gpus: Sequence[Gpu], cases: Iterable[Case], device: str, progress: Progress = quietly) -> Plan:
