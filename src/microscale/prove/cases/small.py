@@ -53,8 +53,8 @@ def hold_routing(actual: Routing, logits: Tensor, top_k: int, room: float, scale
     want = reference.route(logits, top_k, scale)
     chosen, exact = logits.gather(1, actual.expert_ids.long()), logits.gather(1, want.expert_ids.long())
     size = float(logits.square().mean().sqrt())
-    ordered = (values.sort(descending=True).values for values in (chosen, exact))
-    yield compare("logits of the experts", *ordered, Errors(2 * room / size, 2 * room / size))
+    ours, theirs = (values.sort(descending=True).values for values in (chosen, exact))
+    yield compare("logits of the experts", ours, theirs, Errors(2 * room / size, 2 * room / size))
     alike = (actual.expert_ids == want.expert_ids).all(dim=1)
     got, exact = actual.weights[alike], want.weights[alike]
     yield compare("weights", got, exact, Errors(4 * room * spread(exact), 4 * room))
@@ -232,8 +232,8 @@ def rope(heads: Heads) -> Build:
         qkv = normal(tokens, num_heads + (1 if shared else 2) * kv_heads, dim, device=device, size=3.0)
         frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))
         frequencies[int(part * dim) // 2 :] = 0.0
-        weights = (1 + normal(dim, device=device, seed=seed, size=0.2) for seed in (1, 2))
-        norms = HeadNorms(*weights, 1e-6, values=norm == "qkv") if norm else None
+        q_weight, k_weight = (1 + normal(dim, device=device, seed=seed, size=0.2) for seed in (1, 2))
+        norms = HeadNorms(q_weight, k_weight, 1e-6, values=norm == "qkv") if norm else None
         positions, slots = torch.arange(tokens).to(device) + 70, torch.arange(tokens).to(device) * 9 + 4
         ours, exact = (empty_cache(2, kv_heads, 32, dim, fp8, device) for _ in range(2))
         table = RopeTable(frequencies.to(device), 1.0)
@@ -253,9 +253,10 @@ def empty_cache(pages: int, kv_heads: int, page_size: int, dim: int, fp8: bool, 
     """Filled with what nobody may have written; the scales of E4M3 let the last head saturate."""
     shape = (pages, kv_heads, page_size, dim)
     if not fp8:
-        return PagedKv(*(torch.full(shape, -7.0, device=device).bfloat16() for _ in "kv"))
-    scales = (torch.linspace(0.02, 0.001, kv_heads).to(device), torch.full((kv_heads,), 0.05, device=device))
-    return PagedKv(*(torch.full(shape, 0x7F, dtype=torch.uint8, device=device) for _ in "kv"), *scales)
+        k, v = (torch.full(shape, -7.0, device=device).bfloat16() for _ in "kv")
+        return PagedKv(k, v)
+    k, v = (torch.full(shape, 0x7F, dtype=torch.uint8, device=device) for _ in "kv")
+    return PagedKv(k, v, torch.linspace(0.02, 0.001, kv_heads).to(device), torch.full((kv_heads,), 0.05, device=device))
 
 
 # tokens, width, experts, top_k, bias
