@@ -51,6 +51,11 @@ def ptx_sm(sm: int) -> int:
     return SAME_PTX.get(sm, sm)
 
 
+def has_own_ptx(sm: int) -> bool:
+    """Whether its PTX is executed under its own name."""
+    return sm not in SAME_PTX
+
+
 def target(sm: int) -> Target:
     """The limits of an SM that is proved."""
     try:

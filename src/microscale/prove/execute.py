@@ -24,7 +24,7 @@ import torch
 
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.hardware import Gpu
-from microscale.hardware.targets import ptx_sm
+from microscale.hardware.targets import has_own_ptx, ptx_sm
 from microscale.kernels.launch import Kernel, Launch, taken_by
 from microscale.prove.cache import PtxCache
 from microscale.prove.cases import Case, all_cases
@@ -128,7 +128,7 @@ def plan(gpus: Sequence[Gpu], cases: Iterable[Case], device: str, progress: Prog
     left_out: Counter[tuple[str, str, str]] = Counter()
     listed = list(cases)
     # A card whose PTX stands for another's goes first.
-    for gpu in sorted(gpus, key=lambda gpu: ptx_sm(gpu.sm) != gpu.sm):
+    for gpu in sorted(gpus, key=lambda gpu: not has_own_ptx(gpu.sm)):
         for place, case in enumerate(listed):
             progress("planning", place, len(listed))
             reason = case.refuses(gpu) or (TOO_LARGE if case.large and device == CPU else None)
@@ -162,18 +162,21 @@ def cut_short(planned: Plan) -> Plan:
     return replace(planned, units=tuple(planned.units[at] for at in kept), standing=standing)
 
 
+LEAST_PROGRAMS = 8
 FORM = ("BITS", "SCALES", "MX", "FP8", "DIRECT", "CHANNELS", "GROUPS", "CAPPED")
 """Constants that make another kernel of a function: of the weights, the activations and the cache."""
 
 
 def _form(kernel: Kernel) -> tuple[Any, ...]:
     constants = kernel.constants
-    return kernel.name, *((name, constants[name]) for name in FORM if name in constants)
+    pointers = frozenset(kind for kind in kernel.signature.values() if kind.startswith("*"))
+    return kernel.name, pointers, *((name, constants[name]) for name in FORM if name in constants)
 
 
-def _size(unit: Unit) -> int:
-    """Programs that it starts."""
-    return sum(math.prod(grid) for _, grid in unit.launches)
+def _size(unit: Unit) -> tuple[bool, int]:
+    """Programs that it starts. So few that hardly anything can go wrong come last."""
+    programs = sum(math.prod(grid) for _, grid in unit.launches)
+    return programs < LEAST_PROGRAMS, programs
 
 
 def cuda_device() -> str | None:
