@@ -23,7 +23,7 @@ Compile = Callable[[Kernel, int], tuple[str, int]]
 
 
 @contextmanager
-def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile = compile_to_ptx) -> Iterator[dict[Kernel, int]]:
+def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None) -> Iterator[dict[Kernel, int]]:
     """Inside, launches on CPU tensors run in the interpreter as they would on ``sm``. Gives the kernels that ran, and
     how often. ``to_ptx``: another compiler, or one that remembers."""
     compiled: dict[Kernel, Interpreted] = {}
@@ -32,7 +32,7 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile = compile_to_
     def take(started: Launch) -> bool:
         kernel = started.kernel()
         if kernel not in compiled:
-            ptx, shared = to_ptx(kernel, sm)
+            ptx, shared = (to_ptx or compile_to_ptx)(kernel, sm)
             compiled[kernel] = Interpreted(ptx if edit is None else edit(kernel, ptx), shared)
         ran[kernel] = ran.get(kernel, 0) + 1
         _run(compiled[kernel], kernel, started)
