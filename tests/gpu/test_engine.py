@@ -18,10 +18,10 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.decode import SHORT_CONTEXT
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.runner import Model
 from microscale.models.config import LayerKind
+from microscale.models.recorded import SHORT_CONTEXT
 from support.loading import load_model
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
