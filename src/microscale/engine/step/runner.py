@@ -75,16 +75,17 @@ class PromptSteps:
     def run(self, schedule: Sequence[Work], key: PromptKey) -> Logits:
         """Logits of the sequences whose next token is due. They last until the next step."""
         self._inputs.fill(schedule, key)
-        self._graphs.run(key, key.tokens, partial(self._body, key))
+        self._graphs.run(key, key.tokens, partial(self.body, key))
         count = sum(work.wants_logits for work in schedule)
         if not count:
-            return self._tail(key, 0)
+            return self.tail(key, 0)
         rows = graph_size(count)
-        logits = self._graphs.run((rows, key.pages), rows, partial(self._tail, key, rows))
+        logits = self._graphs.run((rows, key.pages), rows, partial(self.tail, key, rows))
         return take_rows(logits, slice(count))
 
     @torch.inference_mode()
-    def _body(self, key: PromptKey) -> None:
+    def body(self, key: PromptKey) -> None:
+        """The model's body on the standing inputs; what the tail needs of it is left in place."""
         self._inputs.lay_tables(key)
         found = self._model.body(self._inputs.batch(key), self._kv)
         if self._gathered is None:
@@ -97,7 +98,8 @@ class PromptSteps:
             torch.index_select(each, 0, self._inputs.rows(key), out=gathered)
 
     @torch.inference_mode()
-    def _tail(self, key: PromptKey, rows: int) -> Logits:
+    def tail(self, key: PromptKey, rows: int) -> Logits:
+        """The model's tail for the first rows. It depends on the width of the tables alone, not on the key."""
         assert self._gathered is not None  # the body has run
         q, x = self._gathered
         kind = self._model.layers[-1].kind
