@@ -119,8 +119,8 @@ class ModelRunner:
         enforce_eager: bool = False,
         fill_up_prompts: bool | None = None,
     ) -> None:
-        """``fill_up_prompts``: run steps with prompts from standing inputs, as graphs do; by default where there are
-        graphs."""
+        """``fill_up_prompts``: run steps with prompts from standing inputs, filled up to buckets; by default on GPUs,
+        with graphs and without: they give the same bits."""
         self._model = model
         self._pools = pools
         # One page more than the pool hands out: rows that fill up a graph's batch look there.
@@ -134,7 +134,9 @@ class ModelRunner:
         self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
         self._prompts: tuple[PromptInputs, PromptSteps] | None = None
         most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
-        if self._graphs.can_capture(most) if fill_up_prompts is None else fill_up_prompts:
+        if fill_up_prompts is None:
+            fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
+        if fill_up_prompts:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device)
             self._prompts = inputs, PromptSteps(model, self._kv, inputs, self._graphs)
