@@ -115,9 +115,9 @@ class PromptInputs:
         self._pools = pools
         self._page_size = limits.page_size
         self._max_pages = max_pages
-        self._buckets = token_buckets
+        self.buckets = token_buckets
         most = limits.max_num_seqs + 1
-        self._sequences = sorted({min(size, most) for size in (*FEW_SEQUENCES, most)})
+        self.sequences = sorted({min(size, most) for size in (*FEW_SEQUENCES, most)})
         self.most_rows = graph_size(limits.max_num_seqs)
         largest = PromptKey(token_buckets[-1], most, max_pages)
         padding_pages = -(-token_buckets[-1] // self._page_size)
@@ -138,12 +138,12 @@ class PromptInputs:
         """The graph of a step; ``None`` where none is large enough, or a prompt is scored: its tokens all give
         logits."""
         count = sum(work.count for work in schedule)
-        tokens = bucket(self._buckets, count)
+        tokens = bucket(self.buckets, count)
         if tokens is None or any(work.request.scoring for work in schedule):
             return None
         longest = max(work.first + work.count for work in schedule)
         needed = len(schedule) + (tokens > count)
-        sequences = next(size for size in self._sequences if size >= needed)
+        sequences = next(size for size in self.sequences if size >= needed)
         return PromptKey(tokens, sequences, table_width(longest, self._page_size, self._max_pages))
 
     def fill(self, schedule: Sequence[Work], key: PromptKey) -> None:
