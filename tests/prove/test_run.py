@@ -74,9 +74,9 @@ def started(card: str) -> frozenset[Kernel]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("card", ["gb10", "a100"])
+@pytest.mark.parametrize("card", ["gb10", "a100", "h200"])
 def test_every_function_that_a_model_starts_has_a_case(card: str) -> None:
-    recorded = {kernel.name for kernel in inventory.recorded(known(card), MODELS, inventory.SETTINGS[1:4])}
+    recorded = {kernel.name for kernel in inventory.recorded(known(card), MODELS, inventory.SETTINGS[1:4:2])}
     assert len(recorded) > 30
     without = recorded - {kernel.name for kernel in started(card)}
     assert not without, f"no case starts {sorted(without)} on {card}"

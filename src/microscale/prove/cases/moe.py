@@ -30,13 +30,13 @@ from microscale.prove.cases.errors import Errors, rms_step, rounded_bound
 from microscale.prove.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
 
 MANY = [
-    Layer("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=160, spread="unused"),
+    Layer("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),
     Layer("67 tokens on the same experts, gelu", 67, hidden=160, intermediate=96, gate=GELU, bias=False, spread="one"),
     Layer("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
           gate=SWIGLU_HALVES),
     Layer("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
-    Layer("40 tokens, 20 for each expert", 40, hidden=352, intermediate=160),
-    Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=160),
+    Layer("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
+    Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
 FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
