@@ -24,8 +24,9 @@ from microscale.prove.cases import Case, all_cases
 from microscale.prove.cases.moe import ExpertsCase
 from microscale.prove.cases.small import SmallCase
 from microscale.prove.compiler import compile_to_ptx
-from microscale.prove.execute import CPU, Plan, execute, plan, rehearse
+from microscale.prove.execute import execute
 from microscale.prove.executed_report import KEYS, RunRow, rows_of
+from microscale.prove.selection import CPU, Selection, rehearse, select
 
 pytestmark = pytest.mark.timeout(600)
 MATRIX_OPS = ("moe", "dense", "attention")
@@ -69,8 +70,8 @@ def test_every_matrix_kernel_is_executed(card: str, op: str) -> None:
 @cache
 def started(card: str) -> frozenset[Kernel]:
     """What the cases of a card start."""
-    planned = plan([known(card)], all_cases(), CPU)
-    return frozenset(kernel for unit in planned.units for kernel in unit.kernels)
+    selected = select([known(card)], all_cases(), CPU)
+    return frozenset(kernel for unit in selected.units for kernel in unit.kernels)
 
 
 @pytest.mark.slow
@@ -102,15 +103,17 @@ def test_the_ptx_of_both_consumer_architectures_is_one(op: str) -> None:
         assert "block_scale" in ptx[one]
 
 
-def executed(cards: Iterable[str], cases: Iterable[Case], cache_dir: Path, **options: Any) -> tuple[Plan, list[RunRow]]:
-    planned = plan([known(card) for card in cards], cases, CPU)
-    return planned, rows_of(execute(planned, device=CPU, jobs=1, cache_dir=cache_dir, **options), CPU)
+def executed(
+    cards: Iterable[str], cases: Iterable[Case], cache_dir: Path, **options: Any
+) -> tuple[Selection, list[RunRow]]:
+    selected = select([known(card) for card in cards], cases, CPU)
+    return selected, rows_of(execute(selected, device=CPU, jobs=1, cache_dir=cache_dir, **options), CPU)
 
 
 def test_cards_that_start_the_same_kernels_share_an_execution(tmp_path: Path) -> None:
-    planned, rows = executed(["rtx5090", "rtxpro6000", "gb10"], [small_case("rms_norm")], tmp_path)
-    assert len(planned.units) == 1
-    assert len(planned.standing) == 3
+    selected, rows = executed(["rtx5090", "rtxpro6000", "gb10"], [small_case("rms_norm")], tmp_path)
+    assert len(selected.units) == 1
+    assert len(selected.standing) == 3
     by_sm = {row.sm: row for row in rows}
     assert all(row.ok and row.cases == 1 for row in rows)
     assert by_sm[121].reason is None
@@ -169,11 +172,11 @@ def test_what_is_not_interpreted_is_counted_and_is_no_failure(tmp_path: Path) ->
 
 
 def test_what_a_card_does_not_have_is_left_out_with_its_reason() -> None:
-    planned = plan([known("a100")], [case for case in cases_of("moe") if "70 tokens" in case.name], CPU)
-    reasons = {reason: count for (_, _, reason), count in planned.left_out.items()}
+    selected = select([known("a100")], [case for case in cases_of("moe") if "70 tokens" in case.name], CPU)
+    reasons = {reason: count for (_, _, reason), count in selected.left_out.items()}
     assert sum(reasons.values()) == 2  # both formats with 8-bit activations
     assert any(reason.startswith("needs a block-scaled matrix instruction") for reason in reasons)
-    large = plan([known("a100")], [case for case in all_cases() if case.op == "sampling" and case.large], CPU)
+    large = select([known("a100")], [case for case in all_cases() if case.op == "sampling" and case.large], CPU)
     assert set(large.left_out.values()) == {1}
 
 

@@ -14,13 +14,14 @@ from microscale.backends import registry
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import KNOWN, known
 from microscale.prove import executed_report
-from microscale.prove.execute import CPU, CUDA, cases_of, cuda_device, cut_short, execute, plan
+from microscale.prove.execute import cuda_device, execute
 from microscale.prove.executed_report import print_rows, rows_of
 from microscale.prove.gate import Row
 from microscale.prove.interpret.launched import Edit
 from microscale.prove.inventory import recorded
 from microscale.prove.report import as_json, as_markdown, print_tables, summary, write_section
 from microscale.prove.run import Source, prove
+from microscale.prove.selection import CPU, CUDA, cases_of, select, shorten
 
 OPS = tuple(dict.fromkeys(entry.op for entry in registry.IMPLEMENTATIONS))
 
@@ -83,16 +84,16 @@ def run_cases(
     where = CPU if present is None else CUDA
     cards = [known(name) for name in (KNOWN if gpu == "all" else [gpu])]
     with _bar() as show:
-        planned = plan(cards, cases_of([op] if op else []), where, progress=show)
-        planned = cut_short(planned) if quick else planned
-        executed = execute(planned, device=where, jobs=jobs, cache_dir=cache_dir, edit=edit, progress=show)
+        selected = select(cards, cases_of([op] if op else []), where, progress=show)
+        selected = shorten(selected) if quick else selected
+        executed = execute(selected, device=where, jobs=jobs, cache_dir=cache_dir, edit=edit, progress=show)
     rows = rows_of(executed, present or CPU)
     if not rows:
         raise Unsupported(f"There is no case of {op or 'any op'} to execute as GPU {gpu}.")
     if json_output:
         console.out(executed_report.as_json(rows), highlight=False)
     else:
-        print_rows(rows, planned, console)
+        print_rows(rows, selected, console)
     return 1 if any(row.failed for row in rows) else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from microscale.hardware.targets import target
-from microscale.prove.execute import Executed, Plan
+from microscale.kernels.launch import Kernel
+from microscale.prove.execute import Executed
+from microscale.prove.selection import Selection
 
 KEYS = ("op", "variant", "sm", "executed_on", "cases", "worst", "rms", "ok", "reason")
 """Of ``prove --run --json``."""
@@ -60,7 +62,7 @@ class RunRow:
 
     @property
     def kernels(self) -> int:
-        return len({kernel for entry in self.ran for kernel in entry.unit.kernels})
+        return kernels_of(self.ran)
 
     @property
     def spelled(self) -> Counter[str]:
@@ -85,6 +87,17 @@ class RunRow:
 
     def to_json(self) -> dict[str, object]:
         return {key: getattr(self, key) for key in KEYS}
+
+
+def kernels_of(entries: Iterable[Executed]) -> int:
+    """Different kernels that ran. Where it was not listed beforehand what a case starts, those that it was first to
+    start in its process count."""
+    listed: set[tuple[int, Kernel]] = set()
+    unlisted = 0
+    for entry in entries:
+        listed |= {(entry.unit.gpu.sm, kernel) for kernel in entry.unit.kernels}
+        unlisted += 0 if entry.unit.launches else entry.outcome.kernels
+    return len(listed) + unlisted
 
 
 def _finite(value: float | None) -> float | None:
@@ -112,7 +125,7 @@ HEADINGS = ("op", "variant", "card", "kernels", "cases", "worst", "RMS", "spelle
 NUMBERS = ("kernels", "cases", "worst", "RMS")
 
 
-def print_rows(rows: Sequence[RunRow], planned: Plan, console: Console) -> None:
+def print_rows(rows: Sequence[RunRow], selected: Selection, console: Console) -> None:
     """The table, then each fault and each thing left out with its reason, then one sentence on the whole."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
@@ -125,7 +138,7 @@ def print_rows(rows: Sequence[RunRow], planned: Plan, console: Console) -> None:
         if row.reason:
             sign = "✗" if row.failed else "·"
             console.out(f"{sign} {row.op} {row.variant} on {target(row.sm).label}: {row.reason}", highlight=False)
-    for (card, op, reason), count in planned.left_out.items():
+    for (card, op, reason), count in selected.left_out.items():
         console.out(f"· {count} cases of {op} are none of {card}'s: {reason}", highlight=False)
     console.out(summary(rows), highlight=False)
 
@@ -144,9 +157,8 @@ def _figure(value: float | None) -> str:
 def summary(rows: Sequence[RunRow]) -> str:
     """One sentence on the whole."""
     units = {id(entry.unit): entry for row in rows for entry in row.ran}
-    kernels = {(entry.unit.gpu.sm, kernel) for entry in units.values() for kernel in entry.unit.kernels}
     failed = {id(entry.unit) for row in rows for entry in row.failed}
     where = " and ".join(dict.fromkeys(row.executed_on for row in rows)) or "nothing"
     cards = ", ".join(dict.fromkeys(card for row in rows for card in row.cards))
     verdict = "all as the reference says" if not failed else f"{len(failed)} not as the reference says"
-    return f"{len(kernels)} kernels of {cards} executed in {len(units)} cases on {where}: {verdict}."
+    return f"{kernels_of(units.values())} kernels of {cards} executed in {len(units)} cases on {where}: {verdict}."
