@@ -1,10 +1,8 @@
 """Executes the case tables for cards that are not here: on a GPU that plays them, or on a CPU that interprets PTX.
 
-refuses   which cases a card has, says the oracle
-rehearse  the op's own code runs once and its launches are listed, not started: cards that would start the same
-          kernels in the same grids share one execution
-compile   on a CPU, all PTX first, in parallel processes, into a cache: compiling is the cost, not executing
-run       each case in a process of its own; a crash is a fault of that case alone
+What is executed comes from ``selection``. On a CPU all PTX is compiled first, in parallel processes, into a cache:
+compiling is the cost, not executing. Then cases run in processes of their own, and a crash is a fault of the cases in
+that process alone.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ def _chunks(units: Sequence[Unit], device: str) -> Iterator[list[int]]:
 
 def _compile(units: Sequence[Unit], cache: PtxCache, workers: int, show: Progress) -> None:
     """All PTX that is not there yet. What does not compile is a fault of the cases that need it, and shows there."""
-    wanted = dict.fromkeys((kernel, unit.gpu.sm) for unit in units for kernel, _ in unit.launches)
+    wanted = dict.fromkeys((kernel, unit.gpu.sm) for unit in units for kernel in unit.kernels)
     missing = [(kernel, sm) for kernel, sm in wanted if cache.load(kernel, sm) is None]
     for sm in {sm for _, sm in missing}:
         warm_up(sm)

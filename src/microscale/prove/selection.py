@@ -1,7 +1,7 @@
 """Which cases are executed for which cards: the oracle is asked, and each case is rehearsed.
 
 A rehearsal runs the op's own code once and lists its launches instead of starting them. Cards that would start the same
-kernels in the same grids share one execution.
+kernels in the same grids with the same numbers share one execution.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.targets import has_own_ptx, ptx_sm
@@ -33,18 +34,27 @@ CUDA = "cuda"
 TOO_LARGE = "is too large for a CPU"
 
 
+class Rehearsed(NamedTuple):
+    """One launch, as far as it may differ from card to card."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    numbers: tuple[Any, ...]
+    """Its arguments but for tensors."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """One execution: a case as a card runs it."""
 
     case: Case
     gpu: Gpu
-    launches: tuple[tuple[Kernel, tuple[int, ...]], ...]
-    """Kernels and grids, as they were listed beforehand; none for a large case."""
+    launches: tuple[Rehearsed, ...]
+    """As they were listed beforehand; none for a large case."""
 
     @property
     def kernels(self) -> set[Kernel]:
-        return {kernel for kernel, _ in self.launches}
+        return {start.kernel for start in self.launches}
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,11 @@ def cases_of(ops: Sequence[str]) -> list[Case]:
 
 def rehearse(case: Case, gpu: Gpu) -> Unit:
     """The launches of a case. What they would have written is not there, so nothing is compared."""
-    launches: list[tuple[Kernel, tuple[int, ...]]] = []
+    launches: list[Rehearsed] = []
 
     def take(started: Launch) -> bool:
-        launches.append((started.kernel(), tuple(started.grid)))
+        numbers = tuple(value for value in started.arguments if not isinstance(value, Tensor))
+        launches.append(Rehearsed(started.kernel(), tuple(started.grid), numbers))
         return False
 
     with taken_by(take), _one_thread():
@@ -144,5 +155,5 @@ def _form(kernel: Kernel) -> tuple[Any, ...]:
 
 def _size(unit: Unit) -> tuple[bool, int]:
     """Programs that it starts. So few that hardly anything can go wrong come last."""
-    programs = sum(math.prod(grid) for _, grid in unit.launches)
+    programs = sum(math.prod(start.grid) for start in unit.launches)
     return programs < LEAST_PROGRAMS, programs
