@@ -28,7 +28,8 @@ from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.models.gemma4.model import in_runs
-from support.errors import assert_close, rms_step
+from microscale.prove.cases.moe import fp8_bound, gate_e4m3
+from support.errors import assert_close
 from support.moe_cases import CASES, GELU, SILU, Case, Problem, check_rounded, e4m3_by_token
 
 pytestmark = pytest.mark.odd_shapes
@@ -73,20 +74,11 @@ def test_answers_are_the_reference(case: Case, fmt: str) -> None:
     check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(case.tokens))
 
 
-def h_e4m3(h: Tensor) -> Tensor:
-    """The gate's output in E4M3 under the one scale that the clamp at 7 allows: 7 * 8 * 2**3 is 448."""
-    return (h * 8.0).to(torch.float8_e4m3fn).float() / 8.0
-
-
 def check_fp8(actual: Tensor, problem: Problem) -> None:
-    """Near the layer with the same 8-bit numbers.
-
-    A sum that lies between two E4M3 codes may round to the other: one value may be off by a rounding to E4M3. Sums of
-    E4M3 products keep about 14 bits on Hopper, and drop the rest after every 32 columns.
-    """
-    same = problem.expected_quantised(e4m3_by_token, h_e4m3)
-    dropped = (problem.layer.hidden + problem.layer.intermediate) / 32 * 2.0**-14
-    assert_close(actual, same, worst=5 * rms_step("e4m3"), rms=3 * rms_step("bf16") + dropped)
+    """Near the layer with the same 8-bit numbers."""
+    bound = fp8_bound(problem.layer)
+    same = problem.expected_quantised(e4m3_by_token, gate_e4m3)
+    assert_close(actual, same, worst=bound.worst, rms=bound.rms)
     check_rounded(actual, problem.expected(), "e4m3", 3)
 
 

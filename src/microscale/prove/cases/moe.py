@@ -23,8 +23,8 @@ from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, WGMMA_FP8
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
+from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
-from microscale.models.gemma4.model import in_runs
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale.prove.cases.errors import Errors, rms_step, rounded_bound
 from microscale.prove.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
@@ -145,10 +145,16 @@ class DenseMlp:
 
     @property
     def packed(self) -> Mlp:
-        return Mlp(pack(DenseWeights(in_runs(self.gate_up))), pack(DenseWeights(self.down)))
+        rows = BlockScaled(_in_runs(self.gate_up.values), _in_runs(self.gate_up.scales), self.gate_up.format)
+        return Mlp(pack(DenseWeights(rows)), pack(DenseWeights(self.down)))
 
     def expected(self) -> Tensor:
         return apply_gate(self.x.float() @ decode(self.gate_up).T, GELU) @ decode(self.down).T
+
+
+def _in_runs(rows: Tensor) -> Tensor:
+    """All gate rows, then all up rows → runs of the ones, as many of the others, and so on."""
+    return rows.view(2, -1, RUN, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
 
 
 @dataclass(frozen=True)
