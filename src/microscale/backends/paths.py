@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -72,6 +73,27 @@ def path_for(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT:
         reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in pick(paths, spec, gpu).rejected)
         raise Unsupported(f"No path runs this on {gpu.name}: {reasons or 'there is none'}.")
     return found
+
+
+class Asked(StrEnum):
+    """A form, by the attribute that lists its paths."""
+
+    RUN = "paths"
+    LOGITS = "logits_paths"
+    WITH_MLP = "mlp_paths"
+    FUSED = "fused_paths"
+    ROUTE = "route_paths"
+    SANDWICH_ROUTE = "sandwich_route_paths"
+
+
+def ask(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Pick[Any]:
+    """Which path of an implementation runs this form of a spec, and why not the others: for cases and tests."""
+    return pick(getattr(entry, form.value), spec, gpu)
+
+
+def path_of(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Any:
+    """The path that runs this form of a spec, or an error with every reason."""
+    return path_for(getattr(entry, form.value), spec, gpu)
 
 
 # ---- for every batch size --------------------------------------------------------------------------------------------

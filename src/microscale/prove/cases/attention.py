@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.paths import first_path, path_for
+from microscale.backends.paths import Asked, ask, path_of
 from microscale.hardware import Gpu
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.reference import attention
@@ -136,16 +136,16 @@ class AttentionCase(Case):
         return AttentionSpec(*sizes, batch=batch)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "FP8 KV" if self.fp8 else "", first_path(self.entry.paths, self.spec, gpu))
+        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, self.entry.paths, self.spec, gpu)
+        return refusal(self.entry, Asked.RUN, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         spec, q, kv, batch = make_batch(self.shape, self.fp8, device)
         spec = replace(spec, batch=BatchShape.of(kv, batch))
         sinks = make_sinks(spec.num_heads, self.sink, device)
-        y = self.entry.run(spec, gpu, q, kv, batch, sinks, path_for(self.entry.paths, spec, gpu))
+        y = self.entry.run(spec, gpu, q, kv, batch, sinks, path_of(self.entry, Asked.RUN, spec, gpu))
 
         def finish() -> Iterator[Compared]:
             want = attention(q, kv, batch, spec, sinks)

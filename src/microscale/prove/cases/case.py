@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microscale.backends.paths import pick
+from microscale.backends.paths import Asked, ask
 from microscale.hardware import Gpu
 from microscale.kernels.op import Implementation, Path, Reason
 from microscale.prove.cases.errors import Errors, errors
@@ -95,6 +95,6 @@ def picked(entry: Implementation[Any], form: str, path: Path[Any] | None) -> str
     return ", ".join(part for part in (entry.name, form, path.name if path else "") if part)
 
 
-def refusal(entry: Implementation[Any], paths: tuple[Path[Any], ...], spec: Any, gpu: Gpu) -> Reason | None:
-    """Why the implementation, or each of these paths of it, does not run the spec on the card."""
-    return entry.supports(spec, gpu) or pick(paths, spec, gpu).refusal
+def refusal(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Reason | None:
+    """Why the implementation, or each of its paths for this form, does not run the spec on the card."""
+    return entry.supports(spec, gpu) or ask(entry, form, spec, gpu).refusal

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.paths import first_path, path_for
+from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu
 from microscale.kernels.dense import logits_epilogue, unpack
@@ -121,14 +121,14 @@ class DenseCase(Case):
         return problem_of(spec.weight_format, spec.tokens, spec.rows, spec.columns, device, spec.bias)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", first_path(self.entry.paths, self.spec, gpu))
+        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, self.entry.paths, self.spec, gpu)
+        return refusal(self.entry, Asked.RUN, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_for(self.entry.paths, spec, gpu)
+        path = path_of(self.entry, Asked.RUN, spec, gpu)
         packed = self.entry.pack(problem.weights, spec)
         with_residual = self.entry.run(packed, spec, gpu, problem.x, problem.residual, path)
         without = self.entry.run(packed, spec, gpu, problem.x, None, path)
@@ -149,14 +149,14 @@ class LogitsCase(DenseCase):
     """As an lm_head, with and without a soft cap."""
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "logits", first_path(self.entry.logits_paths, self.spec, gpu))
+        return picked(self.entry, "logits", ask(self.entry, Asked.LOGITS, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, self.entry.logits_paths, self.spec, gpu)
+        return refusal(self.entry, Asked.LOGITS, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = self.problem(device), self.spec
-        path = path_for(self.entry.logits_paths, spec, gpu)
+        path = path_of(self.entry, Asked.LOGITS, spec, gpu)
         packed = self.entry.pack(problem.weights, spec)
         x = problem.x if spec.softcap is None else problem.x * 40  # far beyond the cap
         plain = self.entry.run_logits(packed, replace(spec, softcap=None), gpu, x, path)
@@ -192,7 +192,7 @@ class EpilogueCase(Case):
     def refuses(self, gpu: Gpu) -> Reason | None:
         spec = DenseSpec(self.rows, 64, "bf16", Activations.BF16, False, 4, self.softcap)
         entry = registry.dense("dequantized")
-        return refusal(entry, entry.logits_paths, spec, gpu)
+        return refusal(entry, Asked.LOGITS, spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         values = make_logits(self.rows, device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.paths import first_path, path_for
+from microscale.backends.paths import Asked, ask, path_of
 from microscale.hardware import Gpu
 from microscale.kernels.attention.fused_decode import HeadTransform, kinds
 from microscale.kernels.attention.op import AttentionOp
@@ -142,16 +142,16 @@ class FusedCase(Case):
         return AttentionSpec(*sizes, batch=batch)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "FP8 KV" if self.fp8 else "", first_path(self.entry.fused_paths, self.spec, gpu))
+        return picked(self.entry, "FP8 KV" if self.fp8 else "", ask(self.entry, Asked.FUSED, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, self.entry.fused_paths, self.spec, gpu)
+        return refusal(self.entry, Asked.FUSED, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         given = make_fused(self.shape, self.fp8, self.kind, device, self.sink, self.empty)
         ours = given.copy_of_kv()
         spec = replace(given.spec, batch=BatchShape.of(ours, given.batch, given.transform.kind))
-        path = path_for(self.entry.fused_paths, spec, gpu)
+        path = path_of(self.entry, Asked.FUSED, spec, gpu)
         y = self.entry.run_fused(spec, gpu, given.qkv, given.transform, ours, given.batch, given.sinks, path)
         return lambda: self._hold(given, y, ours)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.paths import first_path, path_for
+from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import MXFP8, BlockScaled, decode, encode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.packed import pack
@@ -70,18 +70,18 @@ class ExpertsCase(Case):
         return MoeSpec(*sizes, self.fmt, self.activations, layer.gate, layer.bias, layer.tokens)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "", first_path(self.entry.paths, self.spec, gpu))
+        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        if reason := refusal(self.entry, self.entry.paths, self.spec, gpu):
+        if reason := refusal(self.entry, Asked.RUN, self.spec, gpu):
             return reason
-        if self.activations is Activations.MXFP8 and path_for(self.entry.paths, self.spec, gpu) not in QUANTISED:
+        if self.activations is Activations.MXFP8 and path_of(self.entry, Asked.RUN, self.spec, gpu) not in QUANTISED:
             return "runs with bf16 activations at this size, which has a case of its own"
         return None
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, self.fmt, device), self.spec
-        path = path_for(self.entry.paths, spec, gpu)
+        path = path_of(self.entry, Asked.RUN, spec, gpu)
         y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
         return lambda: hold_experts(y, problem, path)
 
@@ -180,16 +180,16 @@ class WithMlpCase(Case):
         return MoeSpec(*sizes, "mxfp8", Activations.BF16, layer.gate, layer.bias, layer.tokens, mlp)
 
     def variant(self, gpu: Gpu) -> str:
-        return picked(self.entry, "with a dense MLP", first_path(self.entry.mlp_paths, self.spec, gpu))
+        return picked(self.entry, "with a dense MLP", ask(self.entry, Asked.WITH_MLP, self.spec, gpu).path)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
-        return refusal(self.entry, self.entry.mlp_paths, self.spec, gpu)
+        return refusal(self.entry, Asked.WITH_MLP, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem, spec = problem_of(self.layer, "mxfp8", device), self.spec
         mlp = DenseMlp.of(self.units, self.layer.hidden, self.layer.tokens, device)
         both = torch.stack((mlp.x, problem.x))
-        path = path_for(self.entry.mlp_paths, spec, gpu)
+        path = path_of(self.entry, Asked.WITH_MLP, spec, gpu)
         y = self.entry.run_with_mlp(problem.packed, mlp.packed, spec, gpu, both, problem.routing, path)
 
         def finish() -> Iterator[Compared]:

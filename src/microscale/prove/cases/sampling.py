@@ -176,8 +176,8 @@ SETUPS = [
     Setup("one token in the vocabulary", 2, 1, {"temperature": 1.0, "top_k": 1, "top_p": 0.5}),
     Setup("no rows", 0, 100, {"temperature": 1.0}),
     Setup("a block and one", 2, 4097, {"temperature": 1.5}),
-    Setup("gpt-oss, greedy", 1, 201088),
-    Setup("gpt-oss, top-k and top-p", 1, 201088, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
+    Setup("201088 tokens, greedy", 1, 201088),
+    Setup("201088 tokens, top-k and top-p", 1, 201088, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
     Setup("top-p over a flat row", 1, 30000, {"temperature": 1.0, "top_p": 0.95}, spread=0.5),
     Setup("temperature", 4, 5000, {"temperature": [0.3, 1.0, 5.0, 100.0]}),
     Setup("the least temperature", 2, 5000, {"temperature": [1e-38, 1e-5]}),
@@ -191,7 +191,7 @@ SETUPS = [
     Setup("greedy beside drawn", 4, 5000, {"temperature": [0, 1, 0, 1], "top_k": [0, 5, 7, 0],
                                            "top_p": [0.1, 1, 1, 1]}),
 ]  # fmt: skip
-LARGE = [Setup("top-p over a flat row of gpt-oss", 1, 201088, {"temperature": 1.0, "top_p": 0.95}, spread=0.5)]
+LARGE = [Setup("top-p over a flat row of 201088", 1, 201088, {"temperature": 1.0, "top_p": 0.95}, spread=0.5)]
 
 Make = Callable[[str], tuple[Tensor, SamplingBatch]]
 """Logits and batch on a device."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.calls import bind_small
-from microscale.backends.paths import first_path
+from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
@@ -60,6 +60,8 @@ def hold_routing(actual: Routing, logits: Tensor, top_k: int, room: float, scale
     yield compare("weights", got, exact, Errors(4 * room * spread(exact), 4 * room))
 
 
+ROUTED_FORMS = {"add_norm_route": Asked.ROUTE, "norm_add_norm_route": Asked.SANDWICH_ROUTE}
+IN_ONE_LAUNCH = "router in one launch"
 Build = Callable[[SmallOps, Gpu, str], Finish]
 
 
@@ -75,8 +77,8 @@ class SmallCase(Case):
 
     def variant(self, gpu: Gpu) -> str:
         entry = registry.small("triton_small")
-        paths = {"add_norm_route": entry.route_paths, "norm_add_norm_route": entry.sandwich_route_paths}
-        return picked(entry, self.title, first_path(paths.get(self.title, ()), self.spec, gpu))
+        form = ROUTED_FORMS.get(self.title)
+        return picked(entry, self.title, ask(entry, form, self.spec, gpu).path if form else None)
 
     def refuses(self, gpu: Gpu) -> Reason | None:
         return registry.small("triton_small").supports(self.spec, gpu)
@@ -151,7 +153,7 @@ def add_norm_route(spec: SmallSpec) -> Build:
         bias = normal(experts, device=device, seed=3) if spec.router and spec.router.bias else None
         router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), bias)
         bound = bind_small(ops, spec, gpu)
-        fused = first_path(ops.route_paths, spec, gpu) is ops.route_paths[0]
+        fused = path_of(ops, Asked.ROUTE, spec, gpu).name == IN_ONE_LAUNCH
         for _ in range(2):  # the second call finds the counters as the first left them
             normed, total, routing = bound.add_norm_route(x, residual, weight, 1e-5, router, top_k)
 
@@ -179,7 +181,7 @@ def norm_add_norm_route(spec: SmallSpec) -> Build:
         scale = (1 + normal(experts, device=device, seed=7, size=0.2)).float()
         router = Router(normal(experts, width, device=device, seed=2, size=width**-0.5), expert_scale=scale)
         bound = bind_small(ops, spec, gpu)
-        fused = first_path(ops.sandwich_route_paths, spec, gpu) is ops.sandwich_route_paths[0]
+        fused = path_of(ops, Asked.SANDWICH_ROUTE, spec, gpu).name == IN_ONE_LAUNCH
         for _ in range(2):
             normed, total, routing = bound.norm_add_norm_route(x, residual, sandwich, router, top_k)
 
