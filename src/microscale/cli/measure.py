@@ -21,6 +21,7 @@ from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
+from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
 from microscale.cli.options import (
@@ -42,9 +43,11 @@ from microscale.prove import run_prove
 
 
 class ModelOrCommand(TyperGroup):
-    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model."""
+    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model. ``--serve`` stands for ``serve``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--serve" in args:
+            args = ["serve", *(each for each in args if each != "--serve")]
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["model", *args]
         return super().parse_args(ctx, args)
@@ -255,8 +258,9 @@ def prove(
 
 bench = typer.Typer(
     cls=ModelOrCommand,
-    help="Measure the speed of a model (bench MODEL) or of kernels (bench kernels).",
+    help="Measure the speed of a model (bench MODEL), of kernels (bench kernels) or of a server (bench serve).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench.command("model")(bench_model)
 bench.command("kernels")(bench_kernels)
+bench.command("serve", context_settings=PASSED_ON)(bench_serve)
