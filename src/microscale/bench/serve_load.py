@@ -154,6 +154,9 @@ class Found:
     """Send to first event of a thread that answers at once: what the client and the loopback take."""
     http_floor_ms: float
     """A ``/ping`` of the server, by the same clock."""
+    start_s: dict[str, float] = field(default_factory=dict)
+    """Of ``ready_s``: the server's own process, its engine's process, what that loaded, the rest of the engine's start.
+    Nothing where the server does not tell."""
     first_tokens: list[FirstToken] = field(default_factory=list)
     slowest: Slowest | None = None
     burst: Burst | None = None
@@ -179,7 +182,8 @@ class Load:
         firsts = self._first_requests()
         burst = self._burst()
         steady = {length: Spread.of(self._first_tokens([length] * plan.repeats)) for length in plan.all_lens}
-        found = Found(self._server.ready_s, 1e3 * client_floor_s(), 1e3 * self._http_floor_s())
+        floors = (1e3 * client_floor_s(), 1e3 * self._http_floor_s())
+        found = Found(self._server.ready_s, *floors, self._server.start_s)
         after_ready: dict[int, float] = {}
         for length, seconds in firsts:
             after_ready.setdefault(length, 1e3 * seconds)

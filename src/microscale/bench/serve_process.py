@@ -42,6 +42,12 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
 
+    @property
+    def start_s(self) -> dict[str, float]:
+        """The parts of ``ready_s``; what the engine does not account for is the server's own process."""
+        told: dict[str, float] = self.plan.get("start_s") or {}
+        return {"server": self.ready_s - sum(told.values()), **told} if told else {}
+
     def get(self, path: str) -> bytes:
         return _ask(self.port, "GET", path)
 

@@ -10,6 +10,8 @@ from microscale.bench.serve_load import Burst, Found, Gaps, Slowest, Spread
 TEXTLESS = 1.05
 """Tokens per event from which the table says that gaps are not those of single tokens."""
 
+PARTS = {"server": "server process", "engine": "engine process", "load": "weights and kernels", "rest": "graphs, rest"}
+
 
 def table(cache: str, found: Found) -> str:
     """One server's figures. All times are milliseconds but those to ready."""
@@ -17,7 +19,10 @@ def table(cache: str, found: Found) -> str:
 
 
 def _lines(cache: str, found: Found) -> Iterator[str]:
+    parts = ", ".join(f"{PARTS.get(name, name)} {seconds:.2f}" for name, seconds in found.start_s.items())
     yield f"kernel cache {cache}: ready after {found.ready_s:.2f} s"
+    if parts:
+        yield f"of these {parts}"
     if found.kernels_compiled_after_ready is not None:
         yield f"kernels compiled after ready: {found.kernels_compiled_after_ready}"
     floor = f"{found.client_floor_ms:.2f} ms are the client's own, {found.http_floor_ms:.2f} ms a /ping of the server"
