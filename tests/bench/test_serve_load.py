@@ -125,7 +125,7 @@ def test_a_server_that_is_gone_is_told_with_its_log(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     server = Server(port, 1.0, {"max_model_len": 4096}, cast(Any, None), log)
-    with pytest.raises(BenchFailed, match="(?s)refused.*the last words"):
+    with pytest.raises(BenchFailed, match=r"(?s)refused.*the last words"):
         measure(server, PLAN, 0, lambda steps: None)
 
 
