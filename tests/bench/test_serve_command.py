@@ -13,9 +13,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
 from microscale.bench.serve_client import Ask, exchange, post
 from microscale.bench.serve_load import QUICK
+from microscale.cli import app
+from microscale.errors import BadSetting
 from support.serve_command import PATIENCE_S, serving
 
 TINY = ("gpt-oss-tiny", "--load-format", "dummy", "--device", "cpu", "--threads", "1")
@@ -65,11 +68,11 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("option", ["--port=1", "--host", "--api-key-file"])
 def test_options_of_the_benchmark_itself_are_refused(option: str, tmp_path: Path) -> None:
-    process = started(["demo", "--serve", option, "x"], tmp_path)
-    _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
-    assert f"{option.split('=')[0]} is the benchmark's own to choose" in errors
-    assert not (tmp_path / "log").exists()
+    log = tmp_path / "log"
+    result = CliRunner().invoke(app, ["bench", "demo", "--serve", option, "x", "--server-log", str(log)])
+    assert isinstance(result.exception, BadSetting)
+    assert f"{option.split('=')[0]} is the benchmark's own to choose" in str(result.exception)
+    assert not log.exists()
 
 
 def descendants(pid: int) -> set[int]:
@@ -128,23 +131,19 @@ def test_every_token_of_random_weights_shows_in_chat_and_completions(tmp_path: P
         where = urlsplit(address)
         assert where.hostname is not None
         assert where.port is not None
-        common = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0, "stream": True}
-        bodies = {
+        common: dict[str, object] = {
+            "stream_options": {"include_usage": True},
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "temperature": 1.0,
+            "stream": True,
+        }
+        bodies: dict[str, dict[str, object]] = {
             "/v1/completions": {"prompt": "Hello"},
             "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
         }
         for path, fields in bodies.items():
-            asks = [
-                Ask(
-                    post(
-                        where.hostname,
-                        where.port,
-                        path,
-                        fields | common | {"seed": seed, "stream_options": {"include_usage": True}},
-                    )
-                )
-                for seed in range(4)
-            ]
+            asks = [Ask(post(where.hostname, where.port, path, fields | common | {"seed": seed})) for seed in range(4)]
             answers = exchange(where.hostname, where.port, asks)
             assert [answer.completion_tokens for answer in answers] == [TOKENS] * 4
             # Of 512 ids 8 are control tokens and 51 are bytes that wait for another.

@@ -95,8 +95,6 @@ class Spread:
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread:
         ordered = sorted(1e3 * each for each in seconds)
-        if not ordered:
-            raise BenchFailed("A stream had too little text to measure gaps: most of its tokens show none.")
         return cls(median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1], len(ordered))
 
 
@@ -232,8 +230,13 @@ class Load:
         answers = self._exchange(asks, [plan.stream_len] * number, plan.stream_tokens)
         self._advance(1)
         since, until = max(a.first for a in answers), min(a.ended for a in answers)
+        gaps = [gap for a in answers for gap in a.gaps(since, until)]
+        if not gaps:
+            raise BenchFailed(
+                f"{number} streams of {plan.stream_tokens} tokens did not run together; raise --output-len."
+            )
         tokens = sum(a.completion_tokens for a in answers) / max(1, sum(len(a.texts) for a in answers))
-        return Gaps(number, 0, Spread.of([gap for a in answers for gap in a.gaps(since, until)]), tokens)
+        return Gaps(number, 0, Spread.of(gaps), tokens)
 
     def _arrivals(self) -> Gaps:
         """Gaps of running streams while others arrive, until the last of these has its answer."""
@@ -252,8 +255,10 @@ class Load:
         since, until = min(a.sent for a in arrived), max(a.ended for a in arrived)
         if min(a.ended for a in streams) < until:
             raise BenchFailed("A stream reached the model's context length before all others had arrived.")
-        gaps = Spread.of([gap for a in streams for gap in a.gaps(since, until)])
-        return Gaps(plan.running, plan.arrivals, gaps, None, Spread.of([a.first_s for a in arrived]))
+        gaps = [gap for a in streams for gap in a.gaps(since, until)]
+        if not gaps:
+            raise BenchFailed("The running streams showed no text while others arrived.")
+        return Gaps(plan.running, plan.arrivals, Spread.of(gaps), None, Spread.of([a.first_s for a in arrived]))
 
     def _http_floor_s(self) -> float:
         return median(round_trip_s(HOST, self._server.port, "/ping") for _ in range(ROUND_TRIPS))
