@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -29,8 +31,7 @@ from microscale.bench.serve_table import as_json, table
 from support.live_server import Live, live
 
 STEP_S = 0.06
-SLACK = 1.6
-"""How much longer than a step a middle value may be on a busy machine."""
+STEP_MS = 1e3 * STEP_S
 PLAN = replace(QUICK, prompt_lens=(16, 64), repeats=5, first_requests=8, stream_tokens=20, arrivals=6)
 
 
@@ -51,19 +52,28 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Found, int
         yield result, sum(steps), log.read_text()
 
 
-def is_a_step(milliseconds: float) -> bool:
-    return 0.9 * STEP_S < milliseconds / 1e3 < SLACK * STEP_S
+def told(log: str, prompt_tokens: int, completion_tokens: int) -> list[tuple[float, float]]:
+    """Milliseconds to the first token and to the last of such requests, in their order, as the server's log has them.
+
+    A busy machine delays the server and the benchmark alike: what the server saw is the truth here, and the step the
+    least that it can be.
+    """
+    counts = f"prompt_tokens={prompt_tokens} .*completion_tokens={completion_tokens} "
+    found = re.findall(counts + r".*first_token_ms=([\d.]+) total_ms=([\d.]+)", log)
+    return [(float(first), float(total)) for first, total in found]
 
 
 def test_first_tokens_are_those_of_the_engine(found: tuple[Found, int, str]) -> None:
-    """A request comes while the engine is idle: its first step gives the first token."""
-    result, _, _ = found
+    """A request comes while the engine is idle: its first step gives the first token, and a second one would show."""
+    result, _, log = found
     assert [row.prompt_tokens for row in result.first_tokens] == [16, 64]
     for row in result.first_tokens:
-        assert is_a_step(row.steady.p50)
+        server = told(log, row.prompt_tokens, FIRST_TOKENS)[-PLAN.repeats :]
+        p50 = median(first for first, _ in server)
+        assert STEP_MS <= p50 < row.steady.p50 < p50 + STEP_MS
         assert row.steady.p50 <= row.steady.p99 == row.steady.largest
         assert row.steady.count == PLAN.repeats
-        assert row.after_ready_ms >= 900 * STEP_S
+        assert row.after_ready_ms >= STEP_MS
     assert result.slowest is not None
     assert result.slowest.requests == PLAN.first_requests
     assert result.slowest.prompt_tokens in PLAN.all_lens
@@ -71,20 +81,31 @@ def test_first_tokens_are_those_of_the_engine(found: tuple[Found, int, str]) -> 
 
 
 def test_a_burst_shares_its_steps(found: tuple[Found, int, str]) -> None:
-    """All eight come within a step, so each waits for one, or for two that it does not share with the others."""
-    burst = found[0].burst
+    """As the server saw the eight: each waits for the step that it comes in, or for one more."""
+    result, _, log = found
+    burst = result.burst
     assert burst is not None
     assert (burst.prompts, burst.prompt_tokens, burst.again.count) == (8, 64, 8)
     for spread in (burst.first, burst.again):
-        assert 900 * STEP_S < spread.p50 < 1e3 * 2 * SLACK * STEP_S
+        assert STEP_MS < spread.p50 <= spread.largest
+    again = told(log, PLAN.burst_len, FIRST_TOKENS)[-PLAN.repeats - PLAN.burst : -PLAN.repeats]
+    p50 = median(first for first, _ in again)
+    assert p50 < burst.again.p50 < p50 + STEP_MS
 
 
 def test_gaps_are_steps(found: tuple[Found, int, str]) -> None:
-    result, _, _ = found
+    result, _, log = found
     assert [(row.streams, row.arrivals) for row in result.gaps] == [(1, 0), (4, 0), (2, PLAN.arrivals)]
-    for row in result.gaps:
-        assert is_a_step(row.gaps.p50)
     one, four, busy = result.gaps
+    streams = told(log, PLAN.stream_len, PLAN.stream_tokens)
+    means = [(total - first) / (PLAN.stream_tokens - 1) for first, total in streams[:5]]
+    arrived = [each for length in PLAN.prompt_lens for each in told(log, length, PLAN.arrival_tokens)]
+    meanwhile = max((total - first) / (PLAN.arrival_tokens - 1) for first, total in arrived)
+    for row, mean in ((one, means[0]), (four, max(means[1:])), (busy, meanwhile)):
+        # The largest is no less than the mean, and the middle one not far above: most gaps are alike.
+        assert 0.9 * STEP_MS < row.gaps.p50 < 1.25 * mean
+        assert row.gaps.p50 <= row.gaps.p99 <= row.gaps.largest
+    assert one.gaps.largest > 0.95 * means[0]
     # The first token begins the first gap.
     assert one.gaps.count == PLAN.stream_tokens - 1
     assert four.gaps.count <= 4 * (PLAN.stream_tokens - 1)
