@@ -1,7 +1,7 @@
 """What Triton compiles for a kernel on an SM, and under which key its cache keeps the result.
 
 Both come out as they do in the launch itself: the specialisation is the launch's, and Triton's own ``_pack_args`` turns
-it into a source and options. So what is compiled ahead is what a launch finds; ``tests/compiling`` holds the two together.
+it into a source and options. So a launch finds what was compiled ahead: ``tests/compiling`` holds the two together.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ integer or an address that varies with the batch must therefore not be specialis
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -127,15 +128,16 @@ def launch(
 
 
 @contextmanager
-def recording() -> Iterator[dict[Kernel, None]]:
-    """Inside, kernels are listed and not started. Gives the list, each kernel once, in the order of their first launch.
+def recording() -> Iterator[dict[Kernel, Launch]]:
+    """Inside, kernels are listed and not started. Gives each kernel once, with its first launch, in that order.
 
-    For one thread at a time, and for tensors whose values nobody reads: what a kernel would have written is not there.
+    One thread at a time may record; what others launch meanwhile is started as usual. For tensors whose values nobody
+    reads: what a kernel would have written is not there.
     """
-    found: dict[Kernel, None] = {}
+    found: dict[Kernel, Launch] = {}
 
     def hear(started: Launch) -> bool:
-        found.setdefault(started.kernel())
+        found.setdefault(started.kernel(), started)
         return False
 
     with _heard_by(hear):
@@ -165,7 +167,12 @@ def taken_by(listener: Listener) -> Iterator[None]:
 @contextmanager
 def _heard_by(listener: Listener) -> Iterator[None]:
     global _listener
-    before, _listener = _listener, listener
+    here = threading.get_ident()
+
+    def hear(started: Launch) -> bool:
+        return threading.get_ident() != here or listener(started)
+
+    before, _listener = _listener, hear
     try:
         yield
     finally:
