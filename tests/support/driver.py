@@ -1,7 +1,8 @@
-"""A driver for Triton that knows a card's SM and starts nothing: the launch path runs without a GPU up to the launch."""
+"""A driver for Triton that knows a card's SM and starts nothing: launches run up to the last call, without a GPU."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 from microscale.hardware import Gpu
 from microscale.hardware.targets import WARP_SIZE, target
@@ -55,9 +57,20 @@ class CardDriver:
 
 @contextmanager
 def card_driver(gpu: Gpu) -> Iterator[CardDriver]:
-    """Triton launches on this card; what was launched on another before is forgotten for the time."""
+    """Triton launches on this card. What was launched before, and what is launched inside, is forgotten."""
     before, driver._active = driver._active, CardDriver(gpu)
+    _forget()
     try:
         yield driver._active
     finally:
         driver._active = before
+        _forget()
+
+
+def _forget() -> None:
+    """As in a new process: no jit function knows a compiled kernel."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("microscale.kernels."):
+            for value in vars(module).values():
+                if isinstance(value, JITFunction):
+                    value.device_caches.clear()

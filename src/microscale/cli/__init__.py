@@ -37,6 +37,7 @@ COMMANDS = {
     "profile": Place("measure", "Say where one decoding step and one prompt go."),
     "quality": Place("quality", "Say what each precision costs in answers, against float32."),
     "tune": Place("measure", "Measure the expert kernels' tiles on this machine's GPU."),
+    "warm": Place("warm", "Compile a model's kernels ahead, for this machine's GPU or for another."),
     "prove": Place("measure", "Compile every kernel for every architecture, without a GPU."),
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

@@ -19,6 +19,7 @@ from microscale.cli.loading import engine_in_terminal
 from microscale.cli.model import parse_overrides
 from microscale.cli.options import (
     MODEL_HELP,
+    KernelCacheOption,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
@@ -93,6 +94,7 @@ def serve(
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
     threads: ThreadsOption = None,
+    kernel_cache: KernelCacheOption = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
     metrics_prefix: Annotated[str, typer.Option(help="Before the colon of every metric; vllm fits its dashboards.")] = (
         "microscale"
@@ -149,6 +151,7 @@ def serve(
         offline=env.offline,
         seed=seed,
         threads=threads,
+        kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
         drain_s=drain_timeout,
     )
     show_log()

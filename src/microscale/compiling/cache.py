@@ -61,3 +61,8 @@ def use_cache(folder: Path | None = None) -> Path:
         knobs.cache.manager_class = KernelCache
     knobs.compilation.store_binary_only = True
     return Path(knobs.cache.dir)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files in it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def load_kernels(launches: Iterable[Launch]) -> Iterator[tuple[Launch, str | None]]:
     """Make each launch ready on the current device: module loaded, launcher built. Gives each, and why it failed if so.
 
-    The launch's own code runs up to the launch itself. Later launches find the kernel in Triton's table of this process.
+    The launch's own code runs, up to the launch itself. Later it finds the kernel in Triton's table of this process.
     What the cache does not have is compiled here and now.
     """
     for launch in launches:
