@@ -45,7 +45,6 @@ from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Rou
 from microscale.kernels.moe.with_mlp import RUN as MLP_RUN
 from microscale.kernels.op import Activations, torch_dtype
 from microscale.kernels.sampling.spec import (
-    MAX_TOP_LOGPROBS,
     PROMPT_BIT,
     Bias,
     History,
@@ -172,7 +171,6 @@ class Ops:
 
 __all__ = [
     "BUCKETS",
-    "MAX_TOP_LOGPROBS",
     "MLP_RUN",
     "PROMPT_BIT",
     "Activations",

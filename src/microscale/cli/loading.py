@@ -60,8 +60,8 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
 
 
 class _Bar:
-    """The engine says how many layers and kernels of all are ready; the bar wants the total, then steps. The total grows
-    when the engine knows which kernels it must compile."""
+    """The engine says how many layers and kernels of all are ready; the bar wants the total, then steps. The total
+    grows when the engine knows which kernels it must compile."""
 
     def __init__(self, start: Callable[[int | None], None], advance: Callable[[int], None]) -> None:
         self._start = start

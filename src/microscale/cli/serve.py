@@ -16,7 +16,6 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.console import err, print_wrapped, show_log
 from microscale.cli.loading import engine_in_terminal
-from microscale.cli.model import parse_overrides
 from microscale.cli.options import (
     MODEL_HELP,
     KernelCacheOption,
@@ -28,11 +27,12 @@ from microscale.cli.options import (
     ThreadsOption,
     UtilizationOption,
 )
+from microscale.cli.overrides import parse_overrides
 from microscale.engine.process.launch import Launch
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
 from microscale.models import embedded, hub
-from microscale.models.families import PRESETS, LoadFormat
+from microscale.models.load_format import LoadFormat
 from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.run import ServeOptions
@@ -194,8 +194,11 @@ def run(options: ServeOptions) -> int:
 
 
 def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id. A preset has none: its random weights get one of bytes."""
-    if name in PRESETS and not Path(name).is_dir() and is_dummy:
+    """The tokenizer of a folder or a hub id. A preset has none: its random weights get one of bytes.
+
+    Which presets there are the engine knows, and refuses others; here a preset is what cannot be anything else.
+    """
+    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
         return byte_tokenizer()
     return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
 

@@ -44,7 +44,8 @@ class Summary:
     kernels: int
     compiled: int
     """Of ``kernels``: now. The others were there."""
-    failed: dict[str, str]
+    failed: list[str]
+    """Name and reason of each kernel that does not compile."""
     seconds: float
     cache_mb: float
     folder: str
@@ -101,13 +102,13 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
     began = time.monotonic()
     target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
     lacking = missing(kernels, target)
-    failed: dict[str, str] = {}
+    failed: list[str] = []
     compiled = 0
     with progress_bar(f"Compiling for {gpu.name}") as (start, advance):
         start(len(lacking))
         for result in run_job(Job(lacking, target, folder, num_workers)):
             if result.error is not None:
-                failed[result.name] = result.error
+                failed.append(f"{result.name}: {result.error}")
             if result.kernel is not None:
                 compiled += result.error is None
                 advance(1)
@@ -117,8 +118,8 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
 
 
 def show(summary: Summary) -> None:
-    for name, reason in summary.failed.items():
-        err.print(f"[red]failed[/] {escape(name)}: {escape(reason)}", soft_wrap=True)
+    for failure in summary.failed:
+        err.print(f"[red]failed[/] {escape(failure)}", soft_wrap=True)
     there = summary.kernels - summary.compiled - len(summary.failed)
     out.print(
         f"{summary.model} on {summary.gpu}: {summary.kernels} kernels, {summary.compiled} compiled in "

@@ -13,8 +13,8 @@ from microscale.kernels.launch import Launch
 log = logging.getLogger(__name__)
 
 
-def load_kernels(launches: Iterable[Launch]) -> Iterator[tuple[Launch, str | None]]:
-    """Make each launch ready on the current device: module loaded, launcher built. Gives each, and why it failed if so.
+def load_kernels(launches: Iterable[Launch]) -> Iterator[str | None]:
+    """Make each launch ready on the current device: module loaded, launcher built. Gives for each why that failed.
 
     The launch's own code runs, up to the launch itself. Later it finds the kernel in Triton's table of this process.
     What the cache does not have is compiled here and now.
@@ -28,7 +28,7 @@ def load_kernels(launches: Iterable[Launch]) -> Iterator[tuple[Launch, str | Non
             kernel._init_handles()
         except Exception as raised:  # the compiler and the driver raise every kind; the launch would raise it again
             error = f"{type(raised).__name__}: {raised}"
-        yield launch, error
+        yield error
 
 
 class LateKernels:

@@ -38,8 +38,8 @@ class Warming:
         self.total = 0
         """Kernels that the cache did not have."""
         self.loaded = 0
-        self.failed: dict[str, str] = {}
-        """Name → why."""
+        self.failed: dict[Kernel | None, str] = {}
+        """What is not ready, and why; ``None``: what all launches share."""
         self._record = record
         self._target = target
         self._folder = use_cache(folder)
@@ -55,8 +55,8 @@ class Warming:
         while self._thread.is_alive():
             self._thread.join(POLL_S)
             on_progress()
-        for name, reason in self.failed.items():
-            log.warning("The kernel %s is not ready: %s", name, reason)
+        for kernel, reason in self.failed.items():
+            log.warning("%s is not ready: %s", kernel.label if kernel else "What all launches share", reason)
         seconds = time.monotonic() - self._began
         log.info("%d kernels are ready, %d of them compiled now, after %.1f s.", self.loaded, self.done, seconds)
 
@@ -74,10 +74,10 @@ class Warming:
             for result in run_job(Job(lacking, self._target, self._folder, self._num_workers)):
                 self.done += result.kernel is not None
                 if result.error is not None:
-                    self.failed[result.name] = result.error
-        ready = [launch for kernel, launch in launches.items() if kernel.label not in self.failed]
-        for launch, error in load_kernels(ready):
+                    self.failed[result.kernel] = result.error
+        ready = [kernel for kernel in launches if kernel not in self.failed]
+        for kernel, error in zip(ready, load_kernels(launches[kernel] for kernel in ready), strict=True):
             if error is None:
                 self.loaded += 1
             else:
-                self.failed[launch.kernel().label] = error
+                self.failed[kernel] = error
