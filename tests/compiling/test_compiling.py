@@ -25,6 +25,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_key
 
+import microscale
 from microscale.backends.ops import Activations, Kernel, Launch, Ops, Preference
 from microscale.backends.precision import PRECISIONS
 from microscale.compiling import launchers
@@ -281,7 +282,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_that_is_used_or_ignored(
     kernels = list(quick(3))
     (tmp_path / "job.json").write_text(json.dumps(Job(kernels, TARGET, folder, 2).to_json()))
     chance = random.Random(5)
-    for _ in range(4):
+    for _ in range(3):
         owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "job.json")], stdout=subprocess.PIPE)
         assert owner.stdout is not None
         owner.stdout.readline()  # the compilers run
@@ -355,7 +356,12 @@ def test_workers_are_bounded_by_cores_and_memory() -> None:
 
 def test_compilers_need_no_torch() -> None:
     """Half a second to start instead of several, and no way to touch the GPU."""
-    modules = sorted({kernel.fn.__module__ for name in ("gpt-oss-20b", "demo") for kernel in recorded("h200", name)})
+    source = Path(microscale.__file__).parent
+    modules = sorted(
+        f"microscale.{'.'.join(path.relative_to(source).parts).removesuffix('.py')}"
+        for path in source.glob("kernels/**/*_jit.py")
+    )
+    assert len(modules) > 15
     code = f"""
         import importlib, sys
         import microscale.compiling.__main__

@@ -88,7 +88,10 @@ def _from_json(data: dict[str, Any]) -> Kernel:
 
 def is_compiled(kernel: Kernel, target: GPUTarget) -> bool:
     """Whether the cache in use has all that a launch of the kernel needs."""
-    made, _ = source(kernel, target)
+    try:
+        made, _ = source(kernel, target)
+    except Exception:  # Triton refuses the options, with any error; whoever compiles the kernel tells it
+        return False
     entry = get_cache_manager(cache_hash(kernel, target))
     if entry.get_group(f"{made.name[:150]}.json") is None:  # as ``triton.compile`` names it
         return False
