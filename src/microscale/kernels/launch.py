@@ -110,7 +110,8 @@ class Kernel:
 Listener = Callable[[Launch], bool]
 """Hears of a launch before it starts, and says whether it shall."""
 
-_listener: Listener | None = None
+_listeners: dict[int, Listener] = {}
+"""By thread. Empty while nobody listens, which is all that a launch looks at then."""
 
 
 def launch(
@@ -123,7 +124,7 @@ def launch(
     spills_because: str | None = None,
 ) -> None:
     """Start a kernel: the one way to do so. See ``Launch`` for the arguments."""
-    if _listener is None or _listener(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
+    if not _listeners or _hear(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
         fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
 
 
@@ -131,8 +132,8 @@ def launch(
 def recording() -> Iterator[dict[Kernel, Launch]]:
     """Inside, kernels are listed and not started. Gives each kernel once, with its first launch, in that order.
 
-    One thread at a time may record; what others launch meanwhile is started as usual. For tensors whose values nobody
-    reads: what a kernel would have written is not there.
+    In this thread alone: what others launch meanwhile is started as usual. For tensors whose values nobody reads: what a
+    kernel would have written is not there.
     """
     found: dict[Kernel, Launch] = {}
 
@@ -166,17 +167,21 @@ def taken_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def _heard_by(listener: Listener) -> Iterator[None]:
-    global _listener
     here = threading.get_ident()
-
-    def hear(started: Launch) -> bool:
-        return threading.get_ident() != here or listener(started)
-
-    before, _listener = _listener, hear
+    before, _listeners[here] = _listeners.get(here), listener
     try:
         yield
     finally:
-        _listener = before
+        if before is None:
+            del _listeners[here]
+        else:
+            _listeners[here] = before
+
+
+def _hear(started: Launch) -> bool:
+    """Whether a launch shall start, as who listens in this thread says."""
+    listener = _listeners.get(threading.get_ident())
+    return listener is None or listener(started)
 
 
 _Binder = Callable[..., tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]]]
