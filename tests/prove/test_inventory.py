@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -249,6 +250,32 @@ def test_a_launch_is_heard_and_started_or_not() -> None:
         assert inner
         assert not outer
     launch(Fn(), (3,), (1, 2), {}, {})
+    assert len(started) == 2
+
+
+def test_a_thread_records_its_own_launches() -> None:
+    """An engine lists its kernels in one thread and packs its weights in another."""
+    model, _ = bound("h200", "gpt-oss-20b", "exact")
+    kv = model.new_cache(dict.fromkeys(LayerKind, 4))
+    started: list[object] = []
+
+    class Fn:
+        def run(self, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+            started.append(args)
+
+    def elsewhere() -> int:
+        with recording() as found:
+            run_step(model, Step(1, 1, 1, 8), kv)
+        launch(Fn(), (1,), (), {}, {})
+        return len(found)
+
+    with ThreadPoolExecutor(1) as pool, recording() as found:
+        there = pool.submit(elsewhere).result()
+        assert not found
+        assert len(started) == 1
+        run_step(model, Step(1, 1, 1, 8), kv)
+    assert len(found) == there > 3
+    launch(Fn(), (1,), (), {}, {})
     assert len(started) == 2
 
 

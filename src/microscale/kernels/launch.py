@@ -132,8 +132,8 @@ def launch(
 def recording() -> Iterator[dict[Kernel, Launch]]:
     """Inside, kernels are listed and not started. Gives each kernel once, with its first launch, in that order.
 
-    In this thread alone: what others launch meanwhile is started as usual. For tensors whose values nobody reads: what a
-    kernel would have written is not there.
+    In this thread alone: what others launch meanwhile is started as usual. For tensors whose values nobody reads: what
+    a kernel would have written is not there.
     """
     found: dict[Kernel, Launch] = {}
 
