@@ -25,6 +25,7 @@ from microscale.compiling.complaints import captured, find_complaint, reason
 from microscale.compiling.job import Job
 from microscale.compiling.launchers import build, modules, shared_modules
 from microscale.compiling.pool import Died, die_with_parent, run_forked
+from microscale.compiling.pool import Job as Work
 from microscale.compiling.source import source
 from microscale.kernels.launch import Kernel
 
@@ -60,7 +61,7 @@ def run(job: Job) -> None:
     # Once, and not in every fork: hashes of Triton's own files, the version of ptxas.
     triton_key()
     make_backend(job.target).hash()
-    work = [build_shared, *(partial(compile_kernel, kernel, job.target) for kernel in job.kernels)]
+    work: list[Work] = [build_shared, *(partial(compile_kernel, kernel, job.target) for kernel in job.kernels)]
     for index, answer in run_forked(work, num_workers=job.num_workers):
         told = {"seconds": 0.0, "error": _last_words(answer)} if isinstance(answer, Died) else answer
         print(json.dumps({"index": index - 1 if index else None, **told}), flush=True)
