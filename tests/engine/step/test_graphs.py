@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Hashable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from microscale.engine.step.graphs import EAGER_RUNS, Graphs, graph_size, table_width
+from microscale.engine.step.graphs import EAGER_RUNS, GRAPH_MEMORY, Graphs, graph_size, table_width
 
 
 def test_graphs_are_hardly_padded_and_large_batches_share_them() -> None:
@@ -26,8 +29,13 @@ def test_a_table_has_one_of_two_widths() -> None:
 def test_what_no_graph_holds_runs_as_it_is(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every time, and the reason is told once; other sizes are captured."""
     runs: list[int] = []
-    captured: list[object] = []
-    monkeypatch.setattr(Graphs, "_capture", lambda graphs, key, work: captured.append(key))
+    replayed: list[object] = []
+
+    def capture(graphs: Graphs, key: Hashable, work: Callable[[], object]) -> None:
+        graph: Any = SimpleNamespace(replay=lambda: replayed.append(key))
+        graphs._graphs[key] = graph, "captured"
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
     graphs = Graphs(torch.device("cuda"), lambda tokens: "it reads on the host" if tokens > 1 else None, enabled=True)
 
     def work() -> str:
@@ -37,13 +45,21 @@ def test_what_no_graph_holds_runs_as_it_is(caplog: pytest.LogCaptureFixture, mon
     with caplog.at_level(logging.INFO):
         for _ in range(EAGER_RUNS + 3):
             assert graphs.run("two", 2, work) == "logits"
-    assert (len(runs), captured) == (EAGER_RUNS + 3, [])
+    assert (len(runs), replayed) == (EAGER_RUNS + 3, [])
     assert [record.getMessage() for record in caplog.records] == [
         "Steps of 2 tokens run without a CUDA graph: it reads on the host."
     ]
-    for _ in range(EAGER_RUNS + 1):
-        graphs.run("one", 1, work)
-    assert captured == ["one"]
+    assert [graphs.run("one", 1, work) for _ in range(EAGER_RUNS + 2)] == ["logits"] * EAGER_RUNS + ["captured"] * 2
+    assert replayed == ["one"] * 2
+
+
+def test_graphs_have_a_budget(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graphs, "_capture", lambda graphs, key, work: pytest.fail("captured"))
+    graphs = Graphs(torch.device("cuda"), lambda tokens: None, enabled=True)
+    graphs._bytes = GRAPH_MEMORY + 1
+    with caplog.at_level(logging.INFO):
+        assert [graphs.run("key", 1, lambda: 7) for _ in range(EAGER_RUNS + 3)] == [7] * (EAGER_RUNS + 3)
+    assert [record.getMessage() for record in caplog.records] == ["0 graphs take 512 MiB, and no more are captured."]
 
 
 def test_nothing_is_captured_on_a_cpu_or_where_graphs_are_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import runner as runner_file
+from microscale.engine.step.decode import GraphKey
 from microscale.engine.step.inputs import build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -58,7 +59,8 @@ def test_the_tensors_say_what_the_schedule_says() -> None:
     pools[LayerKind.SLIDING].drop("a", 2)
     key = inputs.key(schedule)
     assert key == PromptKey(16, 6, 64)
-    inputs._host.fill_(GARBAGE)
+    for host in inputs._host:
+        host.fill_(GARBAGE)
     inputs._there.fill_(GARBAGE)
     inputs.fill(schedule, key)
     inputs.lay_tables(key)
@@ -133,9 +135,10 @@ def test_padding_changes_nothing(model: AnyModel, monkeypatch: pytest.MonkeyPatc
                 if work.first:
                     runner._forward(build_batch([runner._chunk(Work(work.request, 0, work.first))], PAGE, CPU))
         assert filled._prompts is not None
-        filled._prompts[0]._host.fill_(GARBAGE)
-        filled._prompts[0]._there.fill_(GARBAGE)
-        key = filled._prompts[0].key(schedule)
+        for host in filled._prompts.inputs._host:
+            host.fill_(GARBAGE)
+        filled._prompts.inputs._there.fill_(GARBAGE)
+        key = filled._prompts.inputs.key(schedule)
         assert key is not None
         assert key.tokens == 33
         logits, expected = filled.forward(schedule).values, plain.forward(schedule).values
@@ -149,6 +152,39 @@ def test_padding_changes_nothing(model: AnyModel, monkeypatch: pytest.MonkeyPatc
             held = pools[kind].num_pages
             torch.testing.assert_close(ours.k[:held], theirs.k[:held], rtol=1e-4, atol=1e-4, equal_nan=True)
             torch.testing.assert_close(ours.v[:held], theirs.v[:held], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
+    pools = pools_of(60)
+    runner = started(model, pools, fill=True)
+    pages = runner._max_pages
+    for key in (GraphKey(1, 16), GraphKey(3, pages), PromptKey(7, 2, pages), PromptKey(16, 6, pages)):
+        runner._run_nobody(key)
+    for layer, kv in zip(model.layers, runner._kv.layers, strict=True):
+        held = pools[layer.kind].num_pages
+        for each in (kv.k, kv.v):
+            assert each[:held].isnan().all()
+            assert each[held].isfinite().all()
+
+
+def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start what one user wants, later what company wants: each key as often as it must run."""
+    runner = started(model, pools_of(60), fill=True)
+    assert not runner.idle()  # there are no graphs on a CPU
+    ran: list[GraphKey | PromptKey] = []
+    monkeypatch.setattr(runner, "_run_nobody", ran.append)
+    runner._graphs.enabled = True
+    runner.prepare()
+    assert runner._prompts is not None
+    buckets, pages = runner._prompts.inputs.buckets, runner._max_pages
+    first = [GraphKey(1, pages), *(PromptKey(tokens, 2, pages) for tokens in buckets)]
+    assert ran == [key for key in first for _ in range(2)]
+    ran.clear()
+    while runner.idle():
+        pass
+    assert {key for key in ran if isinstance(key, GraphKey)} == {GraphKey(rows, pages) for rows in (2, 3, 4, 5)}
+    assert {key for key in ran if isinstance(key, PromptKey)} == {PromptKey(tokens, 6, pages) for tokens in buckets}
+    assert all(ran.count(key) == 2 for key in ran)
 
 
 def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:

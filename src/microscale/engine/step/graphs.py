@@ -12,6 +12,8 @@ from microscale.models.recorded import SHORT_CONTEXT
 
 log = logging.getLogger(__name__)
 EVERY_SIZE_TO = 64
+GRAPH_MEMORY = 2**29
+"""Bytes that captured graphs may take on a device, beside what steps compute in: then no more are captured."""
 EAGER_RUNS = 1
 """Times that work of a key runs without a graph first: they compile the kernels, and many sizes come up only once."""
 
@@ -42,12 +44,13 @@ class Graphs:
 
     def __init__(self, device: torch.device, uncapturable: Callable[[int], str | None], *, enabled: bool) -> None:
         """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is."""
-        self._enabled = enabled and device.type == "cuda"
+        self.enabled = enabled and device.type == "cuda"
         self._uncapturable = uncapturable
         self._told: set[str] = set()
         self._runs: dict[Hashable, int] = {}
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._memory: Any = None
+        self._bytes = 0
 
     def run(self, key: Hashable, tokens: int, work: Callable[[], Result]) -> Result:
         """What ``work`` gives. It computes on standing tensors, on ``tokens`` tokens, and is the same for one key. What
@@ -57,26 +60,35 @@ class Graphs:
             graph.replay()
             return result  # type: ignore[no-any-return]
         self._runs[key] = self._runs.get(key, 0) + 1
-        result = work()
-        if self._runs[key] > EAGER_RUNS and self.can_capture(tokens):
-            self._capture(key, work)
-        return result
+        if self._runs[key] <= EAGER_RUNS or not self.can_capture(tokens):
+            return work()
+        self._capture(key, work)
+        return self.run(key, tokens, work)
 
     def can_capture(self, tokens: int) -> bool:
         """Whether everything in a step can be captured; tells once why not."""
-        if not self._enabled:
+        if not self.enabled:
+            return False
+        if self._bytes > GRAPH_MEMORY:
+            self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
             return False
         reason = self._uncapturable(tokens)
-        if reason is not None and reason not in self._told:
-            self._told.add(reason)
-            log.info("Steps of %d tokens run without a CUDA graph: %s.", tokens, reason)
+        if reason is not None:
+            self._tell(f"Steps of {tokens} tokens run without a CUDA graph: {reason}.")
         return reason is None
 
+    def _tell(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            log.info(sentence)
+
     def _capture(self, key: Hashable, work: Callable[[], Any]) -> None:
-        """Record the work that has just run: it would give the same again, so nothing is lost by running it twice."""
+        """Record the work, which has run before: its kernels are loaded, and what it keeps between runs is there."""
         torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             result = work()
         self._memory = graph.pool()
         self._graphs[key] = (graph, result)
+        self._bytes += max(0, free - torch.cuda.mem_get_info()[0])

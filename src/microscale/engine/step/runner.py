@@ -7,8 +7,9 @@ among them (``prompt``). Larger ones, and all prompts on a CPU, are laid out ane
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Protocol
 
 import torch
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.buckets import buckets
-from microscale.engine.step.decode import DecodeInputs, take_rows
-from microscale.engine.step.graphs import Graphs, graph_size
+from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
+from microscale.engine.step.graphs import EAGER_RUNS, Graphs, graph_size, table_width
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.prompt import FEW_SEQUENCES, PromptInputs, PromptKey
 from microscale.engine.step.threads import StepThreads
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch, KvCache
@@ -67,35 +68,42 @@ class PromptSteps:
     def __init__(self, model: Model, kv: KvCache, inputs: PromptInputs, graphs: Graphs) -> None:
         self._model = model
         self._kv = kv
-        self._inputs = inputs
+        self.inputs = inputs
         self._graphs = graphs
         self._gathered: tuple[Tensor, Tensor] | None = None
         """Of the body, for rows that give logits: queries of the last layer and its residual stream."""
 
     def run(self, schedule: Sequence[Work], key: PromptKey) -> Logits:
         """Logits of the sequences whose next token is due. They last until the next step."""
-        self._inputs.fill(schedule, key)
+        self.inputs.fill(schedule, key)
         self._graphs.run(key, key.tokens, partial(self.body, key))
         count = sum(work.wants_logits for work in schedule)
         if not count:
             return self.tail(key, 0)
-        rows = graph_size(count)
-        logits = self._graphs.run((rows, key.pages), rows, partial(self.tail, key, rows))
-        return take_rows(logits, slice(count))
+        return take_rows(self._run_tail(key, graph_size(count)), slice(count))
+
+    def run_nobody(self, key: PromptKey) -> None:
+        """A step of padding alone, of which one row gives logits."""
+        self.inputs.fill([], key)
+        self._graphs.run(key, key.tokens, partial(self.body, key))
+        self._run_tail(key, 1)
+
+    def _run_tail(self, key: PromptKey, rows: int) -> Logits:
+        return self._graphs.run((rows, key.pages), rows, partial(self.tail, key, rows))
 
     @torch.inference_mode()
     def body(self, key: PromptKey) -> None:
         """The model's body on the standing inputs; what the tail needs of it is left in place."""
-        self._inputs.lay_tables(key)
-        found = self._model.body(self._inputs.batch(key), self._kv)
+        self.inputs.lay_tables(key)
+        found = self._model.body(self.inputs.batch(key), self._kv)
         if self._gathered is None:
             q, x = (
-                torch.zeros((self._inputs.most_rows, *each.shape[1:]), dtype=each.dtype, device=each.device)
+                torch.zeros((self.inputs.most_rows, *each.shape[1:]), dtype=each.dtype, device=each.device)
                 for each in found
             )
             self._gathered = q, x
         for each, gathered in zip(found, self._gathered, strict=True):
-            torch.index_select(each, 0, self._inputs.rows(key), out=gathered)
+            torch.index_select(each, 0, self.inputs.rows(key), out=gathered)
 
     @torch.inference_mode()
     def tail(self, key: PromptKey, rows: int) -> Logits:
@@ -103,7 +111,7 @@ class PromptSteps:
         assert self._gathered is not None  # the body has run
         q, x = self._gathered
         kind = self._model.layers[-1].kind
-        queries = self._inputs.tail_batch(key, rows, kind)
+        queries = self.inputs.tail_batch(key, rows, kind)
         return self._model.tail(q[:rows], x[:rows], {kind: queries}, self._kv)
 
 
@@ -132,14 +140,16 @@ class ModelRunner:
         self._forward = partial(model.forward, kv=self._kv)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
-        self._prompts: tuple[PromptInputs, PromptSteps] | None = None
+        self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
+        self._prompts: PromptSteps | None = None
         most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
         if fill_up_prompts is None:
             fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
         if fill_up_prompts:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device)
-            self._prompts = inputs, PromptSteps(model, self._kv, inputs, self._graphs)
+            self._prompts = PromptSteps(model, self._kv, inputs, self._graphs)
+        self._later = iter(list(self._later_keys()))
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
@@ -154,12 +164,48 @@ class ModelRunner:
             logits = self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
             return take_rows(logits, slice(len(schedule)))
         if self._prompts is not None:
-            inputs, steps = self._prompts
-            prompt_key = inputs.key(schedule)
+            prompt_key = self._prompts.inputs.key(schedule)
             if prompt_key is not None:
-                return steps.run(schedule, prompt_key)
+                return self._prompts.run(schedule, prompt_key)
         chunks = [self._chunk(work) for work in schedule]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
+
+    def prepare(self) -> None:
+        """Capture the graphs that the first requests will want: one sequence decodes, one prompt comes, of any size."""
+        if self._graphs.enabled:
+            for key in self._keys(1, FEW_SEQUENCES[0]):
+                for _ in range(EAGER_RUNS + 1):
+                    self._run_nobody(key)
+
+    def idle(self) -> bool:
+        """Capture one more graph, or run it once before that. Whether there may be others."""
+        key = next(self._later, None) if self._graphs.enabled else None
+        if key is not None:
+            self._run_nobody(key)
+        return key is not None
+
+    def _later_keys(self) -> Iterator[GraphKey | PromptKey]:
+        """More sequences, and more prompts at once, each as often as it must run to be captured."""
+        for rows in range(2, self._max_rows + 1):
+            for key in self._keys(rows, rows + 1):
+                yield from repeat(key, EAGER_RUNS + 1)
+
+    def _keys(self, rows: int, sequences: int) -> Iterator[GraphKey | PromptKey]:
+        """Graphs of steps with so many sequences, of short context."""
+        pages = table_width(1, self._model.page_size, self._max_pages)
+        if rows == graph_size(rows):
+            yield GraphKey(rows, pages)
+        if self._prompts is not None and sequences in self._prompts.inputs.sequences:
+            for tokens in self._prompts.inputs.buckets:
+                yield PromptKey(tokens, sequences, pages)
+
+    def _run_nobody(self, key: GraphKey | PromptKey) -> None:
+        """A step of padding alone. It writes to pages that are nobody's."""
+        if isinstance(key, GraphKey):
+            self._decode.fill([], key.rows)
+            self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+        elif self._prompts is not None:
+            self._prompts.run_nobody(key)
 
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}
