@@ -29,7 +29,7 @@ from microscale.kernels.launch import Kernel
 COMMAND = (sys.executable, "-P", "-m", "microscale.compiling")
 """``-P``: a file of the current directory never stands in for a module."""
 MEMORY_PER_WORKER = 512 << 20
-"""Bytes that one compiler may take. The largest kernels take 0.16 GB, and ptxas as much again (H200's, Triton 3.7.1)."""
+"""Bytes that one compiler may take. The largest kernels of an H200 take 0.17 GB, and ptxas as much (Triton 3.7.1)."""
 PACKAGE = "microscale.kernels"
 """Below it are the modules that ``Kernel.name`` names."""
 PLAIN_VALUES = (bool, int, float, str, type(None))

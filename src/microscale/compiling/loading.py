@@ -16,16 +16,12 @@ log = logging.getLogger(__name__)
 def load_kernels(launches: Iterable[Launch]) -> Iterator[str | None]:
     """Make each launch ready on the current device: module loaded, launcher built. Gives for each why that failed.
 
-    The launch's own code runs, up to the launch itself. Later it finds the kernel in Triton's table of this process.
     What the cache does not have is compiled here and now.
     """
     for launch in launches:
         error = None
         try:
-            kernel = launch.fn.run(
-                *launch.arguments, grid=launch.grid, warmup=True, **launch.constants, **launch.options
-            )
-            kernel._init_handles()
+            launch.load()
         except Exception as raised:  # the compiler and the driver raise every kind; the launch would raise it again
             error = f"{type(raised).__name__}: {raised}"
         yield error

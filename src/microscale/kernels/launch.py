@@ -51,6 +51,11 @@ class Launch(NamedTuple):
         key = tuple(specialisation), tuple(sorted(options.items()))
         return Kernel(_name(self.fn), *key, self.fn, self.promise, self.spills_because)
 
+    def load(self) -> None:
+        """All that this launch would do before it starts: its kernel is compiled, or found in the cache, and loaded to
+        the current device, and later launches find it in Triton's table of this process."""
+        self.fn.run(*self.arguments, grid=self.grid, warmup=True, **self.constants, **self.options)._init_handles()
+
 
 @dataclass(frozen=True)
 class Kernel:

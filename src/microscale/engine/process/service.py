@@ -132,6 +132,8 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
     built = build_engine(prepared, queueing, tell, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
     if warming is not None:
         warming.finish(lambda: tell(layers, layers))
+    # Captures graphs, in which nothing may be loaded: after the kernels are.
+    built.engine.prepare()
     model = built.config
     ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
     late = LateKernels()
