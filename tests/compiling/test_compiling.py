@@ -118,6 +118,31 @@ def test_the_key_is_the_launchs(card: str, name: str, precision: str, monkeypatc
     assert len(set(found)) == len(launches)
 
 
+ORDERS = """
+import json, random, sys
+from microscale.compiling.job import Job
+from microscale.compiling.source import cache_hash
+job = Job.from_json(json.load(open(sys.argv[1])))
+order = list(range(len(job.kernels)))
+random.Random(sys.argv[2]).shuffle(order)
+found = {number: cache_hash(job.kernels[number], job.target) for number in order}
+print(json.dumps(sorted(found.items())))
+"""
+
+
+def test_the_key_does_not_depend_on_what_came_before(tmp_path: Path) -> None:
+    """Processes that come to the kernels in other orders find each other's."""
+    kernels = list(recorded("gb10", "gpt-oss-20b"))
+    (tmp_path / "job.json").write_text(json.dumps(Job(kernels, TARGET, tmp_path, 1).to_json()))
+    found = set()
+    for seed in "ab":
+        command = [sys.executable, "-c", ORDERS, str(tmp_path / "job.json"), seed]
+        found.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    found.add(json.dumps([[number, cache_hash(kernel, TARGET)] for number, kernel in enumerate(kernels)]) + "\n")
+    assert len(found) == 1
+    assert len(json.loads(found.pop())) == len(kernels)
+
+
 def test_a_launch_finds_what_was_compiled_ahead(folder: Path, filled: Path) -> None:
     shutil.copytree(filled, folder, dirs_exist_ok=True)
     launches = quick(3)

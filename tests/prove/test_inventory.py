@@ -26,7 +26,7 @@ from microscale.engine.step.prompt import PromptInputs, PromptKey
 from microscale.engine.step.runner import PromptSteps
 from microscale.engine.step.sampler import Sampler
 from microscale.hardware import known
-from microscale.kernels.launch import launch, watching
+from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
@@ -53,7 +53,7 @@ ASKED = [
 
 
 @cache
-def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, None]]:
+def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, Launch]]:
     """A model, and all that it was recorded to start."""
     ops = Ops(known(card), Activations.BF16, Preference(), PRECISIONS[precision])
     model = bind_shapes(inventory.models()[name], ops)

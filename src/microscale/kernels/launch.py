@@ -24,7 +24,9 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from microscale.errors import Unsupported
+from microscale.kernels.keys import make_keys_stable
 
+make_keys_stable()
 PLAIN = bool(triton.knobs.runtime.interpret)
 """Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products. It is settled when
 they are imported; asking Triton at every launch reads the environment each time."""
