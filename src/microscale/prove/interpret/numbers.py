@@ -19,7 +19,6 @@ _E4M3_VALUES = np.where(
 E4M3 = np.where(_MAGNITUDES == 0x7F, np.nan, np.where(np.arange(256) >= 128, -_E4M3_VALUES, _E4M3_VALUES))
 """The value of every byte, in float64."""
 E5M2 = (np.arange(256).astype(np.uint16) << 8).view(np.float16).astype(np.float64)
-E8M0 = np.where(np.arange(256) == 255, np.nan, 2.0 ** (np.arange(256) - 127.0))
 
 
 def bits_of(kind: str) -> int:

@@ -27,6 +27,7 @@ class Operands:
 
     def __init__(self, program: Program, constants: dict[str, int]) -> None:
         self._program = program
+        self.sm = program.sm
         self._symbols = {**program.symbols, **constants}
 
     def read(self, operand: str, bits: int) -> Read:

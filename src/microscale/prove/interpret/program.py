@@ -26,6 +26,7 @@ class Program:
     """What ``Program.parse`` found."""
 
     name: str
+    sm: int
     threads: int
     """Of one block."""
     params: list[tuple[str, int]]
@@ -47,10 +48,11 @@ class Program:
         text = re.sub(r"//[^\n]*", "", ptx)
         entry = re.search(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{", text)
         threads = re.search(r"\.reqntid\s+(\d+)", entry[3]) if entry else None
-        if entry is None or threads is None:
-            raise NotInterpreted("The PTX has no .entry with .reqntid.")
+        target = re.search(r"\.target\s+sm_(\d+)", text)
+        if entry is None or threads is None or target is None:
+            raise NotInterpreted("The PTX has no .target, or no .entry with .reqntid.")
         params = [(part.split()[-1], _param_bytes(part)) for part in entry[2].split(",") if part.strip()]
-        program = cls(entry[1], int(threads[1]), params)
+        program = cls(entry[1], int(target[1]), int(threads[1]), params)
         program._read_variables(text)
         program._read_body(ptx)
         return program
