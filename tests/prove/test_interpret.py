@@ -172,9 +172,9 @@ def test_reads_of_what_nobody_wrote() -> None:
         run_warp(warp_kernel("ld.shared.b32 %o0, [%smem];", 1, 1), np.zeros((32, 1), np.uint32), 1)
 
 
-def test_addresses_outside_of_every_tensor_and_misaligned_vectors() -> None:
+def test_addresses_outside_of_their_tensor_and_misaligned_vectors() -> None:
     zeros = np.zeros((32, 1), np.uint32)
-    with pytest.raises(InterpretError, match="outside of every tensor"):
+    with pytest.raises(InterpretError, match="outside of its tensor"):
         run_warp(warp_kernel("ld.global.b32 %o0, [%out + 128];", 1, 1), zeros, 1)
     with pytest.raises(InterpretError, match="misaligned"):
         run_warp(warp_kernel("ld.global.v2.b32 {%o0, %t0}, [%in + 4];", 3, 1), np.zeros((32, 3), np.uint32), 1)

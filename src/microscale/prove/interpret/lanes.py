@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from microscale.prove.interpret.errors import InterpretError, NotInterpreted
-from microscale.prove.interpret.memory import GlobalMemory, LocalMemory, SharedMemory
+from microscale.prove.interpret.memory import GlobalMemory, LocalMemory
 from microscale.prove.interpret.numbers import UNSIGNED, Array
 from microscale.prove.interpret.program import Program
+from microscale.prove.interpret.shared import SharedMemory
 
 WARP = 32
 Mask = Array | None
@@ -51,7 +52,7 @@ class Lanes:
         """Lanes in which a number that this instruction has read is undefined; ``None``: in no lane."""
         self.carry = np.zeros(self.num, np.uint64)
         self.memory = memory
-        self.shared = SharedMemory(self.block, self.thread, shared_bytes, grain, self)
+        self.shared = SharedMemory(self, shared_bytes, grain)
         self.local = LocalMemory(self.num, program.local_bytes)
 
     # ---- registers ---------------------------------------------------------------------------------------------------
