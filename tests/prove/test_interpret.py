@@ -3,7 +3,6 @@ faults that are put into their PTX, which the checks or the numbers must show.""
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -112,29 +111,6 @@ def test_dense_layers(fmt: str) -> None:
         y = gemm.run(pack(given.weights), gpu, given.x, given.residual, block_scaled=False, tile=tile)
     assert ran
     cases_dense.check_bf16(y, given.expected)
-
-
-def removed(pattern: str, function: str, which: int = 0) -> Edit:
-    """Take one instruction out of one kernel."""
-
-    def edit(kernel: Kernel, ptx: str) -> str:
-        if kernel.short_name != function:
-            return ptx
-        found = list(re.finditer(pattern, ptx))[which]
-        return ptx[: found.start()] + ptx[found.end() :]
-
-    return edit
-
-
-def test_a_removed_barrier_is_a_race() -> None:
-    """Even where the numbers come out right, as they do here: the interpreter runs in lockstep."""
-    with pytest.raises(Race, match="with no barrier between"):
-        run_small_batch(known("gb10"), "mxfp4", 1, removed(r"bar\.sync\s+0;", "down_direct"))
-
-
-def test_a_stage_that_is_read_before_it_was_waited_for() -> None:
-    with pytest.raises(Race, match=r"a cp\.async is still writing"):
-        run_grouped(known("gb10"), "mxfp4", True, removed(r"cp\.async\.wait_group\s+\w+;", "gate_up"))
 
 
 def of_the_next_quad(kernel: Kernel, ptx: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def interpreted(sm: int, edit: Edit | None = None) -> Iterator[dict[Kernel, int]
     def take(started: Launch) -> bool:
         kernel = started.kernel()
         if kernel not in compiled:
-            ptx, shared = compile_to_ptx(kernel, sm)
+            ptx, shared = _ptx(kernel, sm)
             compiled[kernel] = Interpreted(ptx if edit is None else edit(kernel, ptx), shared)
         ran[kernel] = ran.get(kernel, 0) + 1
         _run(compiled[kernel], kernel, started)
@@ -38,6 +39,11 @@ def interpreted(sm: int, edit: Edit | None = None) -> Iterator[dict[Kernel, int]
 
     with taken_by(take):
         yield ran
+
+
+@lru_cache(maxsize=64)
+def _ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+    return compile_to_ptx(kernel, sm)
 
 
 def _run(program: Interpreted, kernel: Kernel, started: Launch) -> None:

@@ -1,9 +1,9 @@
 """Shared memory, and the order of what threads do to it.
 
-Time counts accesses and barriers. Each warp has a clock for every warp of its block: what that one did before is ordered
-before what this warp does now. A barrier, an mbarrier's phase and ``bar.warp.sync`` (for the warp's own lanes) set
-clocks. Two accesses of one cell by two threads, one of them a store, are a race if no clock orders them. A ``cp.async``
-stores when its thread has waited for it, and until then nobody may touch what it stores to.
+Time counts accesses and barriers. Each warp has a clock for every warp of its block: what that one did before is
+ordered before what this warp does now. A barrier, an mbarrier's phase and ``bar.warp.sync`` (for the warp's own lanes)
+set clocks. Two accesses of one cell by two threads, one of them a store, are a race if no clock orders them. A
+``cp.async`` stores when its thread has waited for it, and until then nobody may touch what it stores to.
 """
 
 from __future__ import annotations
