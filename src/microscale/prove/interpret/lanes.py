@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from microscale.prove.interpret.errors import InterpretError, NotInterpreted
+from microscale.prove.interpret.flights import Products
 from microscale.prove.interpret.memory import GlobalMemory, LocalMemory
 from microscale.prove.interpret.numbers import UNSIGNED, Array
+from microscale.prove.interpret.phases import Mbarriers
 from microscale.prove.interpret.program import Program
 from microscale.prove.interpret.shared import SharedMemory
 
@@ -53,6 +55,8 @@ class Lanes:
         self.carry = np.zeros(self.num, np.uint64)
         self.memory = memory
         self.shared = SharedMemory(self, shared_bytes, grain)
+        self.mbarriers = Mbarriers()
+        self.products = Products(self.num // WARP)
         self.local = LocalMemory(self.num, program.local_bytes)
 
     # ---- registers ---------------------------------------------------------------------------------------------------
@@ -60,6 +64,8 @@ class Lanes:
     def get(self, place: int, active: Mask) -> Array:
         """A register. Where it was not written the lanes are noted: what is computed from them is undefined as well,
         and ``refuse_undefined`` stops it where it would count."""
+        if self.products.using(place, active, writing=False):
+            raise InterpretError(f"{self.where}: reads a register before the wgmma that writes it was waited for.")
         value = self._registers[place]
         unset = np.ones(self.num, np.bool_) if value is None else self._unset.get(place)
         if unset is not None:
@@ -77,6 +83,8 @@ class Lanes:
         return value if unset is None else np.where(unset, garbage, value)
 
     def put(self, place: int, value: Array, active: Mask) -> None:
+        if self.products.using(place, active, writing=True):
+            raise InterpretError(f"{self.where}: overwrites a register of a wgmma that was not waited for.")
         undefined = self.undefined
         if active is None:
             self._registers[place] = value

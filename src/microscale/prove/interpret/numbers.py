@@ -95,7 +95,10 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 def high_product(a: Array, b: Array) -> Array:
-    """The upper half of the product of 32-bit integers."""
+    """The upper half of the product of integers of 32 or 64 bits."""
+    if a.dtype.itemsize == 8:
+        exact = a.astype(object) * b.astype(object)
+        return np.array([int(each) >> 64 & (2**64 - 1) for each in np.ravel(exact)], np.uint64)
     wide: Any = np.int64 if a.dtype.kind == "i" else np.uint64
     upper: Array = ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(np.uint32)
     return upper

@@ -83,6 +83,10 @@ class Operands:
             return lambda lanes, value, active: lanes.put(place, value.view(dtype), active)
         return lambda lanes, value, active: lanes.put(place, value.astype(dtype), active)
 
+    def place(self, operand: str) -> int:
+        """The number of a register."""
+        return self._program.places[operand]
+
     def bits_of_register(self, operand: str) -> int:
         return self._program.registers[operand]
 

@@ -11,6 +11,7 @@ from microscale.prove.ptx import Declared, Found, Instruction, Label, Scope, sta
 _WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 _ENDS_BLOCK = ("bra", "ret", "exit", "bar", "barrier")
+WAITS = "mbarrier.try_wait"
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,20 @@ class Program:
                 if block:
                     self.blocks.append(block)
                     block = []
-                self.labels[statement.name] = len(self.blocks)
+                name = statement.name if len(scopes) == 1 else f"{statement.name}@{num_scopes}"
+                scopes[-1][statement.name] = name
+                self.labels[name] = len(self.blocks)
             elif isinstance(statement, Found):
                 line += ptx.count("\n", counted, statement.start)
                 counted = statement.start
                 instruction = statement.instruction
                 if len(scopes) > 1:
                     instruction = _renamed(instruction, scopes)
+                if block and instruction.opcode.startswith(WAITS):  # it may be run again
+                    self.blocks.append(block)
+                    block = []
                 block.append(Placed(instruction, line))
-                if instruction.opcode.partition(".")[0] in _ENDS_BLOCK and not instruction.opcode.startswith(
-                    "bar.warp"
-                ):
+                if _ends_block(instruction.opcode):
                     self.blocks.append(block)
                     block = []
         if block:
@@ -105,6 +109,12 @@ class Program:
         bits = _WIDTHS.get(kind) or int(re.sub(r"\D", "", kind))
         self.places[name] = len(self.registers)
         self.registers[name] = bits
+
+
+def _ends_block(opcode: str) -> bool:
+    if opcode.startswith("bar.warp"):
+        return False
+    return opcode.partition(".")[0] in _ENDS_BLOCK or opcode.startswith(WAITS)
 
 
 def _param_bytes(text: str) -> int:

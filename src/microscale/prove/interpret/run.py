@@ -16,10 +16,11 @@ from microscale.prove.interpret.access import space_of, store_bytes
 from microscale.prove.interpret.build import build
 from microscale.prove.interpret.errors import InterpretError, NotInterpreted
 from microscale.prove.interpret.lanes import WARP, Lanes, Mask
+from microscale.prove.interpret.mbarrier import Wait, build_wait
 from microscale.prove.interpret.memory import GlobalMemory
 from microscale.prove.interpret.numbers import Array
 from microscale.prove.interpret.operands import Operands, Read, Step
-from microscale.prove.interpret.program import Placed, Program
+from microscale.prove.interpret.program import WAITS, Placed, Program
 
 LANES_AT_ONCE = 8192
 """Blocks run together up to so many threads: NumPy's cost for a call is then small against that of the numbers."""
@@ -29,9 +30,11 @@ LANES_AT_ONCE = 8192
 class _Block:
     steps: tuple[Step, ...]
     ends: str
-    """``bra``, ``ret``, ``bar``, or ``next``: it runs on into the next one."""
+    """``bra``, ``ret``, ``bar``, ``wait``, or ``next``: it runs on into the next one."""
     target: int = 0
     condition: Read | None = None
+    wait: Wait | None = None
+    """At an mbarrier."""
     barrier: tuple[int, int | None] = (0, None)
     """Its number, and how many threads it waits for; ``None``: for all of the block."""
 
@@ -85,6 +88,8 @@ class Kernel:
             return _Block(tuple(build(ops, each) for each in placed[:-1]), "ret")
         if name in ("bar", "barrier") and not last.opcode.startswith("bar.warp"):
             return _Block(tuple(build(ops, each) for each in placed[:-1]), "bar", barrier=_barrier(placed[-1]))
+        if last.opcode.startswith(WAITS):
+            return _Block((), "wait", wait=build_wait(ops, last))
         return _Block(tuple(build(ops, each) for each in placed), "next")
 
 
@@ -106,12 +111,15 @@ class _Flow:
         self._blocks = blocks
         self._work: dict[int, Mask] = {0: None}
         self._waiting: dict[int, Array] = {}
+        self._parked: dict[int, Array] = {}
+        """Lanes that wait at an mbarrier for a phase to end."""
+        self._phases = 0
         self._ended = np.zeros(lanes.num, np.bool_)
 
     def run(self) -> None:
-        while self._work or self._waiting:
+        while self._work or self._waiting or self._parked:
             if not self._work:
-                places = ", ".join(map(str, sorted(self._waiting)))
+                places = ", ".join(map(str, sorted({*self._waiting, *self._parked})))
                 raise InterpretError(
                     f"{self._lanes.program.name}: threads of one block wait at different barriers or for threads that "
                     f"have branched away (after basic blocks {places})."
@@ -121,6 +129,11 @@ class _Flow:
             if at >= len(self._blocks):
                 raise InterpretError(f"{self._lanes.program.name}: control runs past the last instruction.")
             self._run_block(at, active)
+            if self._lanes.mbarriers.phases > self._phases:
+                self._phases = self._lanes.mbarriers.phases
+                for place, parked in self._parked.items():
+                    self._join(place, parked)
+                self._parked = {}
 
     def _run_block(self, at: int, active: Mask) -> None:
         lanes, block = self._lanes, self._blocks[at]
@@ -133,6 +146,8 @@ class _Flow:
         elif block.ends == "ret":
             self._ended |= True if active is None else active
             self._release()
+        elif block.wait is not None:
+            self._await(at, block.wait, active)
         elif active is None and block.barrier[1] in (None, lanes.program.threads):
             lanes.shared.barrier(None)
             self._join(at + 1, None)
@@ -140,6 +155,14 @@ class _Flow:
             everyone = np.ones(lanes.num, np.bool_) if active is None else active
             self._waiting[at] = self._waiting.get(at, np.zeros(lanes.num, np.bool_)) | everyone
             self._release()
+
+    def _await(self, at: int, wait: Wait, active: Mask) -> None:
+        everyone = np.ones(self._lanes.num, np.bool_) if active is None else active
+        ready = wait(self._lanes, active)
+        if ready.any():
+            self._join(at + 1, None if ready.all() else ready)
+        if (everyone & ~ready).any():
+            self._parked[at] = self._parked.get(at, np.zeros(self._lanes.num, np.bool_)) | (everyone & ~ready)
 
     def _branch(self, at: int, block: _Block, active: Mask) -> None:
         if block.condition is None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from microscale.prove.interpret.lanes import Lanes
 
 _SEVERAL = -1
+_UNDER_WAY = 2**31 - 1
+"""The time of a read that may not have happened yet."""
 
 
 class SharedMemory:
@@ -51,6 +53,7 @@ class SharedMemory:
         self._committed = np.zeros(lanes.num, np.int64)
         self._arrived = np.zeros(lanes.num, np.int64)
         """Groups of each lane that it has waited for."""
+        self._fenced = np.zeros(lanes.num, np.int64)
         self._stored = np.zeros((lanes.num, 8), np.int64)
         """When each of a lane's groups was waited for; 0: it is under way."""
 
@@ -123,6 +126,40 @@ class SharedMemory:
         stored = self.bytes.view(UNSIGNED[8 * width]).reshape(-1, rows.shape[1])
         stored[at // size] = rows
         refuse_different(self._lanes, stored[at // size], rows, selected, "shared")
+
+    def load_chunks(self, addresses: Array, firsts: Array) -> tuple[Array, Array]:
+        """16-byte chunks at ``addresses [groups, chunks]`` that all warps of a group read asynchronously; ``firsts``,
+        ``[groups, warps]``, are the first lanes of those warps. Gives the chunks, and the cells of each warp, which
+        nobody may store to before ``chunks_read``."""
+        groups, count = addresses.shape
+        at = self.places(addresses.reshape(-1), 16, np.repeat(firsts[:, 0], count))
+        cells = np.repeat(self._cells(at, 16).reshape(groups, -1), firsts.shape[1], 0)
+        selected = firsts.reshape(-1)
+        self.note_read(cells, selected)
+        self._check_fenced(cells, selected)
+        warps = self._local_warp[selected][:, None]
+        self._read[cells, warps] = _UNDER_WAY
+        self._reader[cells, warps] = _SEVERAL
+        self._last_read[cells] = _UNDER_WAY
+        return self.bytes.reshape(-1, 16)[at // 16].reshape(groups, count, 16), cells
+
+    def chunks_read(self, cells: Array, firsts: Array, lanes: Array) -> None:
+        """The warps among ``lanes`` have waited for what ``load_chunks`` gave."""
+        self.now += 1
+        rows = lanes[firsts]
+        self._read[cells[rows], self._local_warp[firsts[rows]][:, None]] = self.now
+
+    def fence(self, active: Array | None) -> None:
+        """``fence.proxy.async``: stores of these lanes, and what they have seen, are there for asynchronous reads."""
+        self.now += 1
+        self._fenced[slice(None) if active is None else active] = self.now
+
+    def _check_fenced(self, cells: Array, selected: Array) -> None:
+        writers = self._writer[cells]
+        groups = np.maximum(self._copy[cells], 0)
+        times = np.where(self._copy[cells] >= 0, self._stored[writers, groups], self._written[cells])
+        open_ = (self._fenced[writers] < times) & (self._fenced[selected][:, None] < times)
+        self._check(open_, "reads asynchronously what was stored with no fence.proxy.async since", cells, selected)
 
     def atomic_places(self, addresses: Array, size: int, selected: Array) -> Array:
         """For atomics, which do not race with each other."""
