@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from microscale.prove.interpret.errors import InterpretError
 from microscale.prove.interpret.numbers import Array
 from microscale.prove.interpret.shared import SharedMemory
 
@@ -40,12 +41,16 @@ class Products:
         self._written: frozenset[int] = frozenset()
         self._read: frozenset[int] = frozenset()
         self._inside = False
+        self._changed: set[int] = set()
+        """Registers that were written since the last ``wgmma.fence``."""
 
     @contextmanager
     def begun(self, written: frozenset[int], read: frozenset[int]) -> Iterator[None]:
         """Inside, a product takes its operands and stores its result: it may follow one that is under way in the same
         registers."""
         self._written, self._read, self._reads = written, read, []
+        if self._changed & (written | read):
+            raise InterpretError("a wgmma whose registers were written with no wgmma.fence since.")
         self._inside = True
         try:
             yield
@@ -78,6 +83,14 @@ class Products:
                     shared.chunks_read(cells, firsts, here)
                 flight.lanes &= ~here
         self._flights = [flight for flight in self._flights if flight.lanes.any()]
+
+    def fence(self) -> None:
+        self._changed.clear()
+
+    def changed(self, place: int) -> None:
+        """A register is written, by a product or by another instruction."""
+        if not self._inside:
+            self._changed.add(place)
 
     def using(self, place: int, active: Array | None, *, writing: bool) -> bool:
         """Whether a register is still used by a product of an active lane."""

@@ -85,6 +85,7 @@ class Lanes:
     def put(self, place: int, value: Array, active: Mask) -> None:
         if self.products.using(place, active, writing=True):
             raise InterpretError(f"{self.where}: overwrites a register of a wgmma that was not waited for.")
+        self.products.changed(place)
         undefined = self.undefined
         if active is None:
             self._registers[place] = value

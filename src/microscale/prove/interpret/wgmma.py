@@ -51,7 +51,7 @@ class _Shape:
 def build_wgmma(ops: Operands, asked: Instruction) -> Step:
     name = asked.opcode.split(".")[1]
     if name == "fence":
-        return lambda lanes, active: None
+        return lambda lanes, active: lanes.products.fence()
     if name == "commit_group":
         return lambda lanes, active: lanes.products.commit(lanes.warps(active))
     if name == "wait_group":
