@@ -157,7 +157,7 @@ UNORDERED = [
     Seeded("no barrier", one_token, "down_direct", removed(BARRIER)),
     Seeded("no barrier", dense, "gemm", removed(BARRIER, 2)),
     Seeded("no barrier", decode, "attend_short", removed(BARRIER, 4)),
-    Seeded("no barrier", prefill, "attend_long", removed(BARRIER, 4)),
+    Seeded("no barrier", prefill, "attend_long", removed(BARRIER, 5)),
     Seeded("no wait for a copy", grouped, "gate_up", removed(WAIT)),
     Seeded("no wait for a copy", block_scaled, "down", removed(WAIT)),
     Seeded("no wait for a copy", dense, "gemm", removed(WAIT)),
