@@ -70,11 +70,6 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that we start: ours, with these changes."""
-    return {**os.environ, **changes}
-
-
 def limit_spinning(env: MutableMapping[str, str] | None = None) -> None:
     """Before torch is imported, and unless the user has said how threads wait."""
     env = os.environ if env is None else env

@@ -75,6 +75,13 @@ def test_options_of_the_benchmark_itself_are_refused(option: str, tmp_path: Path
     assert not log.exists()
 
 
+def test_a_given_kernel_cache_is_for_a_warm_start(tmp_path: Path) -> None:
+    arguments = ["bench", "serve", "demo", "--kernel-cache", str(tmp_path), "--server-log", str(tmp_path / "log")]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, BadSetting)
+    assert "--cache warm" in str(result.exception)
+
+
 def descendants(pid: int) -> set[int]:
     """Processes below one, as /proc tells; the engine has a session of its own, but a parent all the same."""
     children: dict[int, list[int]] = {}

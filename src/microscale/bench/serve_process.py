@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from microscale import settings
 from microscale.bench.serve_client import SILENCE_S, BenchFailed
 
 HOST = "127.0.0.1"
@@ -26,7 +25,7 @@ START_S = 3600.0
 """The longest start: a download and a fresh kernel cache."""
 STOP_S = 10.0
 LAST_LINES = 30
-OURS = ("--host", "--port", "--api-key", "--api-key-file", "--kernel-cache")
+OURS = ("--host", "--port", "--api-key", "--api-key-file")
 """Options of ``serve`` that the benchmark sets itself, or could not work with."""
 
 
@@ -64,13 +63,9 @@ def command(arguments: Sequence[str], port: int) -> list[str]:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], log: Path, kernel_cache: Path | None) -> Iterator[Server]:
-    """A server with these options of ``serve``, once it is ready. It is gone at the end, whatever the reason.
-
-    ``kernel_cache``: the folder of compiled kernels; this machine's usual one without.
-    """
+def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
+    """A server with these options of ``serve``, once it is ready. It is gone at the end, whatever the reason."""
     port = _free_port()
-    env = settings.child_environment({} if kernel_cache is None else {"TRITON_CACHE_DIR": str(kernel_cache)})
     with log.open("ab") as output, _ended_by_sigterm():
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -78,7 +73,6 @@ def serving(arguments: Sequence[str], log: Path, kernel_cache: Path | None) -> I
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=env,
             start_new_session=True,  # Ctrl-C is for us, and we stop it
         )
         try:

@@ -27,6 +27,7 @@ from microscale.version import __version__
 FULL = serve_load.Plan()
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What is no option of this command is one of ``serve``."""
+KERNEL_CACHE = "--kernel-cache"
 
 
 class Cache(StrEnum):
@@ -63,6 +64,8 @@ def bench_serve(
     taken = [name for name in OURS for given in arguments if given.split("=")[0] == name]
     if taken:
         raise BadSetting(f"{taken[0]} is the benchmark's own to choose; leave it out.")
+    if cache is not Cache.WARM and any(given.split("=")[0] == KERNEL_CACHE for given in arguments):
+        raise BadSetting(f"{KERNEL_CACHE} names compiled kernels to start with: add --cache warm.")
     plan = _plan(quick=quick, prompt_lens=prompt_lens, repeats=repeats, streams=streams, output_len=output_len)
     plan = replace(plan, temperature=temperature)
     settings.load()
@@ -73,7 +76,7 @@ def bench_serve(
     with _caches(cache) as caches, progress_bar("Measuring") as (start, advance):
         start(len(caches) * plan.steps)
         for seed, (name, folder) in enumerate(caches):
-            with serving(arguments, log, folder) as server:
+            with serving([*arguments, *folder], log) as server:
                 about |= {key: server.plan[key] for key in ("model", "gpu", "precision") if key in server.plan}
                 runs[name] = serve_load.measure(server, plan, seed, advance)
             # Table by table: what was measured stays, whatever happens to the rest.
@@ -102,15 +105,15 @@ def _plan(
 
 
 @contextmanager
-def _caches(cache: Cache) -> Iterator[list[tuple[str, Path | None]]]:
-    """Names and folders of the kernel caches, in order. A fresh one is gone at the end."""
+def _caches(cache: Cache) -> Iterator[list[tuple[str, list[str]]]]:
+    """Names of the kernel caches, in order, and the options of ``serve`` for each. A fresh one is gone at the end."""
     if cache is Cache.WARM:
-        yield [(Cache.WARM.value, None)]
+        yield [(Cache.WARM.value, [])]
         return
     folder = Path(tempfile.mkdtemp(prefix="microscale-kernels-"))
     try:
         names = [Cache.FRESH] if cache is Cache.FRESH else [Cache.FRESH, Cache.WARM]
-        yield [(name.value, folder) for name in names]
+        yield [(name.value, [KERNEL_CACHE, str(folder)]) for name in names]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
