@@ -67,7 +67,7 @@ class SharedMemory:
         if active is None:
             self.clocks[:] = self.now
             return
-        here: Array = active.reshape(len(self.clocks), self._num_warps, 32).any(2)
+        here: Array = np.any(active.reshape(len(self.clocks), self._num_warps, 32), axis=2)
         known = np.where(here[:, :, None], self.clocks, 0).max(1)
         joined = np.where(here, self.now, known)
         self.clocks = np.where(here[:, :, None], joined[:, None, :], self.clocks)
@@ -78,7 +78,7 @@ class SharedMemory:
         if active is None:
             self.clocks[:, own, own] = self.now
         else:
-            here: Array = active.reshape(len(self.clocks), self._num_warps, 32).any(2)
+            here: Array = np.any(active.reshape(len(self.clocks), self._num_warps, 32), axis=2)
             self.clocks[:, own, own] = np.where(here, self.now, self.clocks[:, own, own])
 
     def commit(self, active: Array | None) -> None:
@@ -243,7 +243,7 @@ class SharedMemory:
         own: Any = self._local_warp[selected][:, None, None]
         alone = np.take_along_axis(self._reader[cells], own, 2) == self._lane[selected][:, None, None]
         np.put_along_axis(late, own, np.take_along_axis(late, own, 2) & ~alone, 2)
-        wrong: Array = late.any(2)
+        wrong: Array = np.any(late, axis=2)
         self._check(wrong, "overwrites what another thread reads, with no barrier between", cells, selected)
 
     def _check(self, wrong: Array, what: str, cells: Array, selected: Array) -> None:
