@@ -194,6 +194,20 @@ def test_a_barrier_of_some_warps_orders_only_those() -> None:
         run_block(block_kernel(f"{store} {meet} add.u32 %t1, %t1, 128; {load} $L1:", 1, 1, "sm_121a", 96), words, 1)
 
 
+def test_atomics_race_with_stores_and_not_with_each_other() -> None:
+    """All lanes count in one word, which lane 0 sets to zero before."""
+    ones = np.ones((32, 1), np.uint32)
+    body = (
+        "setp.eq.u32 %p0, %lane, 0; @%p0 st.shared.b32 [%smem], 0; bar.warp.sync -1; "
+        "atom.shared.add.u32 %t0, [%smem], %i0; bar.warp.sync -1; ld.shared.b32 %o0, [%smem];"
+    )
+    assert (run_warp(warp_kernel(body, 1, 1), ones, 1) == 32).all()
+    with pytest.raises(Race, match="changes what another thread wrote, with no barrier between"):
+        run_warp(warp_kernel(body.replace("bar.warp.sync -1; ", "", 1), 1, 1), ones, 1)
+    with pytest.raises(Race, match="reads what another thread wrote, with no barrier between"):
+        run_warp(warp_kernel(body.replace("%i0; bar.warp.sync -1;", "%i0;"), 1, 1), ones, 1)
+
+
 @pytest.mark.parametrize("place", ["shared", "global"])
 def test_different_numbers_at_one_address(place: str) -> None:
     """Lanes may store replicas of one number to one address, but no other number."""

@@ -212,7 +212,8 @@ class _Flow:
         shape = (self._lanes.num_blocks, -1)
         here, ended = arrived.reshape(shape).sum(1), self._ended.reshape(shape).sum(1)
         if count is not None:
-            return here == count
+            met: Array = here == count
+            return met
         missing = (here > 0) & (ended > 0) & (here + ended == self._lanes.program.threads)
         if missing.any():
             block = int(np.flatnonzero(missing)[0])

@@ -45,6 +45,8 @@ class SharedMemory:
         self._writer = np.zeros(cells, np.int32)
         self._copy = np.full(cells, -1, np.int32)
         """The number of the ``cp.async`` group that wrote a cell; -1: a store."""
+        self._atomic = np.zeros(cells, np.bool_)
+        """Whether an atomic wrote a cell."""
         self._last_read = np.zeros(cells, np.int64)
         self._read = np.zeros((cells, self._num_warps), np.int32)
         """When each warp read a cell last."""
@@ -65,7 +67,7 @@ class SharedMemory:
         if active is None:
             self.clocks[:] = self.now
             return
-        here = active.reshape(len(self.clocks), self._num_warps, 32).any(2)
+        here: Array = np.any(active.reshape(len(self.clocks), self._num_warps, 32), axis=2)
         known = np.where(here[:, :, None], self.clocks, 0).max(1)
         joined = np.where(here, self.now, known)
         self.clocks = np.where(here[:, :, None], joined[:, None, :], self.clocks)
@@ -76,7 +78,7 @@ class SharedMemory:
         if active is None:
             self.clocks[:, own, own] = self.now
         else:
-            here = active.reshape(len(self.clocks), self._num_warps, 32).any(2)
+            here: Array = np.any(active.reshape(len(self.clocks), self._num_warps, 32), axis=2)
             self.clocks[:, own, own] = np.where(here, self.now, self.clocks[:, own, own])
 
     def commit(self, active: Array | None) -> None:
@@ -162,12 +164,19 @@ class SharedMemory:
         self._check(open_, "reads asynchronously what was stored with no fence.proxy.async since", cells, selected)
 
     def atomic_places(self, addresses: Array, size: int, selected: Array) -> Array:
-        """For atomics, which do not race with each other."""
+        """For atomics, which race with loads and stores but not with each other."""
         at = self.places(addresses, size, selected)
+        self.now += 1
         cells = self._cells(at, size)
+        self._check(self._written[cells] == 0, "reads shared memory that nobody wrote", cells, selected)
+        clocks = self._clocks_of(selected)
+        stored = np.flatnonzero(~self._atomic[cells].all(1))
+        self._check_written(cells[stored], selected[stored], clocks[stored], "changes")
+        self._check_read(cells, selected, clocks)
         self._written[cells] = self.now
         self._writer[cells] = selected[:, None]
         self._copy[cells] = -1
+        self._atomic[cells] = True
         return at // size
 
     def _cells(self, at: Array, size: int) -> Array:
@@ -219,17 +228,23 @@ class SharedMemory:
         self.now += 1
         clocks = self._clocks_of(selected)
         self._check_written(cells, selected, clocks, "overwrites")
-        if (self._last_read[cells] >= clocks.min(1)[:, None]).any():
-            times: Array = self._read[cells]
-            late = (times > 0) & (times >= clocks[:, None, :])
-            own: Any = self._local_warp[selected][:, None, None]
-            alone = np.take_along_axis(self._reader[cells], own, 2) == self._lane[selected][:, None, None]
-            np.put_along_axis(late, own, np.take_along_axis(late, own, 2) & ~alone, 2)
-            what = "overwrites what another thread reads, with no barrier between"
-            self._check(late.any(2), what, cells, selected)
+        self._check_read(cells, selected, clocks)
+        self._atomic[cells] = False
         self._writer[cells] = selected[:, None]
         self._written[cells] = self.now
         self._copy[cells] = self._committed[selected][:, None] if copied else -1
+
+    def _check_read(self, cells: Array, selected: Array, clocks: Array) -> None:
+        """Refuse to change what another thread read that nothing orders before."""
+        if not (self._last_read[cells] >= clocks.min(1)[:, None]).any():
+            return
+        times: Array = self._read[cells]
+        late = (times > 0) & (times >= clocks[:, None, :])
+        own: Any = self._local_warp[selected][:, None, None]
+        alone = np.take_along_axis(self._reader[cells], own, 2) == self._lane[selected][:, None, None]
+        np.put_along_axis(late, own, np.take_along_axis(late, own, 2) & ~alone, 2)
+        wrong: Array = np.any(late, axis=2)
+        self._check(wrong, "overwrites what another thread reads, with no barrier between", cells, selected)
 
     def _check(self, wrong: Array, what: str, cells: Array, selected: Array) -> None:
         if not wrong.any():
