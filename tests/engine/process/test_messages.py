@@ -104,7 +104,7 @@ FROM_ENGINE = [
         )
     ),
     Tokens((RequestOutput(1, None, num_cached=3, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, FLOOR, ()))),)),
-    StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}),
+    StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}, 6, 7),
     Drained(0),
     Failed("EngineDied", "why"),
 ]
