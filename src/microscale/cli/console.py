@@ -12,7 +12,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
 from microscale.errors import BadSetting
 
@@ -48,14 +57,36 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+COUNTED: tuple[ProgressColumn, ...] = (MofNCompleteColumn(),)
+BYTES: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn())
+
+
 @contextmanager
-def progress_bar(title: str) -> Iterator[tuple[Callable[[int | None], None], Callable[[int], None]]]:
+def loading_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar in GB and GB/s. Gives a function that hears how many bytes of all are there."""
+    seen: int | None = None
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal seen
+        if seen is None:
+            start(total)
+        advance(done - (seen or 0))
+        seen = done
+
+    with progress_bar(title, BYTES) as (start, advance):
+        yield on_progress
+
+
+@contextmanager
+def progress_bar(
+    title: str, amount: tuple[ProgressColumn, ...] = COUNTED
+) -> Iterator[tuple[Callable[[int | None], None], Callable[[int], None]]]:
     """A progress bar on standard error that goes away when the work is done; none where that is no terminal.
 
     Gives two functions: one starts the bar with a total (``None``: nobody knows it), one advances it. Until it starts,
     standard error is free for others: the hub's own bar is shown there during a download.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn())
     # What is printed meanwhile appears above the bar, and in a file where standard output is one.
     redirect = sys.stdout.isatty()
     progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal, redirect_stdout=redirect)

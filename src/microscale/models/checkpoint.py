@@ -1,26 +1,29 @@
 """Reads the tensors of a checkpoint folder, one at a time, and only after all of them were checked.
 
 Opening reads headers and index; ``check`` compares every tensor with what the model expects; ``read`` brings one in.
-On a CPU a tensor stays a view of the mapped file, on a GPU the copy to the device is the only one, so that the peak of
-extra memory is what the caller holds, at most a layer.
+Inside of ``reading`` the tensors that come next are read meanwhile (``reading/``). Beside what the caller holds, at
+most a layer, there is never more than that window.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from microscale.errors import BadCheckpoint, BadSetting
 from microscale.formats import SCALE_NAN
 from microscale.models.json_object import read_json_object
+from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry, read_header
+
+log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -47,7 +50,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: Mapping[str, TensorEntry] = _open(folder)
-        self._open_files: dict[Path, Any] = {}
+        self._ahead: ReadAhead | None = None
 
     def check(self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = ()) -> int:
         """Every expected tensor is there, in shape and type, and no other is but those that begin with ``left_out``.
@@ -75,17 +78,48 @@ class Checkpoint:
                 raise BadCheckpoint(f"{entry.file}: tensor {name!r} is no part of the model that the config describes.")
         return len(others)
 
+    @contextmanager
+    def reading(
+        self, names: Sequence[str], device: torch.device, on_read: Callable[[int, int], None] = lambda done, total: None
+    ) -> Iterator[None]:
+        """Read ahead, in the order of ``names``, which are all that will be asked for.
+
+        ``on_read`` hears how many bytes of all were taken.
+        """
+        with ReadAhead([self.entries[name] for name in names], device) as ahead:
+            self._ahead, self._on_read = ahead, on_read
+            on_read(0, ahead.total)
+            try:
+                yield
+            finally:
+                self._ahead = None
+        ways = ", ".join(sorted(set(ahead.ways.values())))
+        speed = ahead.taken / max(ahead.seconds, 1e-9) / 1e9
+        log.info("Read %.2f GB of weights in %.1f s, %.2f GB/s (%s).", ahead.taken / 1e9, ahead.seconds, speed, ways)
+
     def read(self, name: str, device: torch.device | str) -> Tensor:
         """One tensor on ``device``. NaN and infinity are refused, and so is 255, the NaN of E8M0, in scales."""
-        entry = self.entries[name]
-        try:
-            if entry.file not in self._open_files:
-                self._open_files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
-            tensor: Tensor = self._open_files[entry.file].get_tensor(name).to(device)
-        except (SafetensorError, OSError) as exc:
-            raise BadCheckpoint(f"{entry.file}: tensor {name!r} cannot be read: {exc}.") from exc
+        entry, ahead = self.entries[name], self._ahead
+        if ahead is not None and name in ahead and ahead.device == torch.device(device):
+            tensor = ahead.take(name)
+            self._on_read(ahead.taken, ahead.total)
+        else:
+            with ReadAhead([entry], torch.device(device)) as alone:
+                tensor = alone.take(name)
         _refuse_nan(entry, tensor)
         return tensor
+
+
+class FromCheckpoint:
+    """What the checkpoints of all families share. ``order``: the tensors that the model reads, in about its order."""
+
+    def __init__(self, checkpoint: Checkpoint, order: Sequence[TensorSpec]) -> None:
+        self._checkpoint = checkpoint
+        self._order = [spec.name for spec in order]
+
+    def reading(self, device: torch.device, on_read: Callable[[int, int], None]) -> AbstractContextManager[None]:
+        """Inside of it tensors are read ahead, in order, and ``on_read`` hears how many bytes of all were taken."""
+        return self._checkpoint.reading(self._order, device, on_read)
 
 
 def check_overrides(

@@ -15,15 +15,49 @@ from microscale.models.families import AnyModel, build_model
 
 log = logging.getLogger(__name__)
 
+STEP = 64 << 20
+"""Bytes between two messages of progress."""
 
-def load(prepared: Prepared, on_layer: Callable[[], None] = lambda: None) -> AnyModel:
-    """Read the weights onto the device, in the layouts of the plan. ``on_layer`` hears each layer as it is ready."""
+
+def load(prepared: Prepared, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AnyModel:
+    """Read the weights onto the device, in the layouts of the plan. ``on_progress`` hears how many bytes of all are
+    there."""
     setup, threads = prepared.setup, prepared.options.threads
     log.info("%s\n%s", _headline(prepared), prepared.plan.table())
     # Packing has all of them, also after a model whose last step had few.
     torch.set_num_threads(threads or all_threads())
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, prepared.plan, threads)
-    return build_model(prepared.weights, ops, prepared.device, prepared.page_size, on_layer)
+    progress = _Progress(prepared, on_progress)
+    with prepared.weights.reading(prepared.device, progress.on_read):
+        progress.start()
+        return build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
+
+
+class _Progress:
+    """Bytes that were read. Where none are, since the weights are made and not read, layers in their bytes."""
+
+    def __init__(self, prepared: Prepared, on_progress: Callable[[int, int], None]) -> None:
+        self._tell = on_progress
+        self._num_layers = prepared.config.num_layers
+        self._weights = sum(prepared.memory.weights.values())
+        self._layers = 0
+        self._told = -STEP
+        self._reads = False
+
+    def start(self) -> None:
+        if not self._reads:
+            self._tell(0, self._weights)
+
+    def on_read(self, done: int, total: int) -> None:
+        self._reads = True
+        if done == total or done - self._told >= STEP:
+            self._told = done
+            self._tell(done, total)
+
+    def on_layer(self) -> None:
+        self._layers += 1
+        if not self._reads:
+            self._tell(self._weights * self._layers // self._num_layers, self._weights)
 
 
 def _headline(prepared: Prepared) -> str:

@@ -21,7 +21,7 @@ class Launch:
     silence_s: float = 300.0
     """An engine with work that tells of no step for so long is taken for hung. A first step may compile kernels."""
     on_progress: Callable[[int, int], None] = lambda done, total: None
-    """Hears how many layers of all are loaded."""
+    """Hears how many bytes of all are loaded."""
 
 
 async def wait_ready(link: Link, launch: Launch) -> Ready:

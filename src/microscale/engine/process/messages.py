@@ -155,7 +155,7 @@ class Drain(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """So many layers of all are ready."""
+    """So many bytes of the weights are there, of all."""
 
     done: Natural
     total: Natural
