@@ -40,7 +40,11 @@ def write(folder: Path, sizes: tuple[int, ...] = SIZES, pad: int = 0, dtype: str
     for number, size in enumerate(sizes):
         width = {"U8": 1, "BF16": 2}[dtype]
         size -= size % width
-        header[f"t{number:02d}"] = {"dtype": dtype, "shape": [size // width], "data_offsets": [position, position + size]}
+        header[f"t{number:02d}"] = {
+            "dtype": dtype,
+            "shape": [size // width],
+            "data_offsets": [position, position + size],
+        }
         values = torch.randint(0, 128, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
         data.append(bytes(values.numpy()))
         position += size
@@ -312,7 +316,10 @@ def test_a_read_error_names_file_and_tensor() -> None:
     """The first page of a process's memory is mapped by nobody: reading it is a real EIO."""
     path = Path("/proc/self/mem")
     entry = TensorEntry(path, "x.weight", "U8", (100,), 0, 100, 0, Stamp.of(path.stat()))
-    with ReadAhead([entry], CPU) as ahead, pytest.raises(BadCheckpoint, match=r"mem: tensor 'x.weight' cannot be read: "):
+    with (
+        ReadAhead([entry], CPU) as ahead,
+        pytest.raises(BadCheckpoint, match=r"mem: tensor 'x.weight' cannot be read: "),
+    ):
         ahead.take("x.weight")
 
 

@@ -21,6 +21,7 @@ from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
+from microscale.cli.bench_load import bench_load
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress, parse_overrides
 from microscale.cli.options import (
@@ -255,8 +256,9 @@ def prove(
 
 bench = typer.Typer(
     cls=ModelOrCommand,
-    help="Measure the speed of a model (bench MODEL) or of kernels (bench kernels).",
+    help="Measure the speed of a model (bench MODEL), of kernels (bench kernels) or of a load (bench load).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench.command("model")(bench_model)
 bench.command("kernels")(bench_kernels)
+bench.command("load")(bench_load)

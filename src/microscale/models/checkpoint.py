@@ -121,6 +121,20 @@ class FromCheckpoint:
         """Inside of it tensors are read ahead, in order, and ``on_read`` hears how many bytes of all were taken."""
         return self._checkpoint.reading(self._order, device, on_read)
 
+    @property
+    def entries(self) -> Iterator[TensorEntry]:
+        """Where the tensors are that the model reads."""
+        return (self._checkpoint.entries[name] for name in self._order)
+
+    def read_one(self, name: str, device: torch.device) -> Tensor:
+        return self._checkpoint.read(name, device)
+
+    def read_through(self, device: torch.device) -> None:
+        """Bring every tensor to the device and keep none: what files and device allow."""
+        with ReadAhead(list(self.entries), device) as ahead:
+            for name in self._order:
+                ahead.take(name)
+
 
 def check_overrides(
     folder: Path, overrides: Mapping[str, object], there: Iterable[TensorSpec], asked: Iterable[TensorSpec]

@@ -69,6 +69,18 @@ class WeightFile:
             self.close()
             raise
 
+    @classmethod
+    def cold(cls, path: Path) -> WeightFile:
+        """A file as it is now, read past the page cache whatever is in that."""
+        file = cls(path, Stamp.of(path.stat()))
+        if file.way is Way.CACHED:
+            file._open_direct()
+        return file
+
+    @property
+    def size(self) -> int:
+        return self._stamp.size
+
     def __enter__(self) -> WeightFile:
         return self
 
