@@ -30,8 +30,10 @@ from microscale.cli.options import (
     LayerFormatOption,
     MoeActivationsOption,
     PrecisionOption,
+    ReserveOption,
     ThreadsOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -69,6 +71,7 @@ def bench_model(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.")] = 8192,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
@@ -93,7 +96,10 @@ def bench_model(
         device=device,
         precision=asked,
         workload=Workload(
-            sequences=max(1, *batches), step_tokens=max_num_batched_tokens, utilization=gpu_memory_utilization
+            sequences=max(1, *batches),
+            step_tokens=max_num_batched_tokens,
+            utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
         ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
@@ -138,6 +144,7 @@ def profile(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
@@ -158,7 +165,12 @@ def profile(
         load_format=load_format,
         device=device,
         precision=asked,
-        workload=Workload(sequences=batch, step_tokens=max(8192, prompt), utilization=gpu_memory_utilization),
+        workload=Workload(
+            sequences=batch,
+            step_tokens=max(8192, prompt),
+            utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
+        ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
     )

@@ -93,7 +93,7 @@ def _write_file(path: Path, shard: Sequence[TensorSpec], draws: torch.Generator)
             left = _num_bytes(spec)
             while left:
                 piece = _draw(spec, min(left, PIECE), draws)
-                file.write(memoryview(piece.numpy()))
+                file.write(piece.numpy().data)
                 left -= piece.numel()
         file.flush()
         os.fsync(file.fileno())

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from microscale import hardware
 from microscale.backends.ops import Ops
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.loading.usable import check_left
 from microscale.engine.step.threads import all_threads
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, build_model
@@ -43,6 +45,7 @@ class _Progress:
         self._layers = 0
         self._told = -STEP
         self._reads = False
+        self._prepared = prepared
 
     def start(self) -> None:
         if not self._reads:
@@ -56,6 +59,10 @@ class _Progress:
 
     def on_layer(self) -> None:
         self._layers += 1
+        gpu = self._prepared.setup.gpu
+        if gpu.unified and not gpu.is_cpu:
+            left = hardware.available_memory(gpu, self._prepared.device.index or 0)
+            check_left(gpu, self._prepared.memory.workload.reserve, left)
         if not self._reads:
             self._tell(self._weights * self._layers // self._num_layers, self._weights)
 

@@ -90,6 +90,8 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     prefix_caching: bool = True
     enforce_eager: bool = False
     gpu_memory_utilization: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
+    reserve_memory: Natural | None = None
+    """In bytes."""
     block_size: Positive = 16
     offline: bool = False
     seed: Natural = 0

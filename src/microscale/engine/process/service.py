@@ -132,6 +132,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
             step_tokens=config.max_num_batched_tokens,
             page_size=config.block_size,
             utilization=config.gpu_memory_utilization,
+            reserve=config.reserve_memory,
         ),
         overrides=config.hf_overrides,
         offline=config.offline,

@@ -197,7 +197,7 @@ class ReadAhead:
 
 
 def _bytes(memory: Tensor) -> memoryview:
-    return memoryview(memory.numpy())
+    return memory.numpy().data
 
 
 def _open(entries: Sequence[TensorEntry]) -> dict[Path, WeightFile]:
