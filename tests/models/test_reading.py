@@ -6,6 +6,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,13 +15,19 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
 
+from microscale.backends.ops import Preference
+from microscale.backends.precision import make_precision
+from microscale.engine.loading.load import load
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
-from microscale.models.checkpoint import INDEX, Checkpoint
+from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
 from microscale.models.families import open_weights, write_random_checkpoint
 from microscale.models.reading import read_ahead
 from microscale.models.reading.chunks import CHUNK, SMALL, cut
@@ -28,7 +35,10 @@ from microscale.models.reading.file import BLOCK, FileChanged, Stamp, Way, Weigh
 from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry
-from support.tiny_checkpoints import CASES, write_hf
+from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
+from support.tiny_checkpoints import write_hf
+from support.tiny_gemma4 import random_gemma4, write_gemma4
+from support.tiny_qwen3_moe import random_qwen3_moe, write_qwen3_moe
 
 CPU = torch.device("cpu")
 SIZES = (0, 1, BLOCK - 1, BLOCK, SMALL - 1, SMALL, SMALL + 1, CHUNK + 1)
@@ -142,24 +152,44 @@ def test_no_more_than_the_window_is_read_ahead(tmp_path: Path) -> None:
     assert ahead._held == 0
 
 
-@pytest.mark.parametrize("case", list(CASES))
-def test_a_model_takes_its_tensors_in_the_order_that_it_states(case: str, tmp_path: Path) -> None:
-    """Layer by layer: the window then never holds more than a layer that nobody asks for."""
-    weights = open_weights(str(write_hf(tmp_path, CASES[case])))
-    taken: list[str] = []
-    plain = weights._checkpoint.read  # type: ignore[attr-defined]
-    weights._checkpoint.read = lambda name, device: taken.append(name) or plain(name, device)  # type: ignore[attr-defined]
-    weights.embed("cpu")  # type: ignore[attr-defined]
-    marks = [len(taken)]
-    for layer in range(weights.config.num_layers):
-        weights.layer(layer, "cpu")  # type: ignore[attr-defined]
-        marks.append(len(taken))
-    weights.norm("cpu")  # type: ignore[attr-defined]
-    weights.lm_head("cpu")  # type: ignore[attr-defined]
-    stated = weights._order  # type: ignore[attr-defined]
-    assert sorted(taken) == sorted(stated)
-    for begin, end in zip([0, *marks], [*marks, len(taken)], strict=True):
-        assert set(taken[begin:end]) == set(stated[begin:end])
+def write_tiny(family: str, folder: Path) -> Path:
+    if family == "gpt_oss":
+        return write_hf(folder, tiny_checkpoints.CASES["heads_6_3"])
+    if family == "qwen3_moe":
+        qwen = next(iter(tiny_qwen3_moe.CASES.values()))
+        return write_qwen3_moe(folder, qwen, tiny_qwen3_moe.published(random_qwen3_moe(qwen)))
+    gemma = next(iter(tiny_gemma4.CASES.values()))
+    modelopt = tiny_gemma4.to_modelopt(random_gemma4(gemma))
+    return write_gemma4(folder, gemma, modelopt, ignore=tiny_gemma4.routers(gemma))
+
+
+def parts(names: list[str]) -> list[str]:
+    """The layers' numbers, and what stands before and after them, in their order."""
+    found = (re.search(r"(?:layers|block)\.(\d+)\.", name) for name in names)
+    return [part for part, _ in groupby(match[1] if match else name for match, name in zip(found, names, strict=True))]
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma4", "qwen3_moe"])
+def test_a_model_takes_its_tensors_in_the_order_that_it_states(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer by layer: the window then never fills with a layer that nobody asks for."""
+    folder = str(write_tiny(family, tmp_path))
+    fitting = make_precision(layer_formats=["experts=mxfp8"] if family == "qwen3_moe" else [])
+    prepared = prepare(LoadOptions(folder, device="cpu", preference=Preference("reference"), precision=fitting))
+    assert isinstance(prepared.weights, FromCheckpoint)
+    stated = [entry.name for entry in prepared.weights.entries]
+    taken, take = [], ReadAhead.take
+
+    def listed(self: ReadAhead, name: str) -> torch.Tensor:
+        taken.append(name)
+        return take(self, name)
+
+    monkeypatch.setattr(ReadAhead, "take", listed)
+    load(prepared)
+    assert sorted(taken) == sorted(stated), "each is read once"
+    assert parts(taken) == parts(stated)
+    assert len(parts(stated)) <= prepared.config.num_layers + 3
 
 
 # -- how a file is read
