@@ -29,9 +29,10 @@ from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
 from microscale.models.families import open_weights, write_random_checkpoint
-from microscale.models.reading import read_ahead
+from microscale.models.reading import nan_check, read_ahead
 from microscale.models.reading.chunks import CHUNK, SMALL, cut
 from microscale.models.reading.file import BLOCK, FileChanged, Stamp, Way, WeightFile
+from microscale.models.reading.nan_check import NanCheck
 from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry
@@ -397,6 +398,38 @@ def test_a_kill_while_loading_leaves_nothing(tmp_path: Path) -> None:
     assert not list(temporary.iterdir())
     temporary.rmdir()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+# -- NaN
+
+
+def test_nan_is_heard_of_together_and_none_is_lost(tmp_path: Path) -> None:
+    """As on a GPU: the host hears of four tensors at a time, and of the last ones at the end."""
+    entries = list(write(tmp_path, sizes=(64,) * 6, dtype="BF16").entries.values())
+    good, bad = torch.ones(32, dtype=torch.bfloat16), torch.full((32,), torch.nan, dtype=torch.bfloat16)
+    for place in range(6):
+        check = NanCheck(together=4)
+        with pytest.raises(BadCheckpoint, match=f"model.safetensors: tensor 't0{place}' contains NaN or infinity"):
+            for number, entry in enumerate(entries):
+                check.look(entry, bad if number == place else good)
+                assert number < place + 4
+            check.settle()
+
+
+def test_a_load_that_read_nan_does_not_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(nan_check.TOGETHER, "cpu", 1000)
+    checkpoint = write(tmp_path, sizes=(64,) * 3, dtype="BF16")
+    path, last = tmp_path / "model.safetensors", checkpoint.entries["t02"]
+    data = bytearray(path.read_bytes())
+    data[last.file_begin : last.file_begin + 2] = b"\xc0\x7f"
+    path.write_bytes(data)
+    checkpoint = Checkpoint(tmp_path)
+    with (
+        pytest.raises(BadCheckpoint, match="tensor 't02' contains NaN"),
+        checkpoint.reading(list(checkpoint.entries), CPU),
+    ):
+        for name in checkpoint.entries:
+            checkpoint.read(name, CPU)
 
 
 # -- random checkpoints

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from microscale.errors import BadCheckpoint, BadSetting
-from microscale.formats import SCALE_NAN
 from microscale.models.json_object import read_json_object
+from microscale.models.reading.nan_check import TOGETHER, NanCheck
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry, read_header
 
@@ -29,9 +29,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _SHARD_NUMBER = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
-_SCALES = ("_scales", ".scales", "_scale")
-_E4M3_NAN = 0x7F
-"""With either sign."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +84,11 @@ class Checkpoint:
         ``on_read`` hears how many bytes of all were taken.
         """
         with ReadAhead([self.entries[name] for name in names], device) as ahead:
-            self._ahead, self._on_read = ahead, on_read
+            self._ahead, self._on_read, self._nan = ahead, on_read, NanCheck(TOGETHER[device.type])
             on_read(0, ahead.total)
             try:
                 yield
+                self._nan.settle()
             finally:
                 self._ahead = None
         ways = ", ".join(sorted(set(ahead.ways.values())))
@@ -98,15 +96,16 @@ class Checkpoint:
         log.info("Read %.2f GB of weights in %.1f s, %.2f GB/s (%s).", ahead.taken / 1e9, ahead.seconds, speed, ways)
 
     def read(self, name: str, device: torch.device | str) -> Tensor:
-        """One tensor on ``device``. NaN and infinity are refused, and so is 255, the NaN of E8M0, in scales."""
+        """One tensor on ``device``. NaN is refused: on a CPU at once, on a GPU before ``reading`` ends."""
         entry, ahead = self.entries[name], self._ahead
         if ahead is not None and name in ahead and ahead.device == torch.device(device):
             tensor = ahead.take(name)
+            self._nan.look(entry, tensor)
             self._on_read(ahead.taken, ahead.total)
-        else:
-            with ReadAhead([entry], torch.device(device)) as alone:
-                tensor = alone.take(name)
-        _refuse_nan(entry, tensor)
+            return tensor
+        with ReadAhead([entry], torch.device(device)) as alone:
+            tensor = alone.take(name)
+        NanCheck(together=1).look(entry, tensor)
         return tensor
 
 
@@ -147,23 +146,6 @@ def check_overrides(
                 f"The overrides {', '.join(overrides)} ask for tensor {spec.name!r} in shape {list(spec.shape)}, "
                 f"which {folder} does not have; such overrides need --load-format dummy."
             )
-
-
-def _refuse_nan(entry: TensorEntry, tensor: Tensor) -> None:
-    if tensor.numel() == 0:
-        return
-    if tensor.dtype == torch.float8_e8m0fnu:
-        tensor = tensor.view(torch.uint8)
-    if tensor.dtype == torch.float8_e4m3fn:
-        if int((tensor.view(torch.uint8) & _E4M3_NAN).max()) == _E4M3_NAN:
-            raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains NaN.")
-    elif tensor.is_floating_point():
-        # Both ends are NaN if any element is. 0.7 ns an element on one core; isfinite takes 9 and twice the memory.
-        ends = torch.stack(torch.aminmax(tensor)).float()
-        if not torch.isfinite(ends).all():
-            raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains NaN or infinity.")
-    elif tensor.dtype == torch.uint8 and entry.name.endswith(_SCALES) and int(tensor.max()) == SCALE_NAN:
-        raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains the scale byte {SCALE_NAN}, which is NaN.")
 
 
 def _open(folder: Path) -> dict[str, TensorEntry]:
