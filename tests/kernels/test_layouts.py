@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, ChannelScaled, block_format
@@ -176,13 +176,13 @@ def fake(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 
 
 def test_an_expert_layer_waits_for_the_device_once(waits: list[int]) -> None:
-    """Sizes of gpt-oss-120b, which is packed in 48 chunks of experts."""
+    """Sixteen experts of gpt-oss's size, which are packed in six chunks."""
     with FakeTensorMode():
-        gate_up = BlockScaled(fake(128, 5760, 1440), fake(128, 5760, 90), MXFP4)
-        down = BlockScaled(fake(128, 2880, 1440), fake(128, 2880, 90), MXFP4)
-        biases = (fake(128, 5760, dtype=torch.bfloat16), fake(128, 2880, dtype=torch.bfloat16))
+        gate_up = BlockScaled(fake(16, 5760, 1440), fake(16, 5760, 90), MXFP4)
+        down = BlockScaled(fake(16, 2880, 1440), fake(16, 2880, 90), MXFP4)
+        biases = (fake(16, 5760, dtype=torch.bfloat16), fake(16, 2880, dtype=torch.bfloat16))
         packed = pack_experts(MoeWeights(gate_up, down, *biases), Gate(GateKind.SWIGLU_CLAMPED, interleaved=True))
-    assert packed.gate_up.words.shape == (128, 360, 45, 32, 4)
+    assert packed.gate_up.words.shape == (16, 360, 45, 32, 4)
     assert waits == [2]
 
 
@@ -203,7 +203,7 @@ def test_a_dense_layer_waits_for_the_device_once(fmt: str, waits: list[int]) -> 
 
 def test_a_host_read_is_seen() -> None:
     """What the two tests above rely on."""
-    with FakeTensorMode(), pytest.raises(Exception, match="data-dependent|Fake|fake"):
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         pack(BlockScaled(fake(2, 32, 32), fake(2, 32, 2), MXFP4), RowOrder.PLAIN)
 
 

@@ -409,11 +409,15 @@ def test_nan_is_heard_of_together_and_none_is_lost(tmp_path: Path) -> None:
     good, bad = torch.ones(32, dtype=torch.bfloat16), torch.full((32,), torch.nan, dtype=torch.bfloat16)
     for place in range(6):
         check = NanCheck(together=4)
+        looked_at = [bad if number == place else good for number in range(6)]
         with pytest.raises(BadCheckpoint, match=f"model.safetensors: tensor 't0{place}' contains NaN or infinity"):
-            for number, entry in enumerate(entries):
-                check.look(entry, bad if number == place else good)
-                assert number < place + 4
-            check.settle()
+            look_at_all(check, entries, looked_at)
+
+
+def look_at_all(check: NanCheck, entries: list[TensorEntry], tensors: list[torch.Tensor]) -> None:
+    for entry, tensor in zip(entries, tensors, strict=True):
+        check.look(entry, tensor)
+    check.settle()
 
 
 def test_a_load_that_read_nan_does_not_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,10 +428,12 @@ def test_a_load_that_read_nan_does_not_end_well(tmp_path: Path, monkeypatch: pyt
     data[last.file_begin : last.file_begin + 2] = b"\xc0\x7f"
     path.write_bytes(data)
     checkpoint = Checkpoint(tmp_path)
-    with (
-        pytest.raises(BadCheckpoint, match="tensor 't02' contains NaN"),
-        checkpoint.reading(list(checkpoint.entries), CPU),
-    ):
+    with pytest.raises(BadCheckpoint, match="tensor 't02' contains NaN"):
+        read_all(checkpoint)
+
+
+def read_all(checkpoint: Checkpoint) -> None:
+    with checkpoint.reading(list(checkpoint.entries), CPU):
         for name in checkpoint.entries:
             checkpoint.read(name, CPU)
 

@@ -41,9 +41,8 @@ class NanCheck:
         looked_at, self._looked_at = self._looked_at, []
         if not looked_at:
             return
-        for (entry, _, what), bad in zip(
-            looked_at, torch.stack([bad for _, bad, _ in looked_at]).tolist(), strict=True
-        ):
+        answers = torch.stack([bad for _, bad, _ in looked_at]).tolist()
+        for (entry, _, what), bad in zip(looked_at, answers, strict=True):
             if bad:
                 raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains {what}.")
 
