@@ -30,7 +30,7 @@ from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
 from microscale.models.families import open_weights, write_random_checkpoint
 from microscale.models.reading import nan_check, read_ahead
-from microscale.models.reading.chunks import CHUNK, SMALL, cut
+from microscale.models.reading.chunks import CHUNK, SMALL, block_begin, block_end, cut
 from microscale.models.reading.file import BLOCK, FileChanged, Stamp, Way, WeightFile
 from microscale.models.reading.nan_check import NanCheck
 from microscale.models.reading.page_cache import resident_bytes
@@ -137,6 +137,14 @@ def test_small_neighbours_are_read_together(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(1000,) * 300 + (SMALL,) + (1000,) * 300).entries.values())
     assert len(cut(entries)) == 3
     assert len(cut(entries[::-1])) == 3, "the order within a few MB is the file's"
+
+
+@pytest.mark.parametrize("pad", [0, 1, 4000])
+def test_the_blocks_around_a_chunk_fit_a_buffer(pad: int, tmp_path: Path) -> None:
+    sizes = (SMALL - 1,) * 20 + (CHUNK + 1, 3) * 3
+    chunks = cut(list(write(tmp_path, sizes=sizes, pad=pad).entries.values()))
+    assert max(block_end(chunk.end) - block_begin(chunk.begin) for chunk in chunks) <= CHUNK
+    assert sum(chunk.num_bytes for chunk in chunks) == sum(sizes)
 
 
 # -- the window

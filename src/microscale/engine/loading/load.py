@@ -32,7 +32,10 @@ def load(prepared: Prepared, on_progress: Callable[[int, int], None] = lambda do
     progress = _Progress(prepared, on_progress)
     with prepared.weights.reading(prepared.device, progress.on_read):
         progress.start()
-        return build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
+        model = build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
+    if prepared.device.type == "cuda":
+        torch.cuda.empty_cache()  # what held the checkpoint's own layout until it was packed
+    return model
 
 
 class _Progress:

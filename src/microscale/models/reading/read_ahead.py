@@ -20,16 +20,9 @@ import torch
 from torch import Tensor
 
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.chunks import Chunk, cut
+from microscale.models.reading.chunks import Chunk, block_begin, cut
 from microscale.models.reading.file import FileChanged, Way, WeightFile
-from microscale.models.reading.targets import (
-    BUFFERS,
-    Buffer,
-    Landing,
-    block_begin,
-    targets_on,
-    typed,
-)
+from microscale.models.reading.targets import BUFFERS, Buffer, Landing, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
 
 THREADS = 8

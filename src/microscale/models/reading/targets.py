@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from microscale.models.reading.chunks import CHUNK, Chunk, is_small
+from microscale.models.reading.chunks import CHUNK, Chunk, block_begin, block_end, is_small
 from microscale.models.reading.file import BLOCK
 from microscale.models.safetensors_header import DTYPE_BYTES, TensorEntry
 
@@ -41,14 +41,6 @@ TORCH_DTYPES = {
 }
 
 
-def block_begin(offset: int) -> int:
-    return offset // BLOCK * BLOCK
-
-
-def block_end(offset: int) -> int:
-    return -(-offset // BLOCK) * BLOCK
-
-
 def aligned_bytes(count: int) -> Tensor:
     """Uninitialised bytes that begin at a page. The system takes them back as soon as nobody holds them."""
     # No huge pages: the system then spends 0.9 s on a GB and not 0.35 (two shared virtual cores, Linux 6.18).
@@ -57,8 +49,10 @@ def aligned_bytes(count: int) -> Tensor:
 
 
 def pinned_bytes(count: int) -> Tensor:
-    """Bytes in pinned memory that begin at a block."""
-    memory = torch.empty(count + BLOCK, dtype=torch.uint8, pin_memory=True)
+    """Bytes in pinned memory that begin at a block. The driver's always do; torch takes powers of two from it."""
+    memory = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+    if memory.data_ptr() % BLOCK:
+        memory = torch.empty(count + BLOCK, dtype=torch.uint8, pin_memory=True)
     begin = -memory.data_ptr() % BLOCK
     return memory[begin : begin + count]
 
@@ -134,7 +128,7 @@ class HostTargets:
         return Landing(entry, around[first : first + entry.num_bytes], around)
 
     def buffer(self) -> Buffer:
-        return Buffer(aligned_bytes(CHUNK + 2 * BLOCK))
+        return Buffer(aligned_bytes(CHUNK))
 
     def copy(self, chunk: Chunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         for target, part in _copies(chunk, source, landings):
@@ -170,7 +164,7 @@ class CudaTargets:
         return Landing(entry, data)
 
     def buffer(self) -> Buffer:
-        return Buffer(pinned_bytes(CHUNK + 2 * BLOCK))
+        return Buffer(pinned_bytes(CHUNK))
 
     def copy(self, chunk: Chunk, source: Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
         with torch.cuda.stream(self._copying):
