@@ -81,7 +81,7 @@ def test_nan_is_refused_before_a_load_ends(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[entry.file_begin : entry.file_begin + 2] = b"\xc0\x7f"
     path.write_bytes(data)
-    with pytest.raises(BadCheckpoint, match="tensor 'lm_head.weight' contains NaN"):
+    with pytest.raises(BadCheckpoint, match=r"tensor 'lm_head\.weight' contains NaN"):
         load(prepare(LoadOptions(str(tmp_path / "tiny"), device="cuda")))
 
 
