@@ -113,7 +113,7 @@ class WeightFile:
                     f"it was cut off while it was read."
                 )
             done += got // BLOCK * BLOCK
-        if self.way is Way.PLAIN:
+        if self.way is Way.PLAIN and hasattr(os, "posix_fadvise"):
             # What was read stays in the page cache otherwise, as large as the model.
             os.posix_fadvise(self._plain, offset, len(memory), os.POSIX_FADV_DONTNEED)
 
