@@ -55,25 +55,32 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
                 loading.close()
                 bar.drawn = False
 
-        yield replace(launch, command=command, on_progress=bar.on_progress), end
+        yield replace(launch, command=command, on_progress=bar.on_progress, on_kernels=bar.on_kernels), end
 
 
 class _Bar:
-    """The engine says how many bytes of all are there; the bar is drawn from the first time on."""
+    """The engine says how many bytes of all are there, then how many of the kernels that it still compiles; the bar is
+    drawn from the first time on."""
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
+    def __init__(self, tell: Callable[[int, int, str], None]) -> None:
         self._tell = tell
         self.drawn = False
         self.lock = threading.Lock()
         """Held by who begins or ends the bar, and by who writes something that goes by whether it is drawn."""
 
     def on_progress(self, done: int, total: int) -> None:
+        self._show(done, total, "bytes")
+
+    def on_kernels(self, done: int, total: int) -> None:
+        self._show(done, total, "kernels")
+
+    def _show(self, done: int, total: int, unit: str) -> None:
         if self.drawn:
-            self._tell(done, total)
+            self._tell(done, total, unit)
             return
         with self.lock:
             self.drawn = True
-            self._tell(done, total)
+            self._tell(done, total, unit)
 
 
 class _Pty(NamedTuple):

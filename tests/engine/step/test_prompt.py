@@ -59,7 +59,8 @@ def test_the_tensors_say_what_the_schedule_says() -> None:
     pools[LayerKind.SLIDING].drop("a", 2)
     key = inputs.key(schedule)
     assert key == PromptKey(16, 6, 64)
-    inputs._host.fill_(GARBAGE)
+    for host in inputs._host:
+        host.fill_(GARBAGE)
     inputs._there.fill_(GARBAGE)
     inputs.fill(schedule, key)
     inputs.lay_tables(key)
@@ -134,7 +135,8 @@ def test_padding_changes_nothing(model: AnyModel, monkeypatch: pytest.MonkeyPatc
                 if work.first:
                     runner._forward(build_batch([runner._chunk(Work(work.request, 0, work.first))], PAGE, CPU))
         assert filled._prompts is not None
-        filled._prompts.inputs._host.fill_(GARBAGE)
+        for host in filled._prompts.inputs._host:
+            host.fill_(GARBAGE)
         filled._prompts.inputs._there.fill_(GARBAGE)
         key = filled._prompts.inputs.key(schedule)
         assert key is not None

@@ -59,7 +59,7 @@ def serve(connection: Connection, factory: str) -> None:
     config = greet(connection)
     module, _, name = factory.partition(":")
     load: Factory = getattr(importlib.import_module(module), name)
-    service = load(config, lambda done, total: connection.send(Loading(done, total)))
+    service = load(config, lambda done, total, kernels=False: connection.send(Loading(done, total, kernels)))
     # A step must not wait for the collector to walk through what was loaded.
     gc.collect()
     gc.freeze()

@@ -124,7 +124,9 @@ class PromptInputs:
         words = _places(largest, self.most_rows)[-1] + len(KINDS) * (most * max_pages + padding_pages)
         pin = device.type == "cuda"
         self._there = torch.zeros(words, dtype=torch.int64, device=device)
-        self._host = torch.zeros(words, dtype=torch.int64, pin_memory=pin)
+        # Chunks of a prompt follow one another unread: a buffer is free again when its copy was made.
+        self._host = [torch.zeros(words, dtype=torch.int64, pin_memory=pin) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in self._host] if pin else []
         widths = {table_width(longest, self._page_size, max_pages) for longest in (1, max_pages * self._page_size)}
         # Every row of a table begins at a multiple of 16 bytes.
         self._columns = torch.arange(-(-max(widths) // 4) * 4, device=device)
@@ -147,8 +149,13 @@ class PromptInputs:
         return PromptKey(tokens, sequences, table_width(longest, self._page_size, self._max_pages))
 
     def fill(self, schedule: Sequence[Work], key: PromptKey) -> None:
-        """Lay the schedule out as ``key`` has it, and begin the copy. The step before it must be over."""
-        parts: _Parts[Any] = _Parts.of(self._host.numpy(), self._host.view(torch.int32).numpy(), key, self.most_rows)
+        """Lay the schedule out as ``key`` has it, and begin the copy. It waits for the copy before the last."""
+        self._host.reverse()
+        self._copied.reverse()
+        if self._copied:
+            self._copied[0].synchronize()
+        host = self._host[0]
+        parts: _Parts[Any] = _Parts.of(host.numpy(), host.view(torch.int32).numpy(), key, self.most_rows)
         starts = [0, *accumulate(work.count for work in schedule)]
         lens = [work.first + work.count for work in schedule]
         parts.tokens[: starts[-1]] = [
@@ -169,7 +176,9 @@ class PromptInputs:
         pages = self._lay_pages(parts, schedule, starts, spare)
         self._lay_rows(parts, schedule, starts, lens)
         words = _places(key, self.most_rows)[-1] + -(-pages // 2)
-        self._there[:words].copy_(self._host[:words], non_blocking=True)
+        self._there[:words].copy_(host[:words], non_blocking=True)
+        if self._copied:
+            self._copied[0].record()
 
     def _lay_pages(self, parts: _Parts[Any], schedule: Sequence[Work], starts: Sequence[int], spare: int) -> int:
         """Pages of every sequence and kind, and the slots of the new tokens. Gives the number of pages."""
