@@ -16,7 +16,9 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ReserveOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
 from microscale.explain import Question, render
 from microscale.explain import explain as run_explain
@@ -39,6 +41,7 @@ def explain(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
@@ -56,6 +59,7 @@ def explain(
             context=context,
             batch=batch,
             utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
             offline=env.offline,
         )
     )

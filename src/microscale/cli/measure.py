@@ -21,6 +21,7 @@ from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
+from microscale.cli.bench_load import bench_load
 from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress
@@ -30,8 +31,10 @@ from microscale.cli.options import (
     LayerFormatOption,
     MoeActivationsOption,
     PrecisionOption,
+    ReserveOption,
     ThreadsOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
 from microscale.engine.loading.memory import Workload
@@ -72,6 +75,7 @@ def bench_model(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.")] = 8192,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
@@ -96,7 +100,10 @@ def bench_model(
         device=device,
         precision=asked,
         workload=Workload(
-            sequences=max(1, *batches), step_tokens=max_num_batched_tokens, utilization=gpu_memory_utilization
+            sequences=max(1, *batches),
+            step_tokens=max_num_batched_tokens,
+            utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
         ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
@@ -141,6 +148,7 @@ def profile(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
@@ -161,7 +169,12 @@ def profile(
         load_format=load_format,
         device=device,
         precision=asked,
-        workload=Workload(sequences=batch, step_tokens=max(8192, prompt), utilization=gpu_memory_utilization),
+        workload=Workload(
+            sequences=batch,
+            step_tokens=max(8192, prompt),
+            utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
+        ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
     )
@@ -259,9 +272,10 @@ def prove(
 
 bench = typer.Typer(
     cls=ModelOrCommand,
-    help="Measure the speed of a model (bench MODEL), of kernels (bench kernels) or of a server (bench serve).",
+    help="Measure the speed of a model (bench MODEL), kernels (bench kernels), loading (bench load) or a server (bench serve).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench.command("model")(bench_model)
 bench.command("kernels")(bench_kernels)
 bench.command("serve", context_settings=PASSED_ON)(bench_serve)
+bench.command("load")(bench_load)

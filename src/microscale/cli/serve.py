@@ -24,8 +24,10 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ReserveOption,
     ThreadsOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
 from microscale.engine.process.launch import Launch
@@ -91,6 +93,7 @@ def serve(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Keep what prompts have in common.")] = True,
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Capture no CUDA graphs.")] = False,
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
     threads: ThreadsOption = None,
@@ -147,6 +150,7 @@ def serve(
         prefix_caching=enable_prefix_caching,
         enforce_eager=enforce_eager,
         gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
         block_size=block_size,
         offline=env.offline,
         seed=seed,

@@ -20,6 +20,7 @@ from microscale.models.gpt_oss.family import GPT_OSS
 from microscale.models.json_object import read_json_object
 from microscale.models.load_format import LoadFormat
 from microscale.models.qwen3_moe.family import QWEN3_MOE
+from microscale.models.random_checkpoint import write_random
 
 FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
@@ -100,6 +101,17 @@ def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
     return weights
 
 
+def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, object]) -> int:
+    """Write random weights of a preset's shapes to ``folder``, as its family is published; returns their bytes."""
+    if name not in PRESETS:
+        raise BadSetting(f"{name!r} is not a preset; presets are {', '.join(PRESETS)}.")
+    config = preset(name, overrides)
+    published = _family_of(config).published
+    if published is None:
+        raise Unsupported(f"Random checkpoints of {name} cannot be written; those of gpt-oss can.")
+    return write_random(published(config), folder)
+
+
 def shape_weights(config: ModelConfig, tensors: ShapeTensors) -> ModelWeights:
     """Weights that are shapes alone, made by ``tensors``."""
     weights: ModelWeights = _family_of(config).dummy(config, tensors)
@@ -119,4 +131,5 @@ __all__ = [
     "preset",
     "read_model_config",
     "shape_weights",
+    "write_random_checkpoint",
 ]

@@ -93,6 +93,7 @@ TO_ENGINE = [
 ]
 FROM_ENGINE = [
     Loading(1, 2),
+    Loading(3, 4, kernels=True),
     Ready(97, 512, (1, 2), "plan"),
     Accepted(1),
     Refused(1, "BadRequest", "no"),

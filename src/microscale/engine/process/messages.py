@@ -90,6 +90,8 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     prefix_caching: bool = True
     enforce_eager: bool = False
     gpu_memory_utilization: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
+    reserve_memory: Natural | None = None
+    """In bytes."""
     block_size: Positive = 16
     offline: bool = False
     seed: Natural = 0
@@ -157,10 +159,11 @@ class Drain(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """So many layers of all are ready."""
+    """So many bytes of the weights are there, of all; or so many of the kernels that were not compiled."""
 
     done: Natural
     total: Natural
+    kernels: bool = False
 
 
 class Ready(Message, frozen=True):

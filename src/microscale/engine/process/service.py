@@ -115,23 +115,18 @@ class Service:
         return to_wire(number, output)
 
 
-def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:
-    """The real engine."""
+def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
+    """The real engine. ``on_progress`` hears how many bytes of all are there; with ``kernels``, how many kernels."""
     queueing = Queueing(config.max_queue, config.prefix_caching)
     vocabulary = None
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
     prepared = prepare(load_options(config))
-    layers = prepared.config.num_layers
     warming = start_warming(prepared, None if config.kernel_cache is None else Path(config.kernel_cache))
 
-    def tell(done: int, total: int) -> None:
-        """Layers and kernels in one count."""
-        on_progress(done + (warming.done if warming else 0), total + (warming.total if warming else 0))
-
-    built = build_engine(prepared, queueing, tell, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
+    built = build_engine(prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
     if warming is not None:
-        warming.finish(lambda: tell(layers, layers))
+        warming.finish(lambda: on_progress(warming.done, warming.total, kernels=True))
     # Captures graphs, in which nothing may be loaded: after the kernels are.
     built.engine.prepare()
     model = built.config
@@ -155,6 +150,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
             step_tokens=config.max_num_batched_tokens,
             page_size=config.block_size,
             utilization=config.gpu_memory_utilization,
+            reserve=config.reserve_memory,
         ),
         overrides=config.hf_overrides,
         offline=config.offline,
