@@ -164,8 +164,10 @@ def taken_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def _heard_by(listener: Listener) -> Iterator[None]:
+    """``listener`` hears first; what it lets through, whoever listened before hears too."""
     global _listener
-    before, _listener = _listener, listener
+    before = _listener
+    _listener = listener if before is None else lambda started: listener(started) and before(started)
     try:
         yield
     finally:
