@@ -369,7 +369,9 @@ def test_what_the_target_has_stays() -> None:
     kept = translate(ptx, 120)
     assert not kept.spelled
     assert kept.ptx == ptx.replace(".target sm_121a", ".target sm_120a")
-    assert ".version 8.5" in translate(ptx, 120, (8, 5)).ptx
+    assert ".version 8.5" in translate(ptx, 90, (8, 5)).ptx
+    assert ".version 8.7" in translate(ptx, 120, (8, 5)).ptx  # the first that knows the target
+    assert ".version 8.8" in translate(ptx, 121).ptx
 
 
 def test_instructions_are_read_with_guards_vectors_and_comments() -> None:

@@ -62,7 +62,7 @@ class Executed:
 
     def summary(self) -> str:
         """One line: card, kernels, instructions spelled out."""
-        forms = ", ".join(f"{count} × {form}" for form, count in self.spelled.most_common()) or "nothing"
+        forms = ", ".join(f"{count} {form}" for form, count in self.spelled.most_common()) or "nothing"
         return f"as {self.card.name} on {self.here.name}: {self.kernels} kernels; spelled out: {forms}"
 
     @property
@@ -240,10 +240,6 @@ def _launchable(metadata: Any, executed: Executed) -> Any:
             f"{metadata.name} takes {metadata.shared} bytes of shared memory, which {card.name} has and {here.name}, "
             f"which runs it, has not ({here.shared_per_block})."
         )
-    if metadata.num_ctas > 1:
-        for gpu in (card, here):
-            if instructions.lacked("barrier.cluster.arrive", 0, gpu.sm):
-                raise Unsupported(f"{metadata.name} is launched in clusters, which {gpu.name} does not have.")
     if not metadata.launch_pdl:
         return metadata
     if instructions.lacked("griddepcontrol.wait", 0, card.sm):
