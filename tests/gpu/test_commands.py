@@ -21,6 +21,7 @@ import pytest
 from support.readme import TABLE, How, Kind, commands
 from support.terminal import terminal
 
+pytestmark = pytest.mark.own("commands run in processes of their own, on the GPU as it is")
 MICROSCALE = (sys.executable, "-m", "microscale")
 SERVER_NEEDS = ("msgspec", "pydantic", "fastapi", "uvicorn", "httptools", "openai_harmony", "llguidance", "jinja2")
 NEEDS = {"serve": SERVER_NEEDS, "chat": SERVER_NEEDS, "quality": ("openai_harmony",)}

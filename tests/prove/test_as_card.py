@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriver
 
 def play_on(driver: FakeDriver, gpu: Gpu) -> None:
     driver.gpu = driver.utils.gpu = gpu
+
+
+@contextmanager
+def refused(card: Gpu, reason: str) -> Iterator[None]:
+    with pytest.raises(Unsupported, match=reason), as_card(card):
+        yield
 
 
 def machine_of(cubin: bytes) -> int:
@@ -153,18 +160,16 @@ def test_shared_memory_is_the_cards(here: FakeDriver) -> None:
         start_product(128, 256)
     assert executed.kernels == 1
     play_on(here, GB10)
-    with pytest.raises(Unsupported, match=r"bytes of shared memory, which .*A100 80GB has and NVIDIA GB10, which runs"):
-        with as_card(A100):
-            start_product(128, 256)
+    with refused(A100, r"bytes of shared memory, which .*A100 80GB has and NVIDIA GB10, which runs"):
+        start_product(128, 256)
 
 
 def test_launch_attributes_are_what_both_have(here: FakeDriver) -> None:
     """Programmatic dependent launch is dropped where it cannot be had, and refused where the card has none."""
     with as_card(GB10):
         start(launch_pdl=True)
-    with pytest.raises(Unsupported, match=r"asks for programmatic dependent launch, which NVIDIA A100 80GB does not"):
-        with as_card(A100):
-            start(launch_pdl=True)
+    with refused(A100, r"asks for programmatic dependent launch, which NVIDIA A100 80GB does not"):
+        start(launch_pdl=True)
     play_on(here, A100)
     with as_card(GB10):
         start(launch_pdl=True)
@@ -172,16 +177,13 @@ def test_launch_attributes_are_what_both_have(here: FakeDriver) -> None:
 
 
 def test_what_cannot_be_spelled_out_is_refused_by_name(here: FakeDriver) -> None:
-    with pytest.raises(Unsupported, match=r"(tcgen05|mbarrier)\S* .*cannot be spelled out for SM 9\.0"):
-        with as_card(known("b200")):
-            start_product(128, 64)
+    with refused(known("b200"), r"(tcgen05|mbarrier)\S* .*cannot be spelled out for SM 9\.0"):
+        start_product(128, 64)
     play_on(here, A100)
-    with pytest.raises(Unsupported, match=r"\.explicitcluster \(clusters\) cannot be spelled out for SM 8\.0"):
-        with as_card(GB10):
-            start(copy, num_ctas=2)
-    with pytest.raises(Unsupported, match=r"\w+\.\S+ \(.*\) cannot be spelled out for SM 8\.0"):
-        with as_card(H200):
-            start_product(128, 64)
+    with refused(GB10, r"\.explicitcluster \(clusters\) cannot be spelled out for SM 8\.0"):
+        start(copy, num_ctas=2)
+    with refused(H200, r"\w+\.\S+ \(.*\) cannot be spelled out for SM 8\.0"):
+        start_product(128, 64)
 
 
 def test_an_edit_changes_what_runs_and_nothing_that_is_kept(here: FakeDriver, tmp_path: Path) -> None:
