@@ -151,10 +151,10 @@ def test_another_translation_makes_other_kernels(here: FakeDriver, monkeypatch: 
 
 
 def test_shared_memory_is_the_cards(here: FakeDriver) -> None:
-    with pytest.raises(OutOfResources) as refused, as_card(GB10) as executed:
+    with pytest.raises(OutOfResources) as raised, as_card(GB10) as executed:
         start_product(128, 256)
-    assert refused.value.limit == GB10.shared_per_block == 101376
-    assert refused.value.required > 101376
+    assert raised.value.limit == GB10.shared_per_block == 101376
+    assert raised.value.required > 101376
     assert not executed.kernels
     with as_card(A100) as executed:
         start_product(128, 256)

@@ -2,8 +2,8 @@
 
 The card takes hold before test modules are imported, since many of them ask which GPU there is. With ``-n 8`` the tests
 share the one GPU and compile in parallel, which is most of their time; a second run finds the kernels in Triton's
-cache. At the end a line says which card it was, how many kernels ran and what was spelled out in them, and each reason why
-tests were skipped, with how many.
+cache. At the end a line says which card it was, how many kernels ran and what was spelled out in them, and there is one
+for each reason why tests were skipped.
 """
 
 from __future__ import annotations
