@@ -123,6 +123,14 @@ def test_quality_on_a_gpu() -> None:
     assert by_name["exact"]["distance"]["top1"] > 0.95
 
 
+@pytest.mark.timeout(600)
+def test_a_bench_as_another_card_says_so() -> None:
+    tiny = "bench gpt-oss-tiny --load-format dummy --tests pp32,tg4 --depth 4 --repeats 1"
+    rows = json.loads(run(f"{tiny} --as gb10 --json"))
+    assert [row["test"] for row in rows] == ["pp32", "tg4"]
+    assert all(re.fullmatch(r"gb10's kernels on an NVIDIA .*; not gb10's speed", row["as"]) for row in rows)
+
+
 def test_the_environment_is_the_tree_under_test() -> None:
     """What ``python -m microscale`` runs is what these tests are beside."""
     where = subprocess.run(

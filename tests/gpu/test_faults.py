@@ -37,7 +37,11 @@ from support.ptx_faults import (
     tile_left_out,
 )
 
-pytestmark = [pytest.mark.odd_shapes, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.odd_shapes,
+    pytest.mark.timeout(600),
+    pytest.mark.own("plays GB10 by itself, whatever the session plays"),
+]
 GPU = known("gb10")
 FAR_OVER = 15 * rms_step("bf16")
 """Five times what the tests of these kernels allow."""
