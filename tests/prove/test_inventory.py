@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,11 @@ from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs, GraphKey
+from microscale.engine.step.graphs import Graphs
 from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.runner import PromptSteps
 from microscale.engine.step.sampler import Sampler
 from microscale.hardware import known
 from microscale.kernels.launch import launch, watching
@@ -117,9 +121,17 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
         for wanted in (0, 1, None):
             chunks = [Chunk([0] * n, 0, pages(-(-n // 16)), n if wanted is None else wanted) for n in lengths]
             batches.append(build_batch(chunks, 16, META))
+    limits = Limits(16, 128, max_num_seqs=70)
+    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 1000, 1024], META)
+    filled = PromptSteps(model, cache, prompts, Graphs(META, model.ops.uncapturable, enabled=False))
     with recording() as started:
         for batch in batches:
             model.forward(batch, cache)
+        for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71), (128, 130)):
+            key = PromptKey(tokens, sequences, width)
+            filled.body(key)
+            for rows in (0, 1, 3, 64, 70):
+                filled.tail(key, rows)
     assert started
     assert_listed(started, listed)
 

@@ -9,8 +9,9 @@ layer is recorded once for each kind and format that there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import torch
@@ -31,6 +32,8 @@ MAX_TOKENS = 1 << 14
 PAGE_SIZE = 16
 BIAS_PAIRS = 16
 TOP_LOGPROBS = 5
+SHORT_CONTEXT = 2048
+"""Tokens that narrow page tables hold."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,9 @@ def samplings(rows: int, vocab: int) -> Iterator[SamplingBatch]:
         )  # fmt: skip
 
 
-def bind_shapes(config: ModelConfig, ops: Ops) -> AnyModel:
+def bind_shapes(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> AnyModel:
     """The model on weights that are shapes alone."""
-    return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, PAGE_SIZE, lambda: None)
+    return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, page_size, lambda: None)
 
 
 def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
@@ -131,6 +134,24 @@ def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
     if rows:
         plain = next(samplings(rows, model.config.vocab_size))
         model.sampling(logits.values, plain, logits)
+
+
+def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> Callable[[int], tuple[Kernel, ...]]:
+    """What the body of a step with prompts starts, by its number of tokens."""
+    if ops.gpu.is_cpu:
+        return lambda tokens: ()
+
+    pages = SHORT_CONTEXT // page_size
+
+    @cache
+    def kernels(tokens: int) -> tuple[Kernel, ...]:
+        with recording() as found:
+            model.body(Step(tokens, 2, tokens, pages).batch(), kv)
+        return tuple(found)
+
+    model = bind_shapes(config, ops, page_size)
+    kv = model.new_cache(dict.fromkeys(LayerKind, 4))
+    return kernels
 
 
 def record(model: AnyModel) -> dict[Kernel, None]:
