@@ -131,8 +131,9 @@ def test_unified_memory_is_bounded_by_the_system(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_played_card_is_what_the_machine_passes_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is its own, less what is in use here."""
+    """Its memory is its own, less what this process has of it; and never more than is free here."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (130 * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 10 * GIB)
     really, card = hardware.present(), hardware.known("rtx4090")
     with hardware.played(card):
         assert hardware.detect() is card

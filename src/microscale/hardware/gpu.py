@@ -166,8 +166,7 @@ def available_memory(gpu: Gpu, index: int = 0) -> int:
     """Bytes that can still be allocated. On unified memory the driver's figure misleads; the system's bounds it."""
     if gpu.is_cpu:
         return system_memory()[1]
-    free, total = torch.cuda.mem_get_info(index)
+    free, _ = torch.cuda.mem_get_info(index)
     if gpu is _played:
-        # What is in use here would be in use there: a smaller card has that much less.
-        free = max(free - max(total - gpu.memory_bytes, 0), 0)
+        free = max(min(free, gpu.memory_bytes - torch.cuda.memory_reserved(index)), 0)  # as if it were alone there
     return min(free, system_memory()[1]) if gpu.unified else free
