@@ -81,7 +81,8 @@ def pairs(kind: str) -> Callable[[], Words]:
         with np.errstate(over="ignore"):
             values = floats().view(np.float32).reshape(32, 4)
             other = values[::-1].copy()
-            return _narrow(values, kind).astype(np.uint32) | _narrow(other, kind).astype(np.uint32) << 16
+            both = np.stack([_narrow(values, kind), _narrow(other, kind)], -1)
+            return np.ascontiguousarray(both).view(np.uint32).reshape(32, 4)
 
     return make
 

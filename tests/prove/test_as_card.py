@@ -84,7 +84,7 @@ def refused(card: Gpu, reason: str) -> Iterator[None]:
 
 def machine_of(cubin: bytes) -> int:
     """The SM that an ELF file of machine code is for: a byte of its flags, which one depends on the ABI's version."""
-    (flags,) = struct.unpack_from("<I", cubin, 48)
+    flags = int(struct.unpack_from("<I", cubin, 48)[0])
     return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF
 
 

@@ -141,7 +141,7 @@ def _cached_apart(key: str, *, keep: bool) -> Iterator[None]:
     go to a folder that goes away."""
     usual: type[FileCacheManager] = knobs.cache.manager_class or FileCacheManager
 
-    class Apart(usual):  # type: ignore[misc, valid-type]
+    class Apart(usual):  # type: ignore[misc]
         def __init__(self, asked: str, *arguments: Any, **named: Any) -> None:
             super().__init__(f"{asked}-{key}", *arguments, **named)
 
