@@ -79,11 +79,12 @@ def names_of_real_models(config: pytest.Config) -> set[str]:
     keeps the names until a source changes: with ``-n`` every process would record."""
     sources = b"".join(file.read_bytes() for file in sorted(SOURCES.rglob("*.py")))
     key = f"microscale/started/{detect().name}-{hashlib.sha256(sources).hexdigest()[:16]}"
-    names = config.cache.get(key, None) if config.cache is not None else None
+    kept: pytest.Cache | None = getattr(config, "cache", None)  # not there with -p no:cacheprovider
+    names = None if kept is None else kept.get(key, None)
     if names is None:
         names = sorted({kernel.name for kernel in (*of_real_models(), *of_block_scaled())})
-        if config.cache is not None:
-            config.cache.set(key, names)
+        if kept is not None:
+            kept.set(key, names)
     return set(names)
 
 
