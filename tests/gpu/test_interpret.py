@@ -44,8 +44,9 @@ def test_instructions(one: One) -> None:
     on_gpu = run_on_gpu(ptx, words, one.outputs)
     with np.errstate(all="ignore"):
         ours = run_warp(ptx, words, one.outputs)
-    different = np.argwhere(ours != on_gpu)[:4]
-    shown = [(lane, at, hex(ours[lane, at]), hex(on_gpu[lane, at])) for lane, at in different]
+    different = np.argwhere(ours != on_gpu)
+    shown = [(lane, at, hex(ours[lane, at]), hex(on_gpu[lane, at])) for lane, at in different[:4]]
+    print(f"{one}: {len(different)} of {ours.size} words differ")
     assert agree(one, on_gpu, ours), f"lane, result, interpreter, GPU: {shown}"
 
 

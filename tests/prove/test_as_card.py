@@ -152,16 +152,16 @@ def test_another_translation_makes_other_kernels(here: FakeDriver, monkeypatch: 
 
 def test_shared_memory_is_the_cards(here: FakeDriver) -> None:
     with pytest.raises(OutOfResources) as raised, as_card(GB10) as executed:
-        start_product(128, 256)
+        start_product(32, 1024)
     assert raised.value.limit == GB10.shared_per_block == 101376
     assert raised.value.required > 101376
     assert not executed.kernels
     with as_card(A100) as executed:
-        start_product(128, 256)
+        start_product(32, 1024)
     assert executed.kernels == 1
     play_on(here, GB10)
     with refused(A100, r"bytes of shared memory, which .*A100 80GB has and NVIDIA GB10, which runs"):
-        start_product(128, 256)
+        start_product(32, 1024)
 
 
 def test_launch_attributes_are_what_both_have(here: FakeDriver) -> None:

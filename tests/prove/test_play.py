@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu import conftest
 from support.play import play
 
 TESTS = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def session(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env["TRITON_CACHE_DIR"] = str(folder / "cache")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib"]
     command += [str(folder), "--rootdir", str(folder), "-c", str(folder / "pytest.ini"), *arguments]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=290, check=False)
 
 
 @pytest.fixture
@@ -81,16 +82,24 @@ def test_the_card_takes_hold_before_modules_are_imported_and_all_processes_count
     assert "max or min of three" in line
 
 
-def test_a_card_that_nobody_knows(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_of_the_gpu_tests() -> None:
+    parser = pytest.Parser(_ispytest=True)
+    conftest.pytest_addoption(parser)
+    assert parser.parse(["tests/gpu", "--as", "gb10"]).card == "gb10"
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        ("gb11", "--as gb11: Unknown GPU 'gb11'; known are"),
+        ("gb10", "--as gb10: Running NVIDIA GB10's kernels needs a GPU"),
+    ],
+)
+def test_cards_that_cannot_be_played(
+    card: str, reason: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as given:
-        given.setattr(pytestconfig, "getoption", lambda name, default=None: "gb11")
-        with pytest.raises(pytest.UsageError, match="--as gb11: Unknown GPU 'gb11'; known are"):
+        given.setattr(torch.cuda, "is_available", lambda: False)
+        given.setattr(pytestconfig, "getoption", lambda name, default=None: card if name == "card" else default)
+        with pytest.raises(pytest.UsageError, match=reason):
             play(pytestconfig)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_the_gpu_tests_have_the_option_and_want_a_gpu() -> None:
-    command = [sys.executable, "-m", "pytest", str(TESTS / "gpu"), "-p", "no:cacheprovider", "--as", "gb10"]
-    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--as gb10: Running NVIDIA GB10's kernels needs a GPU to run them on" in done.stderr + done.stdout
