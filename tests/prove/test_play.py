@@ -60,7 +60,7 @@ def session(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env["TRITON_CACHE_DIR"] = str(folder / "cache")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib"]
     command += [str(folder), "--rootdir", str(folder), "-c", str(folder / "pytest.ini"), *arguments]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=290, check=False)
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=580, check=False)
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(600)
 def test_the_card_takes_hold_before_modules_are_imported_and_all_processes_count(folder: Path) -> None:
     """Three kernels are started by four tests, in two processes."""
     done = session(folder, "--as", "gb10", "-n", "2")
