@@ -12,7 +12,10 @@ from microscale.hardware import detect
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.tuned import Kernels
 
-pytestmark = pytest.mark.odd_shapes
+pytestmark = [
+    pytest.mark.odd_shapes,
+    pytest.mark.own("tiles are measured on the GPU as it is: no card is tuned by another's clocks"),
+]
 SECTIONS: dict[str, tuned.Section[Any, Any]] = {
     section.name: section for section in (gemm.SECTION, attention.SECTION, experts.SECTION, dense.SECTION)
 }

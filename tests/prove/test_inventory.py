@@ -253,6 +253,14 @@ def test_a_launch_is_heard_and_started_or_not() -> None:
     assert len(started) == 2
 
 
+def test_what_the_inner_listener_lets_through_the_outer_hears_too() -> None:
+    model, _ = bound("h200", "gpt-oss-20b", "exact")
+    with recording() as outer, watching() as inner:
+        run_step(model, Step(1, 1, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))
+    assert inner
+    assert list(inner) == list(outer)
+
+
 def test_a_thread_records_its_own_launches() -> None:
     """An engine lists its kernels in one thread and packs its weights in another."""
     model, _ = bound("h200", "gpt-oss-20b", "exact")

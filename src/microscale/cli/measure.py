@@ -37,6 +37,7 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
+from microscale.cli.played import AsOption, labelled, played_card
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
@@ -82,6 +83,7 @@ def bench_model(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
+    card: AsOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
@@ -109,27 +111,31 @@ def bench_model(
         offline=env.offline,
         threads=threads,
     )
+    if card is not None and device == "cpu":
+        raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
     show_log()
-    prepared = prepare(options)
-    cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
-    loaded = load_with_progress(prepared)
-    gpu = prepared.setup.gpu.name
-    title = f"{model} on {gpu}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
-    rows = []
-    # Row by row, table and plot: what was measured stays, whatever happens to the rest.
-    if not as_json:
-        print(title, bench_whole.header(), sep="\n", flush=True)
-    with progress_bar("Measuring") as (start, advance):
-        start(len(cases))
-        for row in bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats):
-            rows.append(row)
-            if not as_json:
-                print(bench_whole.line(row), flush=True)
-            if plot is not None:
-                plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
-            advance(1)
+    with played_card(card) as label:
+        prepared = prepare(options)
+        cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
+        loaded = load_with_progress(prepared)
+        where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
+        title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
+        rows = []
+        # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+        if not as_json:
+            print(title, bench_whole.header(), sep="\n", flush=True)
+        with progress_bar("Measuring") as (start, advance):
+            start(len(cases))
+            measured = bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats)
+            for row in measured:
+                rows.append(row)
+                if not as_json:
+                    print(bench_whole.line(row), flush=True)
+                if plot is not None:
+                    plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
+                advance(1)
     if as_json:
-        print_json(bench_whole.as_json(rows))
+        print_json(labelled(bench_whole.as_json(rows), label))
 
 
 def profile(
@@ -199,6 +205,7 @@ def bench_kernels(
     ] = None,
     activations: Annotated[Activations, typer.Option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = Activations.BF16,
     tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
+    card: AsOption = None,
     record: Annotated[bool, typer.Option(help="Keep the rows: predictions of this card's family use them.")] = False,
     directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
@@ -208,8 +215,10 @@ def bench_kernels(
     Every row is checked against the reference first; a wrong kernel has no figure.
     """
     settings.load()
+    if card is not None and record:
+        raise BadSetting("--record keeps times of the card itself; with --as they are those of another GPU.")
     rows = []
-    with progress_bar(f"Timing {op.value}") as (start, advance):
+    with played_card(card) as label, progress_bar(f"Timing {op.value}") as (start, advance):
         start(None)
         counts = None if tokens is None else parse_numbers("--tokens", tokens)
         for row in bench_table.run(op, model, counts, activations):
@@ -217,9 +226,9 @@ def bench_kernels(
             advance(1)
     gpu = hardware.detect()
     if as_json:
-        print_json(bench_rows.as_json(rows))
+        print_json(labelled(bench_rows.as_json(rows), label))
     else:
-        print(f"{gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value}")
+        print(f"{label or gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value}")
         print(bench_rows.table(rows))
     if record:
         err.print(f"Wrote {record_rows(rows, gpu, directory)}", soft_wrap=True)
@@ -272,7 +281,7 @@ def prove(
 
 bench = typer.Typer(
     cls=ModelOrCommand,
-    help="Measure the speed of a model (bench MODEL), kernels (bench kernels), loading (bench load) or a server (bench serve).",
+    help="Measure a model (bench MODEL), kernels (bench kernels), loading (bench load) or a server (bench serve).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench.command("model")(bench_model)

@@ -174,8 +174,10 @@ def taken_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def _heard_by(listener: Listener) -> Iterator[None]:
+    """``listener`` hears first; what it lets through, whoever listened before in this thread hears too."""
     here = threading.get_ident()
-    before, _listeners[here] = _listeners.get(here), listener
+    before = _listeners.get(here)
+    _listeners[here] = listener if before is None else lambda started: listener(started) and before(started)
     try:
         yield
     finally:
