@@ -168,6 +168,20 @@ def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[T
     return list(found)
 
 
+def candidates_with_mlp(case: Case, k_tiles: int, gpu: Gpu) -> list[Tile]:
+    """The same for a GEMM with an MLP in its launch, the tile in use first if there is one. Its programs have one row
+    tile; those of ``DOWN_WITH_MLP`` have a warp for each expert and no slices. Registers always have a limit: they
+    decide what is one wave."""
+    row = measured(SECTION, gpu.family).get(case)
+    found = {} if row is None else {row.tile: None}
+    for slices in (1, 2) if case.gemm is ExpertGemm.GATE_UP_WITH_MLP else (1,):
+        for registers in (128, 80, 96, 168, 255):
+            for ahead in (2, 1, 3, 4, 5, 6):
+                if 2 * ahead * (case.bits + 1) + 40 <= registers and ahead <= -(-k_tiles // slices):
+                    found[Tile(1, 1, slices, ahead, registers)] = None
+    return list(found)
+
+
 def _within(tile: Tile, shape: Shape) -> Tile:
     """With no more tiles ahead than a slice has."""
     most = -(-shape.k_tiles // tile.slices)
