@@ -19,18 +19,19 @@ from microscale.bench import dense as bench_dense
 from microscale.bench import moe
 from microscale.bench.layers import layer_spec
 from microscale.bench.tune_job import QUICK_TILES, Bench, Problem
-from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
 from microscale.hardware.tiles.experts import ANY_LOAD, Case, ExpertGemm, Tile
 from microscale.hardware.tiles.tuned import Row, Section
 from microscale.kernels.dense import small_batch as dense_small_batch
 from microscale.kernels.dense.packed import pack
+from microscale.kernels.dense.reference import dense as dense_reference
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.moe import small_batch, with_mlp
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.reference import apply_gate
+from microscale.kernels.moe.reference import moe as moe_reference
 from microscale.kernels.moe.spec import Activations, Gate, Mlp, MoeWeights, Routing
 from microscale.kernels.small.fused import TritonSmall
 
@@ -74,9 +75,8 @@ class Layers:
     def expected(self) -> tuple[Tensor, Tensor]:
         """Of the MLP, and of the experts, in float32."""
         weights, gate_up, down = self.first
-        up, back = (decode(each.weight, torch.float32) for each in (gate_up, down))
-        of_mlp = apply_gate(self.x[0].float() @ up.T, self.gate) @ back.T
-        return of_mlp, moe.moe(self.x[1], weights, self.routing, self.layer.gate)
+        of_mlp = dense_reference(apply_gate(dense_reference(self.x[0], gate_up), self.gate), down)
+        return of_mlp, moe_reference(self.x[1], weights, self.routing, self.layer.gate)
 
     def in_their_launches(self, gpu: Gpu, index: int) -> tuple[Tensor, Tensor]:
         packed, mlp = self.packed[index]

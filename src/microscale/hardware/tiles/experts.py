@@ -32,6 +32,9 @@ class ExpertGemm(StrEnum):
     DOWN_WITH_MLP = "down_with_mlp"
 
 
+WITH_MLP = (ExpertGemm.GATE_UP_WITH_MLP, ExpertGemm.DOWN_WITH_MLP)
+
+
 @dataclass(frozen=True)
 class Case:
     """What a tile was measured for."""
@@ -79,6 +82,8 @@ class Shape:
 def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
     if case.bits not in (4, 8):
         return f"is for weights of {case.bits} bits; there are kernels for 4 and 8"
+    if case.gemm in WITH_MLP and case.bits != 8:
+        return f"is for weights of {case.bits} bits; with an MLP there are kernels for 8"
     if tile.registers is not None and not 24 <= tile.registers <= MAX_REGISTERS:
         return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
     if min(tile.row_tiles, tile.warps_n, tile.slices, tile.ahead) < 1 or tile.row_tiles % tile.warps_n:
