@@ -4,7 +4,7 @@ take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from math import inf
@@ -41,11 +41,15 @@ H200 = known("h200")
 Clock = Callable[[Sequence[Launch]], float]
 
 
+def do_nothing(works: Iterable[Callable[[], object]]) -> None:
+    """In place of compiling."""
+
+
 @pytest.fixture
 def on_a_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], Callable[[Callable[[], object]], float]]:
     """Tuning on this machine: answers are taken for right, and a clock sees the launches of a problem."""
     monkeypatch.setattr(module, "DEVICE", "cpu")
-    monkeypatch.setattr(module, "compiler_for", lambda gpu: lambda kernels: None)
+    monkeypatch.setattr(module, "compiler_for", lambda gpu: do_nothing)
     for each in (tune_job, tune_crossing):
         monkeypatch.setattr(each, "is_right", lambda problem: True)
 
@@ -117,18 +121,18 @@ def test_both_ways_take_turns_and_are_checked() -> None:
         assert isinstance(us, float)
         return us
 
-    bench = Bench(H200, clock, "tune", lambda kernels: None, lambda: None, "cpu")
-    # The first number is of the recording before kernels are compiled. One turn went astray; the median does not.
-    sides = [Sides(problem("a", 0.0, [0.0, 2.0, 9.0, 2.0]), problem("b", 0.0, [0.0, 3.0, 3.0, 1.0]))]
+    bench = Bench(H200, clock, "tune", do_nothing, lambda: None, "cpu")
+    # One turn went astray; the median does not.
+    sides = [Sides(problem("a", 0.0, [2.0, 9.0, 2.0]), problem("b", 0.0, [3.0, 3.0, 1.0]))]
     crossing = Crossing("a test", "tokens", "this", "that", (16,), lambda device, size: sides)
     found = find_border(crossing, bench)
-    assert order == ["a", "b"] * 4
+    assert order == ["a", "b"] * 3
     assert (found.last_below, found.first_above) == (16, None)
     assert found.text == "a test: at 16 tokens this 2.0 us, that 3.0"
-    wrong = Sides(problem("a", 0.2, [0.0]), problem("b", 0.0, [0.0, 3.0, 3.0, 3.0]))
+    wrong = Sides(problem("a", 0.2, []), problem("b", 0.0, [3.0, 3.0, 3.0]))
     found = find_border(replace(crossing, prepare=lambda device, size: [wrong]), bench)
     assert (found.last_below, found.first_above) == (None, 16)
-    wrong = Sides(problem("a", 0.2, [0.0]), problem("b", float("nan"), [0.0]))
+    wrong = Sides(problem("a", 0.2, []), problem("b", float("nan"), []))
     with pytest.raises(MicroscaleError, match="Neither this nor that is right on NVIDIA H200: a test"):
         find_border(replace(crossing, prepare=lambda device, size: [wrong]), bench)
 
@@ -226,7 +230,8 @@ def both_ways(launches: Sequence[Launch]) -> float:
         if "grouped_gemm" in started:
             return 70
         # Twice as slow for each expert that has more pairs; few experts by tokens.
-        return 3 * pairs / 4 if num_experts == tune_thresholds.FEW_EXPERTS else 10 * pairs / num_experts
+        few = num_experts == tune_thresholds.FEW_EXPERTS
+        return float(3 * pairs / 4 if few else 10 * pairs / num_experts)
     if "prepare_tokens_fp8" in started:
         return 100
     if "prepare_tokens" in started:
@@ -235,7 +240,7 @@ def both_ways(launches: Sequence[Launch]) -> float:
         return 200
     if started == ["gemm"]:
         tokens, rows = first.arguments[0].shape[0], first.arguments[7].shape[1]
-        return tokens if rows == 64 else 5.05 * H200.num_sms
+        return float(tokens) if rows == 64 else 5.05 * H200.num_sms
     assert started == ["small_batch"]
     tokens = first.arguments[0].shape[0]
     return first.grid[0] * first.grid[1] + (1000 if tokens > 64 else 0)
@@ -301,7 +306,7 @@ def with_an_mlp(apart: float) -> Clock:
         for launch in launches:
             us += abs(launch.constants["AHEAD"] - 3) + abs(launch.options["maxnreg"] - 168)
         tokens = launches[0].arguments[-1]
-        return us + abs(launches[0].constants["SLICES"] - (2 if tokens == 1 else 1))
+        return us + float(abs(launches[0].constants["SLICES"] - (2 if tokens == 1 else 1)))
 
     return clock
 

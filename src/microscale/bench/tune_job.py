@@ -16,10 +16,10 @@ import triton
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from microscale.bench.tune_compile import Compile
 from microscale.errors import MicroscaleError
 from microscale.hardware import Family, Gpu
 from microscale.hardware.tiles.tuned import Measurement, Row, Section, trial
-from microscale.kernels.launch import Kernel, recording
 
 TimeUs = Callable[[Callable[[], object]], float]
 ResultT = TypeVar("ResultT")
@@ -105,7 +105,7 @@ class Bench:
     time_us: TimeUs
     command: str
     """As it was called: part of every row."""
-    compile: Callable[[Sequence[Kernel]], None]
+    compile: Compile
     """Before kernels are started for the first time."""
     advance: Callable[[], None]
     device: str
@@ -113,10 +113,7 @@ class Bench:
 
     def compile_ahead(self, problems: Iterable[Problem]) -> None:
         """All kernels that these would start, side by side."""
-        with recording() as found:
-            for problem in problems:
-                problem.work()
-        self.compile(list(found))
+        self.compile(problem.work for problem in problems)
 
     def fastest(
         self, section: Section[Any, Any], key: Any, tiles: Sequence[Any], about: str, problem: Problem

@@ -109,18 +109,6 @@ def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
         return _facts(kernel, compiled, written())
 
 
-def fill_cache(kernel: Kernel, sm: int, log: IO[bytes]) -> dict[str, Any]:
-    """Compile into Triton's own cache, where the first launch of the kernel finds it. What cannot be compiled is left
-    to that launch, which says why. A job of ``pool.run_forked``."""
-    with _captured(log):
-        try:
-            source, options = _source(kernel, sm)
-            triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
-        except Exception:
-            return {"compiled": False}
-    return {"compiled": True}
-
-
 def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
     """The PTX for ``sm``, and the bytes of shared memory that a block takes. ptxas is not asked."""
 
