@@ -340,6 +340,14 @@ def test_an_mlp_beside_the_experts_that_is_faster_stays_there(tmp_path: Path, on
     gpu = known("b200")
     file = tune(gpu, tmp_path, kernels=[WITH_MLP], time_us=on_a_clock(with_an_mlp(apart=5.0)))
     assert not tuned.read(file, experts.SECTION, gpu.family)
+    # Earlier rows go, and no others.
+    file = tmp_path / "sm90.json"
+    file.write_text((tuned.TUNED_DIR / "sm90.json").read_text())
+    before = tuned.read(file, experts.SECTION, H200.family)
+    tune(H200, tmp_path, kernels=[WITH_MLP], time_us=on_a_clock(with_an_mlp(apart=5.0)))
+    after = tuned.read(file, experts.SECTION, H200.family)
+    assert after == {key: row for key, row in before.items() if key.gemm not in experts.WITH_MLP}
+    assert len(after) == len(before) - 3
 
 
 # ---- all that is tuned -----------------------------------------------------------------------------------------------

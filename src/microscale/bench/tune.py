@@ -92,22 +92,24 @@ def tune(
             for search in searches:
                 found.setdefault(search.section, []).extend(search.rows(bench))
             for section, rows in found.items():
+                # A key without a row was measured, and does not pay.
+                gone = {key for search in searches for key in search.keys} - {row.key for row in rows}
                 earlier = tuned.read(file, section, gpu.family) if file.exists() else {}
-                tuned.write(file, gpu.family, {section: _merge(earlier, section, rows)})
-                now = _merge(tuned.measured(section, gpu.family), section, rows)
+                tuned.write(file, gpu.family, {section: _merge(earlier, section, rows, gone)})
+                now = _merge(tuned.measured(section, gpu.family), section, rows, gone)
                 in_effect.enter_context(tuned.in_effect(section, gpu.family, now))
     tuned.forget()
     return file
 
 
 def _merge(
-    earlier: Mapping[Any, Row[Any, Any]], section: Section[Any, Any], rows: list[Row[Any, Any]]
+    earlier: Mapping[Any, Row[Any, Any]], section: Section[Any, Any], rows: list[Row[Any, Any]], gone: set[Any]
 ) -> list[Row[Any, Any]]:
-    """The section with these rows in place of those that they stand for."""
+    """The section with these rows in place of those that they stand for, and without those that are gone."""
     if section.name is Kernels.GROUPED_GEMM:
         measured = {row.key.path for row in rows}
         return [row for row in earlier.values() if row.key.path not in measured] + tune_grouped.joined(rows)
-    merged = list({**earlier, **{row.key: row for row in rows}}.values())
+    merged = [row for row in {**earlier, **{row.key: row for row in rows}}.values() if row.key not in gone]
     return sorted(merged, key=tune_experts.order) if section.name is Kernels.SMALL_BATCH_EXPERTS else merged
 
 
