@@ -83,7 +83,7 @@ def fill_cache(launch: Launch, sm: int, log: IO[bytes]) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         driver.set_active(NamedTarget(sm))
         try:
-            launch.fn.run(*launch.arguments, grid=launch.grid, warmup=True, **launch.constants, **launch.options)
+            launch.compile()
         except Exception:
             return {"compiled": False}
     return {"compiled": True}
