@@ -19,9 +19,10 @@ from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_g
 from microscale.hardware.tiles.gemm import GemmPath, choose
 from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
-from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
+from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
+from microscale.kernels.numbers import PEAK_BIAS
 from support.interpreter import run_cases
 from support.ptx import execute, halves
 
