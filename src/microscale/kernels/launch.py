@@ -47,10 +47,6 @@ class Launch(NamedTuple):
     spills_because: str | None
     """Why this kernel may spill registers. Without it a spill fails the proof."""
 
-    def compile(self) -> None:
-        """Into Triton's cache, as the start would, for the target that Triton's driver names. Nothing is started."""
-        self.fn.run(*self.arguments, grid=self.grid, warmup=True, **self.constants, **self.options)
-
     def kernel(self) -> Kernel:
         """What this launch compiles."""
         _, specialisation, options = _binder(self.fn)(*self.arguments, **self.constants, **self.options)
