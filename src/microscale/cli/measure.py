@@ -19,6 +19,7 @@ from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
+from microscale.bench.tune import JOBS as TUNED
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.bench_load import bench_load
@@ -237,17 +238,17 @@ def bench_kernels(
 def tune(
     kernels: Annotated[
         str | None,
-        typer.Option(help="Only these: grouped_gemm, attention, small_batch_experts, small_batch_dense; with commas."),
+        typer.Option(help=f"Only these: {', '.join(TUNED)}; with commas."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option(help="A few tiles of a few cases, in a minute or two: whether tuning works here.")
+        bool, typer.Option(help="A few tiles of a few cases, in two or three minutes: whether tuning works here.")
     ] = False,
     directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
 ) -> None:
-    """Measure the kernels' tiles on this machine's GPU and write the file for its family.
+    """Measure the kernels' tiles and thresholds on this machine's GPU and write the file for its family.
 
     Each tile is checked against the reference before it is timed. Until a family is tuned, a rule that knows the card's
-    shared memory, registers and bandwidth chooses the tiles. All kernels take some hours; most of it is compiling.
+    shared memory, registers and bandwidth chooses the tiles. Compiling takes most of the time, on all cores.
     """
     settings.load()
     written = run_tune(hardware.detect(), directory, kernels=parse_kernels(kernels), quick=quick, console=err)
