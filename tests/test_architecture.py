@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from microscale.backends.paths import PATH_LISTS
 from microscale.models.families import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -479,7 +480,6 @@ def test_other_calls_are_no_launches(code: str) -> None:
 
 # ---- paths: only the oracle chooses ----------------------------------------------------------------------------------
 
-PATH_LISTS = {"paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths"}
 # Who looks at an implementation's paths: the oracle, and those that hand it the list to pick from.
 PICKERS = {"backends/paths.py", "backends/bound.py", "backends/calls.py"}
 PATH_CLASS = re.compile(r"Path\b")

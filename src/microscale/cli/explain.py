@@ -10,6 +10,7 @@ from rich.table import Table
 
 from microscale import doctor as doctor_module
 from microscale import hardware, settings
+from microscale.backends import paths
 from microscale.backends.oracle import Preference
 from microscale.backends.precision import make_precision
 from microscale.cli.console import out, print_json
@@ -76,7 +77,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
     The exit status is 1 when something is broken. No GPU is needed.
     """
     settings.load()
-    findings = doctor_module.examine()
+    findings = doctor_module.examine(paths.users)
     if as_json:
         print_json(doctor_module.to_json(findings))
     else:
