@@ -23,13 +23,16 @@ from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation, Path, Reason
+from microscale.kernels.sampling.spec import Asks, SamplingOp
 from microscale.kernels.small.spec import SmallOps
 
 PathT = TypeVar("PathT", bound=Path[Any])
 EVERY_SIZE_TO = 128
 """Tokens up to which every number is asked; beyond, eight from each power of two to the next, and where two neighbours
 differ, the very number."""
-PATH_LISTS = ("paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths")
+PATH_LISTS = (
+    "paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths", "score_paths",
+)  # fmt: skip
 """Where implementations list their paths, one list for each form that they may be asked for."""
 LM_HEAD = "lm_head"
 """The layer that is asked for logits, as plans and ``--layer-format`` call it."""
@@ -104,6 +107,8 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
     """What a layer of this implementation may be asked."""
     if isinstance(entry, AttentionOp):
         yield from _attention_forms(entry, kv_fp8)
+    elif isinstance(entry, SamplingOp):
+        yield from _sampling_forms(entry)
     elif isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD:
         yield Form("", entry.logits_paths, _tokens)
     elif entry.paths:
@@ -117,6 +122,24 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
 
 def _tokens(spec: Any, tokens: int) -> Any:
     return replace(spec, tokens=tokens)
+
+
+SAMPLINGS = {
+    "greedy": Asks(blocks=True),
+    "temperature": Asks(draws=True, blocks=True),
+    "top-k or top-p": Asks(draws=True, filters=True, blocks=True),
+    "with a bias": Asks(draws=True, filters=True, adjusts=True, biases=True, blocks=True),
+}
+"""Batches that ``explain`` shows, by what some row asks for."""
+
+
+def _sampling_forms(entry: SamplingOp) -> Iterator[Form]:
+    def asking(asks: Asks) -> Callable[[Any, int], Any]:
+        return lambda spec, tokens: replace(spec, tokens=tokens, asks=asks)
+
+    for name, asks in SAMPLINGS.items():
+        yield Form(name, entry.paths, asking(asks))
+    yield Form("a prompt's tokens", entry.score_paths, asking(Asks()))
 
 
 def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
