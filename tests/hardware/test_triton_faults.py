@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import triton
-import triton.language as tl
 
 from microscale.backends import registry
 from microscale.backends.ops import Activations
@@ -24,6 +23,7 @@ from microscale.hardware.triton_faults import FAULTS, TritonFault, TritonForm, f
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.outline import outline
 from microscale.prove.inventory import Setting, models, record_setting
+from support import triton_form_kernels as seeded
 from support.triton_forms import forms_of
 
 WRONG = {fault.form for fault in FAULTS}
@@ -102,73 +102,6 @@ def test_no_path_names_a_form_that_is_wrong() -> None:
 
 # ---- the detector sees each form -------------------------------------------------------------------------------------
 
-N = tl.constexpr(128)
-
-
-@triton.jit
-def scaled_mn(x_ptr, y_ptr):
-    at = tl.arange(0, N)
-    half = tl.arange(0, N // 2)
-    a = tl.load(x_ptr + half[:, None] * N + at[None, :])
-    b = tl.load(x_ptr + half[:, None] * N + at[None, :])
-    s = tl.full([N, N // 32], 127, tl.uint8)
-    acc = tl.dot_scaled(a, s, "e2m1", b, s, "e2m1", lhs_k_pack=False)
-    tl.store(y_ptr + at[:, None] * N + at[None, :], acc)
-
-
-@triton.jit
-def scaled_e4m3(x_ptr, y_ptr):
-    at = tl.arange(0, N)
-    a = tl.load(x_ptr + at[:, None] * N + at[None, :])
-    s = tl.full([N, N // 32], 127, tl.uint8)
-    acc = tl.dot_scaled(a, s, "e4m3", a, s, "e4m3")
-    tl.store(y_ptr + at[:, None] * N + at[None, :], acc)
-
-
-@triton.jit
-def loop(x_ptr, y_ptr, turns, CHAINED: tl.constexpr, RECURRENT: tl.constexpr):
-    at = tl.arange(0, N)
-    place = at[:, None] * N + at[None, :]
-    acc = tl.zeros([N, N], tl.float32)
-    for turn in range(turns):
-        a = tl.load(x_ptr + turn * N * N + place).to(tl.bfloat16)
-        b = a
-        if RECURRENT:
-            b = acc.to(tl.bfloat16)
-        acc = tl.dot(a, b, acc * 0.5)
-        if CHAINED:
-            acc = tl.dot(a + 1, a, acc)
-    tl.store(y_ptr + place, acc)
-
-
-@triton.jit
-def attention(x_ptr, y_ptr, turns):
-    """What carries on from a product to the next, row by row, is no recurrence."""
-    at = tl.arange(0, N)
-    place = at[:, None] * N + at[None, :]
-    q = tl.load(x_ptr + place).to(tl.bfloat16)
-    acc = tl.zeros([N, N], tl.float32)
-    most = tl.zeros([N], tl.float32)
-    for turn in range(turns):
-        k = tl.load(x_ptr + turn * N * N + place).to(tl.bfloat16)
-        scores = tl.dot(q, k) + tl.dot(q + 1, k)
-        now = tl.maximum(most, tl.max(scores, 1))
-        p = tl.exp(scores - now[:, None]).to(tl.bfloat16)
-        acc = acc * tl.exp(most - now)[:, None] + tl.dot(p, k)
-        most = now
-    tl.store(y_ptr + place, acc)
-
-
-@triton.jit
-def asm(x_ptr, y_ptr, BROADCAST: tl.constexpr):
-    at = tl.arange(0, N)
-    place = at[:, None] * N + at[None, :]
-    x = tl.load(x_ptr + place)
-    if BROADCAST:
-        x = tl.broadcast_to(tl.load(x_ptr + at)[:, None], [N, N])
-    y = tl.inline_asm_elementwise("shl.b32 $0, $1, 1;", "=r,r", [x], dtype=tl.uint8, is_pure=True, pack=4)
-    tl.store(y_ptr + place, y.to(tl.float32))
-
 
 def kernel_of(fn: Any, *numbers: int, promise: str | None = None, **constants: Any) -> Kernel:
     x = torch.empty(4, dtype=torch.uint8, device="meta")
@@ -176,11 +109,11 @@ def kernel_of(fn: Any, *numbers: int, promise: str | None = None, **constants: A
 
 
 SEEDED: dict[TritonForm, Callable[[], Kernel]] = {
-    TritonForm.SCALED_E2M1_MN: lambda: kernel_of(scaled_mn, promise="block_scale"),
-    TritonForm.SCALED_IN_BF16: lambda: kernel_of(scaled_e4m3),
-    TritonForm.CHAINED_DOTS: lambda: kernel_of(loop, 7, CHAINED=True, RECURRENT=False),
-    TritonForm.RECURRENT_DOT: lambda: kernel_of(loop, 7, CHAINED=False, RECURRENT=True),
-    TritonForm.PACKED_ASM_BROADCAST: lambda: kernel_of(asm, BROADCAST=True),
+    TritonForm.SCALED_E2M1_MN: lambda: kernel_of(seeded.scaled_mn, promise="block_scale"),
+    TritonForm.SCALED_IN_BF16: lambda: kernel_of(seeded.scaled_e4m3),
+    TritonForm.CHAINED_DOTS: lambda: kernel_of(seeded.loop, 7, CHAINED=True, RECURRENT=False),
+    TritonForm.RECURRENT_DOT: lambda: kernel_of(seeded.loop, 7, CHAINED=False, RECURRENT=True),
+    TritonForm.PACKED_ASM_BROADCAST: lambda: kernel_of(seeded.asm, BROADCAST=True),
 }
 
 
@@ -192,10 +125,10 @@ def test_a_wrong_form_is_seen(form: TritonForm) -> None:
 @pytest.mark.parametrize(
     ("kernel", "forms"),
     [
-        (kernel_of(scaled_e4m3, promise="block_scale"), {TritonForm.SCALED_E4M3}),
-        (kernel_of(loop, 7, CHAINED=False, RECURRENT=False), {TritonForm.DOT}),
-        (kernel_of(attention, 7), {TritonForm.DOT}),
-        (kernel_of(asm, BROADCAST=False), {TritonForm.PACKED_ASM}),
+        (kernel_of(seeded.scaled_e4m3, promise="block_scale"), {TritonForm.SCALED_E4M3}),
+        (kernel_of(seeded.loop, 7, CHAINED=False, RECURRENT=False), {TritonForm.DOT}),
+        (kernel_of(seeded.attention, 7), {TritonForm.DOT}),
+        (kernel_of(seeded.asm, BROADCAST=False), {TritonForm.PACKED_ASM}),
     ],
     ids=["scaled", "loop", "attention", "asm"],
 )
