@@ -1,53 +1,72 @@
 """Dense kernels for small batches without a GPU: which tiles run where, and that a walk along K meets each column once.
 
-The kernels are Gluon and do not run in Triton's interpreter; they run in ``tests/gpu``. Their conversions of packed
-words are those of the experts' kernels, which ``test_moe_small_batch.py`` executes word for word.
+The kernels are Gluon and do not run in Triton's interpreter; they run in ``tests/gpu``. The walk is executed here as
+plain Python. The conversions of packed words are those of the experts' kernels, which ``test_moe_small_batch.py``
+executes word for word.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.tiles.dense import choose, possible
 from microscale.hardware.tiles.gemm import LOGIT_TOKENS, GemmPath, dense_tile
-from microscale.kernels.dense import gemm, small_batch
+from microscale.kernels.dense import gemm, small_batch, small_batch_jit
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import FORMATS
 from microscale.kernels.launch import recording
+from support.plain_gluon import Pointer, plain
 from support.shapes import dense_shapes
 
-
-def walk(k: int, slices: int, ahead: int) -> list[list[tuple[int, bool]]]:
-    """The tiles (first column, masked) that each slice computes, by the arithmetic of ``small_batch_jit._walk``."""
-    k_tiles = -(-k // 64)
-    first = [s * k_tiles // slices for s in range(slices + 1)]
-    whole = k // 64 // slices
-    turns = max(whole - ahead, 0) // (2 * ahead)
-    tail = -(-k_tiles // slices) - turns * 2 * ahead
-    batches = 1 + (tail > ahead) + (tail > 2 * ahead)
-    assert 1 <= tail <= 3 * ahead
-    tiles = []
-    for s in range(slices):
-        length = first[s + 1] - first[s]
-        # In the loop the youngest batch that is fetched without a mask ends before the slice does.
-        assert turns == 0 or 2 * ahead * turns + ahead <= length
-        steps = [(t, t >= turns * 2 * ahead) for t in range(turns * 2 * ahead + batches * ahead)]
-        tiles.append([(64 * (first[s] + t), masked) for t, masked in steps if t < length or not masked])
-    return tiles
+TOKENS, ROW_TILES = 2, 3
+NONE, GROUP = (getattr(small_batch_jit, name).value for name in ("NONE", "GROUP"))
 
 
-@pytest.mark.parametrize("k", [32, 64, 96, 352, 704, 2112, 2816, 2880, 4096, 17280])
+class Met:
+    """Stands for ``_step``, and counts what each slice multiplies. Memory holds places along K, from 1 on; 0 is what a
+    masked load gives."""
+
+    def __init__(self, k: int, slices: int, bits: int) -> None:
+        self.columns = np.zeros((slices, k + 1), np.int64)
+        self.bits = bits
+
+    def __call__(self, acc: Any, tile: Any, x: Any, *others: Any) -> Any:
+        for group, tokens in enumerate(x):
+            for s, columns in enumerate(tokens[:, 0].astype(np.int64)):
+                np.add.at(self.columns[s], columns, 1)
+                here = {int(column) - 1 for column in columns if column}
+                assert (tokens[s] == columns).all(), "tokens are at the same columns"
+                words = {int(word) - 1 for word in tile[group if self.bits == 16 else 0][s].flat if word}
+                of_words = {column // (2 if self.bits == 16 else 64) for column in here}
+                assert not here or words == of_words, "weights of other columns than the tokens'"
+        return acc
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 352, 704, 2112, 2880, 4096])
 @pytest.mark.parametrize("slices", [1, 4])
 @pytest.mark.parametrize("ahead", [1, 2, 3, 4])
-def test_every_column_is_met_once(k: int, slices: int, ahead: int) -> None:
-    met = torch.zeros(-(-k // 64) * 64, dtype=torch.int64)
-    for tiles in walk(k, slices, ahead):
-        for column, masked in tiles:
-            met[column : column + 64] += 1
-            assert masked or column + 64 <= k, "a tile that is not whole must be masked"
-    assert (met == 1).all()
+@pytest.mark.parametrize("bits", [4, 16])
+def test_every_column_is_met_once(k: int, slices: int, ahead: int, bits: int) -> None:
+    """``_walk`` itself, as Python: which columns of weights and tokens meet, and that nothing else is read."""
+    k_tiles, rows = -(-k // 64), 16 * ROW_TILES
+    met = Met(k, slices, bits)
+    walk = plain(small_batch_jit, "_walk", {"_step": met})
+    x = np.tile(np.arange(1, k + 1), TOKENS)
+    if bits == 16:
+        w = np.tile(np.arange(1, k // 2 + 1), rows)
+    else:
+        w = np.tile(np.repeat(np.arange(1, k_tiles + 1), 32 * bits), ROW_TILES)
+    scales = np.zeros(ROW_TILES * k_tiles * 8, np.int64)
+    # One row tile beyond the last, and one token.
+    sizes = (1, 0, rows, TOKENS, k, k)
+    scaled = NONE if bits == 16 else GROUP
+    walk(Pointer(x), Pointer(w), Pointer(scales), *sizes, 4, ROW_TILES, 1, slices, ahead, bits, scaled, True, None)
+    assert (met.columns[:, 1:].sum(axis=0) == 1).all()
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
