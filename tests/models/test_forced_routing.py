@@ -55,7 +55,7 @@ def test_bf16_in_another_order_passes(name: str) -> None:
     assert_as_good_as_bf16(run, plain(name), truth(name))
     assert [layer.small for layer in layers] == small
     assert any(len(margins) for margins in run.ties.values()), "no token was near a tie: nothing was forced"
-    assert 0 < float(row_errors(plain(name), truth(name)).max()) < 0.05
+    assert row_errors(plain(name), truth(name)).min() > 0
 
 
 def test_the_truths_own_routing_is_what_it_would_choose_again() -> None:
