@@ -80,12 +80,10 @@ def test_kernels_have_the_forms_that_their_paths_name_and_none_that_is_wrong(car
         forms = forms_of(kernel, gpu.sm)
         assert not forms & WRONG, f"{kernel.name} has {forms & WRONG}"
         had.setdefault(kernel.op, set()).update(forms)
-    named = {
-        op: {form for entry in registry.of_op(op) for path in all_paths(entry) for form in path.uses} for op in had
-    }
-    for op, forms in had.items():
-        assert forms, f"no kernel of {op} has a product"
-        assert forms <= named[op], f"paths of {op} do not name {forms - named[op]}"
+    for op, of_op in had.items():
+        named = {form for entry in registry.of_op(op) for path in all_paths(entry) for form in path.uses}
+        assert of_op, f"no kernel of {op} has a product"
+        assert of_op <= named, f"paths of {op} do not name {of_op - named}"
 
 
 def all_paths(entry: Any) -> list[Any]:
