@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,15 +20,11 @@ import torch
 
 from microscale import hardware
 from microscale.errors import Unsupported
-from microscale.hardware.triton_faults import TritonForm, faults_of, installed_triton
+from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "safetensors": (0, 6), "huggingface-hub": (1, 0)}
-
-
-Users = Callable[[TritonForm], Sequence[str]]
-"""The paths of our kernels that leave a form to Triton's compiler."""
 
 
 class Status(StrEnum):
@@ -103,8 +99,8 @@ def _driver() -> Finding:
     return Finding("Driver", Status.OK, lines[0])
 
 
-def _triton_faults(gpu: hardware.Gpu, name: str, users: Users) -> Finding:
-    """Whether the Triton at hand is known to compile something wrong for this card, and which of our paths that is."""
+def _triton_faults(gpu: hardware.Gpu, name: str) -> Finding:
+    """Whether the Triton at hand is known to compile something wrong for this card, and in which of our kernels."""
     version = installed_triton()
     faults = faults_of(version, gpu.sm)
     touched = {fault: paths for fault in faults if (paths := users(fault.form))}
@@ -116,7 +112,7 @@ def _triton_faults(gpu: hardware.Gpu, name: str, users: Users) -> Finding:
     return Finding(f"Triton for {name}", Status.NOTE, f"{version} on SM {gpu.capability} is wrong in {said}", mend)
 
 
-def _gpus(has_driver: bool, users: Users) -> Iterator[Finding]:
+def _gpus(has_driver: bool) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         mend = None
         if has_driver and torch.version.cuda is None:
@@ -141,7 +137,7 @@ def _gpus(has_driver: bool, users: Users) -> Iterator[Finding]:
         )
         unknown = next((str(w.message) for w in caught if issubclass(w.category, hardware.UnknownGpu)), None)
         yield Finding(f"GPU {index}", Status.NOTE if unknown else Status.OK, value, unknown)
-        yield _triton_faults(gpu, f"GPU {index}", users)
+        yield _triton_faults(gpu, f"GPU {index}")
 
 
 def _memory() -> Finding:
@@ -149,7 +145,7 @@ def _memory() -> Finding:
     return Finding("Memory", Status.OK, f"{available:.1f} of {total:.1f} GiB available")
 
 
-def examine(users: Users) -> list[Finding]:
+def examine() -> list[Finding]:
     """Look at everything, in the order in which a user would mend it."""
     driver = _driver()
     return [
@@ -158,7 +154,7 @@ def examine(users: Users) -> list[Finding]:
         *_packages(),
         _ptxas(),
         driver,
-        *_gpus(driver.status is Status.OK, users),
+        *_gpus(driver.status is Status.OK),
         _memory(),
     ]
 

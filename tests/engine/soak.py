@@ -36,6 +36,11 @@ GROWTH = 16 << 20
 class Flat:
     """All tokens are alike."""
 
+    def prepare(self) -> None: ...
+
+    def idle(self) -> bool:
+        return False
+
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         return summarise(torch.zeros(sum(work.wants_logits for work in schedule), VOCAB))
 

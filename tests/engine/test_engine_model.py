@@ -1,5 +1,5 @@
 """The engine on a real model (gpt-oss-tiny, random weights, float32 on a CPU): greedy tokens never depend on the
-others, on how prompts are cut, on pages, on the prefix cache or on preemption."""
+others, on how prompts are cut or filled up, on pages, on the prefix cache or on preemption."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def prompts(vocab: int) -> list[list[int]]:
     return [*own, shared + own[0], shared + own[1], shared]
 
 
-def run(model: GptOss, limits: Limits, full: int, sliding: int) -> tuple[list[list[int]], int, int]:
+def run(
+    model: GptOss, limits: Limits, full: int, sliding: int, *, fill: bool = False
+) -> tuple[list[list[int]], int, int]:
     """Tokens of each prompt, how many tokens came from the prefix cache, and how often someone was preempted."""
-    engine = assemble(model, limits, {LayerKind.FULL: full, LayerKind.SLIDING: sliding})
+    engine = assemble(model, limits, {LayerKind.FULL: full, LayerKind.SLIDING: sliding}, fill_up_prompts=fill)
     requests = []
     for index, prompt in enumerate(prompts(model.config.vocab_size)):
         requests.append(Request(str(index), prompt, SamplingParams(max_tokens=NEW, ignore_eos=True)))
@@ -63,16 +65,18 @@ def alone(models: dict[int, GptOss]) -> list[list[int]]:
 @pytest.mark.parametrize("size", [4, 16])
 @pytest.mark.parametrize("budget", [8, 64, 512])
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize("fill", [True, False], ids=["filled up", "as they are"])
 def test_company_changes_nothing(
-    models: dict[int, GptOss], alone: list[list[int]], size: int, budget: int, caching: bool
+    models: dict[int, GptOss], alone: list[list[int]], size: int, budget: int, caching: bool, fill: bool
 ) -> None:
     limits = limits_for(models[size], max_num_batched_tokens=budget, prefix_caching=caching)
-    tokens, cached, _ = run(models[size], limits, 1024 // size, 1024 // size)
+    tokens, cached, _ = run(models[size], limits, 1024 // size, 1024 // size, fill=fill)
     assert tokens == alone
     assert (cached > 0) == caching
 
 
-def test_preemption_changes_nothing(models: dict[int, GptOss], alone: list[list[int]]) -> None:
-    tokens, _, preempted = run(models[4], limits_for(models[4]), 48, 40)
+@pytest.mark.parametrize("fill", [True, False], ids=["filled up", "as they are"])
+def test_preemption_changes_nothing(models: dict[int, GptOss], alone: list[list[int]], fill: bool) -> None:
+    tokens, _, preempted = run(models[4], limits_for(models[4]), 48, 40, fill=fill)
     assert preempted > 0
     assert tokens == alone

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Ops, Preference
+from microscale.backends.ops import Activations, AttentionBatch, Ops, Preference
 from microscale.engine.generate import Generation, check_prompt
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest
@@ -17,6 +19,7 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.pre_norm import PreNormLayer
 from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
 
@@ -31,6 +34,7 @@ class Scripted:
     config = CONFIG
     device = torch.device("cpu")
     page_size = 4
+    layers: Sequence[PreNormLayer] = ()
     sampling = sampling_on_cpu(VOCAB)
     ops = Ops(hardware.cpu(), Activations.FLOAT32, Preference())
 
@@ -42,11 +46,17 @@ class Scripted:
         return KvCache((), self.page_size)
 
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
+        tokens, positions = self.body(batch, kv)
+        rows = slice(None) if batch.logits is None else batch.logits.rows
+        return self.tail(tokens[rows], positions[rows], {}, kv)
+
+    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]:
         self.steps.append(batch.token_ids.tolist())
         self.positions.append(batch.positions.tolist())
-        rows = slice(None) if batch.logits is None else batch.logits.rows
-        following = (batch.token_ids[rows] + 1) % VOCAB
-        return summarise(torch.nn.functional.one_hot(following, VOCAB).float() * 4)
+        return batch.token_ids, batch.positions
+
+    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
+        return summarise(torch.nn.functional.one_hot((q + 1) % VOCAB, VOCAB).float() * 4)
 
 
 def complete(prompt: list[int], **params: object) -> tuple[list[int], str]:

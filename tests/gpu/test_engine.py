@@ -22,11 +22,11 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.decode import SHORT_CONTEXT
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.runner import Model
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from microscale.models.recorded import SHORT_CONTEXT
 from support.errors import model_noise
 from support.forward import all_logits
 from support.loading import load_model
@@ -89,6 +89,7 @@ def run(
     *,
     full: int = 4096,
     eager: bool = False,
+    fill: bool | None = None,
     run_ahead: bool = True,
     **limits: object,
 ) -> Tokens:
@@ -96,7 +97,7 @@ def run(
     numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 1024} | limits
     sizes = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
     pages = {LayerKind.FULL: full // model.page_size, LayerKind.SLIDING: 4096 // model.page_size}
-    engine: Engine = assemble(model, sizes, pages, enforce_eager=eager)
+    engine: Engine = assemble(model, sizes, pages, enforce_eager=eager, fill_up_prompts=fill)
     engine._run_ahead = run_ahead
     found: Tokens = [[] for _ in asked]
     for index, prompt in enumerate(asked):
@@ -137,11 +138,21 @@ def test_graphs_and_running_ahead_change_no_bit() -> None:
     assert run(model, run_ahead=False) == graphs
 
 
+def test_prompts_alone_give_the_same_bits_filled_up_and_as_they_are(models: dict[int, Model]) -> None:
+    """Every size of a chunk around the edges of buckets; a prompt twice, so that the second time is a graph."""
+    chooser = random.Random(2)
+    lengths = (2, 3, 5, 16, 17, 18, 19, 31, 32, 33, 63, 64, 65, 66, 100, 129, 180, 185, 186, 257, 361, 362, 500, 512)
+    asked = [[chooser.randrange(4096) for _ in range(length)] for length in lengths for _ in range(3)]
+    filled = run(models[16], asked, max_num_seqs=1, prefix_caching=False)
+    assert filled == run(models[16], asked, max_num_seqs=1, prefix_caching=False, fill=False)
+
+
 def test_greedy_output_does_not_depend_on_company(models: dict[int, Model], near: float) -> None:
     alone = run(models[16], max_num_seqs=1, prefix_caching=False)
     others = {
         "company": run(models[16], prefix_caching=False),
         "prefix cache": run(models[16]),
+        "prompts as they are": run(models[16], prefix_caching=False, fill=False),
         "chunks of 64": run(models[16], max_num_batched_tokens=64),
         "pages of 64": run(models[64]),
         "preemption": run(models[16], full=1400),

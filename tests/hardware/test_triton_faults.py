@@ -14,12 +14,21 @@ import triton
 from microscale.backends import registry
 from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
-from microscale.backends.paths import PATH_LISTS, users
+from microscale.backends.paths import PATH_LISTS
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import make_precision
 from microscale.explain import Question, explain, render
 from microscale.hardware import FAMILY_OF_SM, KNOWN, Gpu, known, triton_faults
-from microscale.hardware.triton_faults import FAULTS, TritonFault, TritonForm, faults_of, installed_triton, refusal
+from microscale.hardware.triton_faults import (
+    FAULTS,
+    USED_BY,
+    TritonFault,
+    TritonForm,
+    faults_of,
+    installed_triton,
+    refusal,
+    users,
+)
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.outline import outline
 from microscale.prove.inventory import Setting, models, record_setting
@@ -91,7 +100,9 @@ def all_paths(entry: Any) -> list[Any]:
 
 
 def test_no_path_names_a_form_that_is_wrong() -> None:
-    named = {form for entry in registry.IMPLEMENTATIONS for path in all_paths(entry) for form in path.uses}
+    uses = {path.uses for entry in registry.IMPLEMENTATIONS for path in all_paths(entry)} - {frozenset()}
+    assert uses == set(USED_BY.values())
+    named = {form for forms in uses for form in forms}
     assert named == {TritonForm.DOT, TritonForm.SCALED_E4M3, TritonForm.PACKED_ASM}
     assert not named & WRONG
     assert users(TritonForm.SCALED_E4M3)

@@ -18,9 +18,10 @@ from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.tiles.experts import Shape, direct_by_rule, direct_down, direct_gate_up, for_list
 from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
-from microscale.kernels.layouts import MAX_SCALE, PEAK_BIAS, Packed, RowOrder, pack
+from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
+from microscale.kernels.numbers import PEAK_BIAS
 from support.interpreter import run_cases
 from support.ptx import execute, halves
 from support.tile_choices import unmeasured

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,14 @@ from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs, GraphKey
+from microscale.engine.step.graphs import Graphs
 from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.runner import PromptSteps
 from microscale.engine.step.sampler import Sampler
 from microscale.hardware import known
-from microscale.kernels.launch import launch, watching
+from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
@@ -48,7 +53,7 @@ ASKED = [
 
 
 @cache
-def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, None]]:
+def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, Launch]]:
     """A model, and all that it was recorded to start."""
     ops = Ops(known(card), Activations.BF16, Preference(), PRECISIONS[precision])
     model = bind_shapes(inventory.models()[name], ops)
@@ -117,9 +122,17 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
         for wanted in (0, 1, None):
             chunks = [Chunk([0] * n, 0, pages(-(-n // 16)), n if wanted is None else wanted) for n in lengths]
             batches.append(build_batch(chunks, 16, META))
+    limits = Limits(16, 128, max_num_seqs=70)
+    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 1000, 1024], META)
+    filled = PromptSteps(model, cache, prompts, Graphs(META, model.ops.uncapturable, enabled=False))
     with recording() as started:
         for batch in batches:
             model.forward(batch, cache)
+        for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71), (128, 130)):
+            key = PromptKey(tokens, sequences, width)
+            filled.body(key)
+            for rows in (0, 1, 3, 64, 70):
+                filled.tail(key, rows)
     assert started
     assert_listed(started, listed)
 
@@ -237,6 +250,32 @@ def test_a_launch_is_heard_and_started_or_not() -> None:
         assert inner
         assert not outer
     launch(Fn(), (3,), (1, 2), {}, {})
+    assert len(started) == 2
+
+
+def test_a_thread_records_its_own_launches() -> None:
+    """An engine lists its kernels in one thread and packs its weights in another."""
+    model, _ = bound("h200", "gpt-oss-20b", "exact")
+    kv = model.new_cache(dict.fromkeys(LayerKind, 4))
+    started: list[object] = []
+
+    class Fn:
+        def run(self, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+            started.append(args)
+
+    def elsewhere() -> int:
+        with recording() as found:
+            run_step(model, Step(1, 1, 1, 8), kv)
+        launch(Fn(), (1,), (), {}, {})
+        return len(found)
+
+    with ThreadPoolExecutor(1) as pool, recording() as found:
+        there = pool.submit(elsewhere).result()
+        assert not found
+        assert len(started) == 1
+        run_step(model, Step(1, 1, 1, 8), kv)
+    assert len(found) == there > 3
+    launch(Fn(), (1,), (), {}, {})
     assert len(started) == 2
 
 

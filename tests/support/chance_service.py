@@ -36,6 +36,11 @@ class Chance:
         for token, text in enumerate(vocabulary.tokens):
             self._likes[token] = ENDS.get(text, 0.0)
 
+    def prepare(self) -> None: ...
+
+    def idle(self) -> bool:
+        return False
+
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         newest: list[list[int]] = [[] for _ in schedule] if tokens is None else tokens[:, None].tolist()
         seen = [work.request.tokens + new for work, new in zip(schedule, newest, strict=True)]

@@ -21,6 +21,9 @@ class Counting:
         self._open: dict[int, tuple[int, int]] = {}
         """Request → next token, tokens left."""
 
+    def idle(self) -> bool:
+        return False
+
     @property
     def has_work(self) -> bool:
         return bool(self._open)

@@ -39,6 +39,11 @@ class MockRunner:
             raise AssertionError(f"{request_id} reads position {position} of {kind}, whose page it dropped")
         return page * self._limits.page_size + position % self._limits.page_size
 
+    def prepare(self) -> None: ...
+
+    def idle(self) -> bool:
+        return False
+
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         known = (
             {}

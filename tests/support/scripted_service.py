@@ -27,6 +27,9 @@ class Scripted:
         self._step_s = step_s
         self._open: dict[int, tuple[Iterator[int], Sampling, Iterator[int], int]] = {}
 
+    def idle(self) -> bool:
+        return False
+
     @property
     def has_work(self) -> bool:
         return bool(self._open)

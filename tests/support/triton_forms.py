@@ -10,10 +10,10 @@ from triton._C.libtriton import ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
+from microscale.compiling.source import source as source_of
 from microscale.hardware.targets import WARP_SIZE
 from microscale.hardware.triton_faults import TritonForm
 from microscale.kernels.launch import Kernel
-from microscale.prove.compiler import _source
 
 E4M3, E2M1 = 0, 4
 """As ``tt.dot_scaled`` numbers its formats."""
@@ -68,7 +68,7 @@ class Graph:
 def _read(kernel: Kernel, sm: int, inlined_only: bool = False) -> Graph:
     """The graph after Triton's own first passes, or as it was written, with its functions inlined."""
     target = GPUTarget("cuda", sm, WARP_SIZE)
-    source, options = _source(kernel, sm)
+    source, options = source_of(kernel, target)
     backend = make_backend(target)
     parsed = backend.parse_options(options)
     context = ir.context()

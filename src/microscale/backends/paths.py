@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from microscale.backends import registry
 from microscale.backends.decision import PathSpan, Rejected
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, triton_faults
-from microscale.hardware.triton_faults import TritonForm
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.dense.spec import DenseOp
@@ -174,16 +172,6 @@ def compiled_wrong(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, 
                 names = {path.name for path in suspect}
                 return next((entry.reason for entry in span.rejected if entry.name in names), None)
     return None
-
-
-def users(form: TritonForm) -> list[str]:
-    """The paths that leave this form to Triton, as ``doctor`` prints them."""
-    found = []
-    for entry in registry.IMPLEMENTATIONS:
-        listed = [path for name in PATH_LISTS for path in getattr(entry, name, ())]
-        names = dict.fromkeys(path.name for path in listed if form in path.uses)
-        found += [f"{entry.op}, {entry.name}: {', '.join(names)}"] if names else []
-    return found
 
 
 @lru_cache(maxsize=4096)

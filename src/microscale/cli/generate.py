@@ -10,7 +10,7 @@ from microscale import settings
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
-from microscale.cli.model import load_with_progress, parse_overrides
+from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
     KvCacheDtypeOption,
@@ -21,6 +21,7 @@ from microscale.cli.options import (
     ThreadsOption,
     UtilizationOption,
 )
+from microscale.cli.overrides import parse_overrides
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions

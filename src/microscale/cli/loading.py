@@ -60,20 +60,23 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
 
 
 class _Bar:
-    """The engine says how many layers of all are there; the bar wants the total once, then steps."""
+    """The engine says how many layers and kernels of all are ready; the bar wants the total, then steps. The total
+    grows when the engine knows which kernels it must compile."""
 
     def __init__(self, start: Callable[[int | None], None], advance: Callable[[int], None]) -> None:
         self._start = start
         self._advance = advance
         self._seen = 0
+        self._total = 0
         self.drawn = False
         self.lock = threading.Lock()
         """Held by who begins or ends the bar, and by who writes something that goes by whether it is drawn."""
 
     def on_progress(self, done: int, total: int) -> None:
-        if not self.drawn:
+        if not self.drawn or total != self._total:
             with self.lock:
                 self.drawn = True
+                self._total = total
                 self._start(total)
         self._advance(done - self._seen)
         self._seen = done

@@ -22,7 +22,7 @@ from microscale.bench.record import record as record_rows
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
-from microscale.cli.model import load_with_progress, parse_overrides
+from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
     KvCacheDtypeOption,
@@ -32,6 +32,7 @@ from microscale.cli.options import (
     ThreadsOption,
     UtilizationOption,
 )
+from microscale.cli.overrides import parse_overrides
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare

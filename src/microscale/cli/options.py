@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,5 +21,9 @@ UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's me
 ThreadsOption = Annotated[
     int | None,
     typer.Option(help="CPU threads of every step; without, one for small steps and all for large ones.", min=1),
+]
+KernelCacheOption = Annotated[
+    Path | None,
+    typer.Option(help="The folder of compiled kernels; TRITON_CACHE_DIR or ~/.triton/cache without."),
 ]
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]

@@ -33,6 +33,10 @@ class Runner(Protocol):
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits: ...
 
+    def prepare(self) -> None: ...
+
+    def idle(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class _Flight:
@@ -242,6 +246,14 @@ class Engine:
     def _finish(self, request_id: str) -> None:
         self._scheduler.remove(request_id)
         self._sampler.remove(self._rows.pop(request_id))
+
+    def prepare(self) -> None:
+        """Make ready what the first requests will want, before they come."""
+        self._runner.prepare()
+
+    def idle(self) -> bool:
+        """Prepare a little of what steps may need later, while there is no work. Whether there is more of it."""
+        return not self.has_work and self._runner.idle()
 
     def stats(self) -> Stats:
         pages = {

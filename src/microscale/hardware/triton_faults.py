@@ -32,6 +32,18 @@ class TritonForm(StrEnum):
     PACKED_ASM_BROADCAST = "inline assembly of several elements at once, of a broadcast operand"
 
 
+USED_BY: dict[str, frozenset[TritonForm]] = {
+    "grouped experts": frozenset({TritonForm.DOT}),
+    "grouped experts, block-scaled": frozenset({TritonForm.SCALED_E4M3}),
+    "dense GEMM": frozenset({TritonForm.DOT}),
+    "dense GEMM, block-scaled": frozenset({TritonForm.SCALED_E4M3}),
+    # The assembly decodes FP8 keys and values.
+    "paged attention": frozenset({TritonForm.DOT, TritonForm.PACKED_ASM}),
+}
+"""Our kernels in plain Triton that multiply, and their forms. Paths take theirs from here; ``doctor``, which imports no
+kernel, reads it too."""
+
+
 @dataclass(frozen=True)
 class TritonFault:
     """One form that some versions compile to wrong numbers, without an error."""
@@ -95,6 +107,11 @@ def installed_triton() -> str | None:
 def faults_of(version: str | None, sm: int) -> tuple[TritonFault, ...]:
     """Everything that this Triton is known to compile wrong for this SM."""
     return tuple(fault for fault in FAULTS if fault.concerns(version, sm))
+
+
+def users(form: TritonForm) -> list[str]:
+    """Our kernels that have this form."""
+    return [name for name, uses in USED_BY.items() if form in uses]
 
 
 def refusal(uses: Collection[TritonForm], version: str | None, sm: int) -> str | None:

@@ -77,6 +77,7 @@ from torch import Tensor
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, SCALE_NAN, BlockFormat, BlockScaled
+from microscale.kernels.numbers import PEAK_BIAS
 
 TILE_ROWS = 16
 TILE_K = 64
@@ -85,8 +86,6 @@ MAX_SCALE = 192
 """The largest scale byte that every kernel can fold into bf16."""
 CHUNK_BYTES = 32 << 20
 """Of checkpoint bytes that are packed together."""
-PEAK_BIAS = 0x400B
-"""A scale byte plus a row's half-word of ``peaks`` is 0x4000 plus its distance from 11 octaves below the peak."""
 
 # Field f of a half-word: where its sign and its magnitude bits c, b, a stand; `True`: the sign is in the other half.
 _FIELDS = ((15, (8, 7, 6), False), (9, (2, 1, 0), False), (5, (14, 13, 12), True), (11, (4, 3, 10), False))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,12 @@ from microscale.models.family import AnyModel, Family, ModelConfig, ModelWeights
 from microscale.models.gemma4.family import GEMMA4
 from microscale.models.gpt_oss.family import GPT_OSS
 from microscale.models.json_object import read_json_object
+from microscale.models.load_format import LoadFormat
 from microscale.models.qwen3_moe.family import QWEN3_MOE
 
 FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
-
-
-class LoadFormat(StrEnum):
-    """Where weights come from."""
-
-    AUTO = "auto"
-    SAFETENSORS = "safetensors"
-    DUMMY = "dummy"
 
 
 def read_model_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
+from torch import Tensor
 
-from microscale.backends.ops import Dense, Embedding, Logits, Ops, Sampling
+from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import TensorMaker
@@ -57,6 +58,9 @@ class AnyLayer(Protocol):
     """A decoder layer: its bound ops are attributes, and ``small`` is one of them."""
 
     @property
+    def kind(self) -> LayerKind: ...
+
+    @property
     def uses(self) -> Mapping[str, str]:
         """Attribute → what plans call it. ``microscale profile`` times each."""
 
@@ -80,6 +84,10 @@ class AnyModel(Protocol):
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
 
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits: ...
+
+    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]: ...
+
+    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
 
 
 @dataclass(frozen=True)

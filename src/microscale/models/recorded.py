@@ -9,14 +9,15 @@ layer is recorded once for each kind and format that there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Ops, SamplingBatch, recording
+from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Launch, Ops, SamplingBatch, recording
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import ShapeTensors
@@ -31,6 +32,8 @@ MAX_TOKENS = 1 << 14
 PAGE_SIZE = 16
 BIAS_PAIRS = 16
 TOP_LOGPROBS = 5
+SHORT_CONTEXT = 2048
+"""Tokens that narrow page tables hold."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,16 @@ def token_counts(most: int = MAX_TOKENS) -> list[int]:
     return sorted({number for number in (*found, most) if number <= most})
 
 
-def page_counts(max_context: int) -> list[int]:
+def page_counts(max_context: int, page_size: int = PAGE_SIZE) -> list[int]:
     """Powers of four, and the widest."""
-    most = -(-max_context // PAGE_SIZE)
+    most = -(-max_context // page_size)
     return sorted({most, *(4**power for power in range(12) if 4**power < most)})
 
 
-def steps(max_context: int) -> Iterator[Step]:
+def steps(max_context: int, page_size: int = PAGE_SIZE, max_tokens: int = MAX_TOKENS) -> Iterator[Step]:
     """Decoding in every number; prompts in every larger one; and every way of attention in every width of table."""
-    widths = page_counts(max_context)
-    for tokens in token_counts():
+    widths = page_counts(max_context, page_size)
+    for tokens in token_counts(max_tokens):
         if tokens <= MAX_SEQUENCES:
             yield Step(tokens, tokens, 1, widths[-1])
         else:
@@ -119,9 +122,9 @@ def samplings(rows: int, vocab: int) -> Iterator[SamplingBatch]:
         )  # fmt: skip
 
 
-def bind_shapes(config: ModelConfig, ops: Ops) -> AnyModel:
+def bind_shapes(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> AnyModel:
     """The model on weights that are shapes alone."""
-    return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, PAGE_SIZE, lambda: None)
+    return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, page_size, lambda: None)
 
 
 def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
@@ -133,12 +136,31 @@ def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
         model.sampling(logits.values, plain, logits)
 
 
-def record(model: AnyModel) -> dict[Kernel, None]:
-    """Every kernel that the bound model may start. Nothing is compiled, and no GPU is needed."""
+def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> Callable[[int], tuple[Kernel, ...]]:
+    """What the body of a step with prompts starts, by its number of tokens."""
+    if ops.gpu.is_cpu:
+        return lambda tokens: ()
+
+    pages = SHORT_CONTEXT // page_size
+
+    @cache
+    def kernels(tokens: int) -> tuple[Kernel, ...]:
+        with recording() as found:
+            model.body(Step(tokens, 2, tokens, pages).batch(), kv)
+        return tuple(found)
+
+    model = bind_shapes(config, ops, page_size)
+    kv = model.new_cache(dict.fromkeys(LayerKind, 4))
+    return kernels
+
+
+def record(model: AnyModel, max_tokens: int = MAX_TOKENS) -> dict[Kernel, Launch]:
+    """Every kernel that the bound model may start in steps of up to ``max_tokens``, with a launch of each. Nothing is
+    compiled, and no GPU is needed."""
     kv = model.new_cache(dict.fromkeys(LayerKind, 4))
     vocab = model.config.vocab_size
     with recording() as found:
-        for step in steps(model.config.max_context):
+        for step in steps(model.config.max_context, model.page_size, max_tokens):
             run_step(model, step, kv)
         for rows in (1, 3):
             values = _floats(rows, vocab)

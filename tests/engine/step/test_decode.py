@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-
-import pytest
 import torch
 
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.decode import EAGER_RUNS, SHORT_CONTEXT, DecodeGraphs, DecodeInputs, GraphKey, graph_size
+from microscale.engine.step.decode import DecodeInputs, GraphKey
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
-from microscale.kernels.dense.reference import summarise
-from microscale.kernels.dense.spec import Logits
-from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
+from microscale.models.recorded import SHORT_CONTEXT
 
 CPU = torch.device("cpu")
-
-
-def test_graphs_are_hardly_padded_and_large_batches_share_them() -> None:
-    for rows in range(1, 1025):
-        size = graph_size(rows)
-        assert size == rows if rows <= 64 else rows <= size <= rows * 17 / 16
-        assert graph_size(size) == size
-    assert len({graph_size(rows) for rows in range(65, 1025)}) == 64
 
 
 def make(pools: dict[LayerKind, PagePool], name: str, length: int) -> Work:
@@ -95,32 +82,3 @@ def test_a_preempted_request_comes_back_with_other_pages() -> None:
         pool.grow("a", 3)
     work.request.num_preempted += 1
     check(inputs, pools, [work], 1)
-
-
-def test_what_no_graph_holds_runs_as_it_is(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every time, and the reason is told once; other sizes are captured."""
-    pools = {kind: PagePool(8) for kind in LayerKind}
-    inputs = DecodeInputs(pools, 4, max_rows=2, max_pages=8, device=CPU)
-    logits = summarise(torch.zeros(2, 4))
-    runs: list[int] = []
-    captured: list[GraphKey] = []
-
-    def forward(batch: ForwardBatch) -> Logits:
-        runs.append(len(batch.token_ids))
-        return logits
-
-    monkeypatch.setattr(DecodeGraphs, "_capture", lambda graphs, batch, key: captured.append(key))
-    graphs = DecodeGraphs(
-        forward, torch.device("cuda"), lambda rows: "it reads on the host" if rows > 1 else None, enabled=True
-    )
-    one, two = GraphKey(1, 8), GraphKey(2, 8)
-    with caplog.at_level(logging.INFO):
-        for _ in range(EAGER_RUNS + 3):
-            assert graphs.run(inputs.batch(two), two) is logits
-    assert (runs, captured) == ([2] * (EAGER_RUNS + 3), [])
-    assert [record.getMessage() for record in caplog.records] == [
-        "Steps of 2 sequences run without a CUDA graph: it reads on the host."
-    ]
-    for _ in range(EAGER_RUNS + 1):
-        graphs.run(inputs.batch(one), one)
-    assert captured == [one]

@@ -83,12 +83,15 @@ def assemble(
     pages: Mapping[LayerKind, int],
     *,
     enforce_eager: bool = False,
+    fill_up_prompts: bool | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Engine:
-    """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer."""
+    """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
+
+    ``fill_up_prompts``: see ``ModelRunner``."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
     sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
-    runner = ModelRunner(model, pools, limits, enforce_eager=enforce_eager)
+    runner = ModelRunner(model, pools, limits, enforce_eager=enforce_eager, fill_up_prompts=fill_up_prompts)
     return Engine(runner, Scheduler(pools, limits), sampler, config.vocab_size, config.eos_token_ids)

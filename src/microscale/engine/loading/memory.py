@@ -16,6 +16,7 @@ from microscale.backends.decision import Plan
 from microscale.backends.ops import AttentionSpec, DenseSpec, MoeSpec
 from microscale.backends.plan import Setup
 from microscale.backends.precision import BITS
+from microscale.engine.step.graphs import GRAPH_MEMORY
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
@@ -24,8 +25,6 @@ from microscale.models.outline import AT_THE_END, Outline
 
 RUNTIME = GIB
 """CUDA's context, cuBLAS's workspaces and compiled kernels on a GPU. An estimate."""
-GRAPHS = GIB // 2
-"""Captured decode steps, which share one pool. An estimate."""
 ROOM = 4 * GIB
 """Left to the rest of the machine where memory is shared with it, or a sixteenth if that is less."""
 LEAST_CONTEXT = 1024
@@ -213,7 +212,7 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
         weights=weight_bytes(outline, plan, setup),
         kv=_kv_need(outline, setup, workload),
         activations=_activations(outline, workload),
-        graphs=GRAPHS if on_gpu else 0,
+        graphs=GRAPH_MEMORY if on_gpu else 0,
         runtime=RUNTIME if on_gpu else 0,
         model_context=outline.max_context,
         logits_row=_logits_row(outline),

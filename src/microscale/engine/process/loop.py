@@ -40,6 +40,9 @@ class Serves(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
+    def idle(self) -> bool:
+        """Do a little of what can be done ahead, while there is no work. Whether there is more of it."""
+
     def abort_all(self) -> list[RequestOutput]: ...
 
     def stats(self) -> StatsReply: ...
@@ -57,15 +60,19 @@ class Loop:
 
     def run(self) -> None:
         service = self._service
+        more = True
         while True:
             # One that drains and has no work left is done: it waits for nothing.
-            wait = not service.has_work and self._deadline is None
+            wait = not service.has_work and self._deadline is None and not more
             for message in self._connection.messages(wait):
                 self._handle(message)
             if self._deadline is not None and (not service.has_work or time.monotonic() >= self._deadline):
                 break
             if service.has_work:
                 self._send(service.step())
+                more = True
+            elif more:
+                more = service.idle()
         rest = service.abort_all()
         self._send(rest)
         self._connection.send_last(Drained(len(rest)))

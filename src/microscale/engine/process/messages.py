@@ -94,6 +94,8 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     offline: bool = False
     seed: Natural = 0
     threads: Positive | None = None
+    kernel_cache: Text | None = None
+    """The folder of compiled kernels; Triton's own without."""
     drain_s: Seconds = 30.0
     """How long requests may go on after SIGTERM."""
     vocabulary: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=2**20)] = ()
@@ -215,6 +217,8 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     prefix_queries: Natural
     prefix_hits: Natural
     pages: Annotated[dict[str, tuple[Natural, Natural]], Meta(max_length=16)]
+    kernels_compiled_late: Natural = 0
+    kernels_loaded_late: Natural = 0
 
 
 class Drained(Message, frozen=True):

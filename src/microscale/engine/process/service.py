@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
 
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
+from microscale.compiling.loading import LateKernels
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.warming import start_warming
 from microscale.engine.output import Output
 from microscale.engine.process.convert import request_of, stats_reply, to_wire
 from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
@@ -32,9 +36,11 @@ WAIT_S = 0.01
 class Service:
     """An engine and the numbers of its requests."""
 
-    def __init__(self, engine: Engine, ready: Ready) -> None:
+    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None) -> None:
+        """``late``: counts what is compiled or loaded from now on."""
         self.ready = ready
         self._engine = engine
+        self._late = late or LateKernels()
         self._ids: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._compiler = ThreadPoolExecutor(1, "grammar")
@@ -71,6 +77,9 @@ class Service:
         refused = self._admit() if self._compiling else []
         return refused + [self._told(output) for output in self._engine.step()]
 
+    def idle(self) -> bool:
+        return self._engine.idle()
+
     def _admit(self) -> list[RequestOutput]:
         """Hand on what is compiled; the last words to those that are refused."""
         if not self._engine.has_work:
@@ -94,7 +103,10 @@ class Service:
         return [RequestOutput(number, None, finish=Finish.ABORT.value) for number in numbers]
 
     def stats(self) -> StatsReply:
-        return stats_reply(self._engine.stats())
+        late = self._late
+        return stats_reply(
+            replace(self._engine.stats(), kernels_compiled_late=late.compiled, kernels_loaded_late=late.loaded)
+        )
 
     def _told(self, output: Output) -> RequestOutput:
         number = self._numbers[output.request_id]
@@ -110,9 +122,23 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
     prepared = prepare(load_options(config))
-    built = build_engine(prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
+    layers = prepared.config.num_layers
+    warming = start_warming(prepared, None if config.kernel_cache is None else Path(config.kernel_cache))
+
+    def tell(done: int, total: int) -> None:
+        """Layers and kernels in one count."""
+        on_progress(done + (warming.done if warming else 0), total + (warming.total if warming else 0))
+
+    built = build_engine(prepared, queueing, tell, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
+    if warming is not None:
+        warming.finish(lambda: tell(layers, layers))
+    # Captures graphs, in which nothing may be loaded: after the kernels are.
+    built.engine.prepare()
     model = built.config
-    return Service(built.engine, Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan))
+    ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
+    late = LateKernels()
+    late.watch()
+    return Service(built.engine, ready, late)
 
 
 def load_options(config: EngineConfig) -> LoadOptions:

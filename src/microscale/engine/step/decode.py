@@ -10,37 +10,19 @@ the queue with its copies unread, so they take turns between two buffers: the on
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits
 from microscale.engine.request import Request
+from microscale.engine.step.graphs import graph_size, table_width
 from microscale.engine.step.pages import NOWHERE, PagePool
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
-
-log = logging.getLogger(__name__)
-EVERY_SIZE_TO = 64
-SHORT_CONTEXT = 2048
-"""Tokens up to which the sequences of a step have a graph of their own. Kernels learn from a table's width how long a
-sequence may be: up to here attention adds up its splits in the same launch, however long a sequence may become."""
-EAGER_RUNS = 1
-"""Steps of a key that run without a graph first: they compile the kernels, and many sizes come up only once."""
-
-
-def graph_size(rows: int) -> int:
-    """The batch that ``rows`` sequences run in: their own number up to 64, then one of 16 sizes between powers of two,
-    which is at most a sixteenth more."""
-    if rows <= EVERY_SIZE_TO:
-        return rows
-    step = 1 << ((rows - 1).bit_length() - 5)
-    return -(-rows // step) * step
 
 
 @dataclass(frozen=True)
@@ -102,8 +84,7 @@ class DecodeInputs:
     def key(self, schedule: Sequence[Work]) -> GraphKey:
         """The graph that the schedule's sequences run in: the smallest of two widths that holds the longest of them."""
         longest = max(work.first for work in schedule) + 1
-        short = min(SHORT_CONTEXT // self._page_size, self._max_pages)
-        return GraphKey(graph_size(len(schedule)), short if longest <= short * self._page_size else self._max_pages)
+        return GraphKey(graph_size(len(schedule)), table_width(longest, self._page_size, self._max_pages))
 
     def batch(self, key: GraphKey) -> ForwardBatch:
         """The first rows and pages, as a step of the model takes them. The tensors are the same at every call."""
@@ -157,56 +138,6 @@ class DecodeInputs:
             host.copy_(torch.tensor(fresh, dtype=torch.int32))
             self._tables[kind][row, known : len(pages)].copy_(host, non_blocking=True)
             self._rows[kind][row] = _Row(owner, len(pages))
-
-
-class DecodeGraphs:
-    """One captured step for each key that has come up, all in one pool of memory."""
-
-    def __init__(
-        self,
-        forward: Callable[[ForwardBatch], Logits],
-        device: torch.device,
-        uncapturable: Callable[[int], str | None],
-        *,
-        enabled: bool,
-    ) -> None:
-        """``uncapturable``: why a step of so many rows cannot be captured, if it cannot. It then runs as it is."""
-        self._forward = forward
-        self._enabled = enabled and device.type == "cuda"
-        self._uncapturable = uncapturable
-        self._told: set[str] = set()
-        self._runs: dict[GraphKey, int] = {}
-        self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Logits]] = {}
-        self._memory: Any = None
-
-    def run(self, batch: ForwardBatch, key: GraphKey) -> Logits:
-        """The logits of ``batch``, which the standing inputs hold for ``key``. They last until the next step."""
-        if key in self._graphs:
-            graph, logits = self._graphs[key]
-            graph.replay()
-            return logits
-        self._runs[key] = self._runs.get(key, 0) + 1
-        logits = self._forward(batch)
-        if self._enabled and self._runs[key] > EAGER_RUNS and self._can_capture(key.rows):
-            self._capture(batch, key)
-        return logits
-
-    def _can_capture(self, rows: int) -> bool:
-        """Whether everything in a step can be captured; tells once why not."""
-        reason = self._uncapturable(rows)
-        if reason is not None and reason not in self._told:
-            self._told.add(reason)
-            log.info("Steps of %d sequences run without a CUDA graph: %s.", rows, reason)
-        return reason is None
-
-    def _capture(self, batch: ForwardBatch, key: GraphKey) -> None:
-        """Record the step that has just run: it would give the same again, so nothing is lost by running it twice."""
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            logits = self._forward(batch)
-        self._memory = graph.pool()
-        self._graphs[key] = (graph, logits)
 
 
 def take_rows(logits: Logits, rows: slice | list[int]) -> Logits:

@@ -1,29 +1,42 @@
 """Runs a scheduled step on a model and gives the logits of the requests whose next token is due.
 
-Steps in which every sequence decodes one token run from standing inputs, on a GPU as a captured graph (``decode``) if
-all that was chosen for the model can be captured. All others, with prompts among them, are laid out anew and run as
-they are.
+Steps run from standing inputs, on a GPU as captured graphs, if all that was chosen for the model can be captured: those
+in which every sequence decodes one token (``decode``), and those of up to ``PROMPT_GRAPH_TOKENS`` tokens with prompts
+among them (``prompt``). Larger ones, and all prompts on a CPU, are laid out anew and run as they are (``inputs``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Logits, Ops, Sampling
-from microscale.engine.step.decode import DecodeGraphs, DecodeInputs, take_rows
+from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
+from microscale.engine.step.buckets import buckets
+from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
+from microscale.engine.step.graphs import EAGER_RUNS, Graphs, graph_size, table_width
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
+from microscale.engine.step.prompt import FEW_SEQUENCES, PromptInputs, PromptKey
 from microscale.engine.step.threads import StepThreads
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
+from microscale.models.recorded import kernels_by_tokens
+
+PROMPT_GRAPH_TOKENS = 1024
+"""Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
+
+
+class HasKind(Protocol):
+    @property
+    def kind(self) -> LayerKind: ...
 
 
 class Model(Protocol):
@@ -37,28 +50,106 @@ class Model(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
+    @property
+    def layers(self) -> Sequence[HasKind]: ...
+
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
 
     def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits: ...
+
+    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]: ...
+
+    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
+
+
+class PromptSteps:
+    """Steps of a model with prompts, as graphs of its body and of its tail."""
+
+    def __init__(self, model: Model, kv: KvCache, inputs: PromptInputs, graphs: Graphs) -> None:
+        self._model = model
+        self._kv = kv
+        self.inputs = inputs
+        self._graphs = graphs
+        self._gathered: tuple[Tensor, Tensor] | None = None
+        """Of the body, for rows that give logits: queries of the last layer and its residual stream."""
+
+    def run(self, schedule: Sequence[Work], key: PromptKey) -> Logits:
+        """Logits of the sequences whose next token is due. They last until the next step."""
+        self.inputs.fill(schedule, key)
+        self._graphs.run(key, key.tokens, partial(self.body, key))
+        count = sum(work.wants_logits for work in schedule)
+        if not count:
+            return self.tail(key, 0)
+        return take_rows(self._run_tail(key, graph_size(count)), slice(count))
+
+    def run_nobody(self, key: PromptKey) -> None:
+        """A step of padding alone, of which one row gives logits."""
+        self.inputs.fill([], key)
+        self._graphs.run(key, key.tokens, partial(self.body, key))
+        self._run_tail(key, 1)
+
+    def _run_tail(self, key: PromptKey, rows: int) -> Logits:
+        return self._graphs.run((rows, key.pages), rows, partial(self.tail, key, rows))
+
+    @torch.inference_mode()
+    def body(self, key: PromptKey) -> None:
+        """The model's body on the standing inputs; what the tail needs of it is left in place."""
+        self.inputs.lay_tables(key)
+        found = self._model.body(self.inputs.batch(key), self._kv)
+        if self._gathered is None:
+            q, x = (
+                torch.zeros((self.inputs.most_rows, *each.shape[1:]), dtype=each.dtype, device=each.device)
+                for each in found
+            )
+            self._gathered = q, x
+        for each, gathered in zip(found, self._gathered, strict=True):
+            torch.index_select(each, 0, self.inputs.rows(key), out=gathered)
+
+    @torch.inference_mode()
+    def tail(self, key: PromptKey, rows: int) -> Logits:
+        """The model's tail for the first rows. It depends on the width of the tables alone, not on the key."""
+        assert self._gathered is not None  # the body has run
+        q, x = self._gathered
+        kind = self._model.layers[-1].kind
+        queries = self.inputs.tail_batch(key, rows, kind)
+        return self._model.tail(q[:rows], x[:rows], {kind: queries}, self._kv)
 
 
 class ModelRunner:
     """A model and its KV cache, whose pages ``pools`` hand out."""
 
     def __init__(
-        self, model: Model, pools: Mapping[LayerKind, PagePool], limits: Limits, *, enforce_eager: bool = False
+        self,
+        model: Model,
+        pools: Mapping[LayerKind, PagePool],
+        limits: Limits,
+        *,
+        enforce_eager: bool = False,
+        fill_up_prompts: bool | None = None,
     ) -> None:
+        """``fill_up_prompts``: run steps with prompts from standing inputs, filled up to buckets; by default on GPUs,
+        with graphs and without: they give the same bits."""
         self._model = model
         self._pools = pools
         # One page more than the pool hands out: rows that fill up a graph's batch look there.
         self._kv = model.new_cache({kind: pool.num_pages + 1 for kind, pool in pools.items()})
         longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * limits.page_size)
         max_pages = -(-longest // limits.page_size)
-        self._inputs = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
+        self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = partial(model.forward, kv=self._kv)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
-        self._graphs = DecodeGraphs(self._forward, model.device, model.ops.uncapturable, enabled=not enforce_eager)
+        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
+        self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
+        self._prompts: PromptSteps | None = None
+        most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
+        if fill_up_prompts is None:
+            fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
+        if fill_up_prompts:
+            ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
+            inputs = PromptInputs(pools, limits, max_pages, ends, model.device)
+            self._prompts = PromptSteps(model, self._kv, inputs, self._graphs)
+        self._later = iter(list(self._later_keys()))
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
@@ -68,11 +159,53 @@ class ModelRunner:
         """
         self._threads.give(sum(work.count for work in schedule))
         if all(work.decodes for work in schedule):
-            key = self._inputs.key(schedule)
-            self._inputs.fill(schedule, key.rows, tokens)
-            return take_rows(self._graphs.run(self._inputs.batch(key), key), slice(len(schedule)))
+            key = self._decode.key(schedule)
+            self._decode.fill(schedule, key.rows, tokens)
+            logits = self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+            return take_rows(logits, slice(len(schedule)))
+        if self._prompts is not None:
+            prompt_key = self._prompts.inputs.key(schedule)
+            if prompt_key is not None:
+                return self._prompts.run(schedule, prompt_key)
         chunks = [self._chunk(work) for work in schedule]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
+
+    def prepare(self) -> None:
+        """Capture the graphs that the first requests will want: one sequence decodes, one prompt comes, of any size."""
+        if self._graphs.enabled:
+            for key in self._keys(1, FEW_SEQUENCES[0]):
+                for _ in range(EAGER_RUNS + 1):
+                    self._run_nobody(key)
+
+    def idle(self) -> bool:
+        """Capture one more graph, or run it once before that. Whether there may be others."""
+        key = next(self._later, None) if self._graphs.enabled else None
+        if key is not None:
+            self._run_nobody(key)
+        return key is not None
+
+    def _later_keys(self) -> Iterator[GraphKey | PromptKey]:
+        """More sequences, and more prompts at once, each as often as it must run to be captured."""
+        for rows in range(2, self._max_rows + 1):
+            for key in self._keys(rows, rows + 1):
+                yield from repeat(key, EAGER_RUNS + 1)
+
+    def _keys(self, rows: int, sequences: int) -> Iterator[GraphKey | PromptKey]:
+        """Graphs of steps with so many sequences, of short context."""
+        pages = table_width(1, self._model.page_size, self._max_pages)
+        if rows == graph_size(rows):
+            yield GraphKey(rows, pages)
+        if self._prompts is not None and sequences in self._prompts.inputs.sequences:
+            for tokens in self._prompts.inputs.buckets:
+                yield PromptKey(tokens, sequences, pages)
+
+    def _run_nobody(self, key: GraphKey | PromptKey) -> None:
+        """A step of padding alone. It writes to pages that are nobody's."""
+        if isinstance(key, GraphKey):
+            self._decode.fill([], key.rows)
+            self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+        elif self._prompts is not None:
+            self._prompts.run_nobody(key)
 
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
-from microscale.hardware.triton_faults import TritonForm
+from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
@@ -241,8 +241,7 @@ def _fused(
     return call.out
 
 
-# The assembly decodes FP8 keys and values.
-USES = frozenset({TritonForm.DOT, TritonForm.PACKED_ASM})
+USES = USED_BY["paged attention"]
 PATHS = (
     *(
         AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way), uses=USES)

@@ -18,7 +18,7 @@ from torch import Tensor
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.thresholds import Name, threshold
-from microscale.hardware.triton_faults import TritonForm
+from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.cost import (
     CUBLAS_REACHED,
@@ -89,7 +89,7 @@ SMALL_BATCH_BF16 = DensePath("small batch, bf16", READS_ONCE, _reads_weights_onc
 UNPACKED = DensePath(
     "bf16 copy, cuBLAS", "the copy costs less than a GEMM that decodes loses against cuBLAS", _unpack, _run_unpacked
 )
-DOT, SCALED = frozenset({TritonForm.DOT}), frozenset({TritonForm.SCALED_E4M3})
+DOT, SCALED = USED_BY["dense GEMM"], USED_BY["dense GEMM, block-scaled"]
 GEMM = DensePath("GEMM", LAST, always, _run_gemm, uses=DOT)
 BLOCK_SCALED = DensePath("GEMM, block-scaled", LAST, always, _run_block_scaled, uses=SCALED)
 SMALL_BATCH_LOGITS = LogitsPath("small batch", READS_ONCE, _reads_weights_once, _small_batch_logits)

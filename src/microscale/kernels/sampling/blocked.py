@@ -30,9 +30,9 @@ from microscale.kernels.launch import launch
 from microscale.kernels.op import Cost, Reason
 from microscale.kernels.sampling import draw_jit, search_jit
 from microscale.kernels.sampling.cost import logit_bytes
+from microscale.kernels.sampling.limits import MAX_TOP_LOGPROBS
 from microscale.kernels.sampling.paths import NO_SCAN, Stages, every
 from microscale.kernels.sampling.spec import (
-    MAX_TOP_LOGPROBS,
     Sampled,
     SamplingBatch,
     SamplingOp,

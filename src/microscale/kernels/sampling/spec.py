@@ -31,7 +31,6 @@ from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.op import Implementation, Path
 
-MAX_TOP_LOGPROBS = 20
 PROMPT_BIT = 1 << 30
 """In an entry of ``History.counts``: the token is in the prompt. The bits below count it in the output."""
 

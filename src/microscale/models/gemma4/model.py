@@ -11,7 +11,7 @@ attention, the next layer after the experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from microscale.backends.ops import (
     MLP_RUN,
+    AttentionBatch,
     AttentionSpec,
     DenseWeights,
     Gate,
@@ -35,8 +36,9 @@ from microscale.backends.ops import (
     SmallSpec,
 )
 from microscale.formats import BlockScaled
-from microscale.models.batch import ForwardBatch, KvCache, LogitRows
+from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
 
@@ -104,36 +106,39 @@ class Gemma4DecoderLayer:
         """What plans call the bound parts."""
 
     def forward(
-        self,
-        x: Tensor,
-        normed: Tensor,
-        batch: ForwardBatch,
-        kv: PagedKv,
-        rope: RopeTable,
-        only: LogitRows | None = None,
+        self, x: Tensor, state: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
     ) -> tuple[Tensor, Tensor]:
-        """``x [tokens, hidden]``, the residual stream, and its norm for this layer → both for the next one; for the
-        tokens of ``only``, if given."""
-        small = self.small
-        qkv = self.qkv(normed).view(x.shape[0], -1, self.heads.head_dim)
+        """``state``: the norm of ``x`` that the layer reads."""
+        qkv = self._project(state)
         queries = batch.attention[self.kind]
-        if only is None and self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
-            attended = self.attention.from_heads(qkv, rope, self.head_norms, kv, queries)
-        else:
-            q = small.rope_and_write_kv(
-                qkv, self.heads.num_heads, batch.positions, rope, kv, batch.slots[self.kind], self.head_norms
-            )
-            if only is not None:
-                q, x, queries = q[only.rows], x[only.rows], only.attention[self.kind]
-                if not x.shape[0]:
-                    return x, x
-            attended = self.attention(q, kv, queries)
+        if self.attention.refuses_heads(qkv, self.head_norms, kv, queries) is None:
+            return self._close(self.attention.from_heads(qkv, rope, self.head_norms, kv, queries), x)
+        return self.attend(self._write(qkv, batch, kv, rope), x, kv, queries)
+
+    def queries(
+        self, x: Tensor, state: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable
+    ) -> tuple[Tensor, Tensor]:
+        return self._write(self._project(state), batch, kv, rope), x
+
+    def attend(self, q: Tensor, x: Tensor, kv: PagedKv, queries: AttentionBatch) -> tuple[Tensor, Tensor]:
+        if not x.shape[0]:
+            return x, x
+        return self._close(self.attention(q, kv, queries), x)
+
+    def _project(self, normed: Tensor) -> Tensor:
+        return self.qkv(normed).view(normed.shape[0], -1, self.heads.head_dim)
+
+    def _write(self, qkv: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
+        heads, slots = self.heads.num_heads, batch.slots[self.kind]
+        return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
+
+    def _close(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         # Softmax over all experts, renormalised over the chosen: the same as a softmax over those.
-        normed, x, routing = small.norm_add_norm_route(
+        normed, x, routing = self.small.norm_add_norm_route(
             self.o(attended.flatten(1)), x, self.middle, self.router, self.config.top_k
         )
         dense, experts = self.feed_forward(normed, routing)
-        (normed,), x = small.norm_add_norm(dense, experts, x, self.closing)
+        (normed,), x = self.small.norm_add_norm(dense, experts, x, self.closing)
         return x, normed
 
     def feed_forward(self, normed: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -193,8 +198,10 @@ def small_spec(config: Gemma4Config, kind: LayerKind, ops: Ops) -> SmallSpec:
     )
 
 
-class Gemma4:
+class Gemma4(Decoder[Tensor]):
     """The whole model. Loading reads one layer at a time; a layer's checkpoint bytes go as soon as it is packed."""
+
+    layers: Sequence[Gemma4DecoderLayer]
 
     def __init__(
         self,
@@ -214,13 +221,14 @@ class Gemma4:
         # As wide as the activations, as the model was trained: 53 for a root of 53.07 in bf16.
         self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=ops.dtype))
         side_stream = SideStream(device)
-        self.layers: list[Gemma4DecoderLayer] = []
+        layers: list[Gemma4DecoderLayer] = []
         for layer_idx in range(config.num_layers):
             tensors = weights.layer(layer_idx, device)
-            self.layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size, side_stream))
+            layers.append(Gemma4DecoderLayer(config, layer_idx, tensors, ops, page_size, side_stream))
             on_layer()
-        norms = [*(layer.attn_norm for layer in self.layers[1:]), weights.norm(device).to(ops.dtype)]
-        for layer, norm in zip(self.layers, norms, strict=True):
+        self.layers = layers
+        norms = [*(layer.attn_norm for layer in layers[1:]), weights.norm(device).to(ops.dtype)]
+        for layer, norm in zip(layers, norms, strict=True):
             layer.closing = replace(layer.closing, after=norm[None])
         lm_head = table if config.tied else weights.lm_head(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), config.softcap)
@@ -235,13 +243,10 @@ class Gemma4:
         shapes = {kind: (heads.num_kv_heads, heads.head_dim) for kind, heads in config.heads.items()}
         return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
 
-    @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
-        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache."""
-        x = self.embed(batch.token_ids) * self.embed_scale
+    def begin(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embed(token_ids) * self.embed_scale
         first = self.layers[0]
-        normed = first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
-        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            only = batch.logits if layer is self.layers[-1] else None
-            x, normed = layer.forward(x, normed, batch, layer_kv, self.rope[layer.kind], only)
-        return self.lm_head.logits(normed)
+        return x, first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
+
+    def end(self, x: Tensor, state: Tensor) -> Logits:
+        return self.lm_head.logits(state)

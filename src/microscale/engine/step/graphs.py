@@ -1,0 +1,94 @@
+"""CUDA graphs: work on standing tensors that is captured once and replayed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+
+from microscale.models.recorded import SHORT_CONTEXT
+
+log = logging.getLogger(__name__)
+EVERY_SIZE_TO = 64
+GRAPH_MEMORY = 2**29
+"""Bytes that captured graphs may take on a device, beside what steps compute in: then no more are captured."""
+EAGER_RUNS = 1
+"""Times that work of a key runs without a graph first: they compile the kernels, and many sizes come up only once."""
+
+Result = TypeVar("Result")
+
+
+def graph_size(rows: int) -> int:
+    """The batch that ``rows`` sequences run in: their own number up to 64, then one of 16 sizes between powers of two,
+    which is at most a sixteenth more."""
+    if rows <= EVERY_SIZE_TO:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 5)
+    return -(-rows // step) * step
+
+
+def table_width(longest: int, page_size: int, max_pages: int) -> int:
+    """Pages of a table whose sequences have up to ``longest`` tokens: one of two widths.
+
+    Kernels learn from it how long a sequence may be. Up to the narrow one attention adds up its splits in the same
+    launch, however long a sequence may become.
+    """
+    short = min(SHORT_CONTEXT // page_size, max_pages)
+    return short if longest <= short * page_size else max_pages
+
+
+class Graphs:
+    """One captured graph for each key that has come up, all in one pool of memory."""
+
+    def __init__(self, device: torch.device, uncapturable: Callable[[int], str | None], *, enabled: bool) -> None:
+        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is."""
+        self.enabled = enabled and device.type == "cuda"
+        self._uncapturable = uncapturable
+        self._told: set[str] = set()
+        self._runs: dict[Hashable, int] = {}
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._memory: Any = None
+        self._bytes = 0
+
+    def run(self, key: Hashable, tokens: int, work: Callable[[], Result]) -> Result:
+        """What ``work`` gives. It computes on standing tensors, on ``tokens`` tokens, and is the same for one key. What
+        it gives lasts until the next run."""
+        if key in self._graphs:
+            graph, result = self._graphs[key]
+            graph.replay()
+            return result  # type: ignore[no-any-return]
+        self._runs[key] = self._runs.get(key, 0) + 1
+        if self._runs[key] <= EAGER_RUNS or not self.can_capture(tokens):
+            return work()
+        self._capture(key, work)
+        return self.run(key, tokens, work)
+
+    def can_capture(self, tokens: int) -> bool:
+        """Whether everything in a step can be captured; tells once why not."""
+        if not self.enabled:
+            return False
+        if self._bytes > GRAPH_MEMORY:
+            self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
+            return False
+        reason = self._uncapturable(tokens)
+        if reason is not None:
+            self._tell(f"Steps of {tokens} tokens run without a CUDA graph: {reason}.")
+        return reason is None
+
+    def _tell(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            log.info(sentence)
+
+    def _capture(self, key: Hashable, work: Callable[[], Any]) -> None:
+        """Record the work, which has run before: its kernels are loaded, and what it keeps between runs is there."""
+        torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            result = work()
+        self._memory = graph.pool()
+        self._graphs[key] = (graph, result)
+        self._bytes += max(0, free - torch.cuda.mem_get_info()[0])

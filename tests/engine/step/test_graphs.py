@@ -1,0 +1,69 @@
+"""Graphs: how batches are filled up, what is captured, and what cannot be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from microscale.engine.step.graphs import EAGER_RUNS, GRAPH_MEMORY, Graphs, graph_size, table_width
+
+
+def test_graphs_are_hardly_padded_and_large_batches_share_them() -> None:
+    for rows in range(1, 1025):
+        size = graph_size(rows)
+        assert size == rows if rows <= 64 else rows <= size <= rows * 17 / 16
+        assert graph_size(size) == size
+    assert len({graph_size(rows) for rows in range(65, 1025)}) == 64
+
+
+def test_a_table_has_one_of_two_widths() -> None:
+    assert [table_width(longest, 16, 8192) for longest in (1, 2048, 2049, 131072)] == [128, 128, 8192, 8192]
+    assert {table_width(longest, 16, 100) for longest in (1, 1600)} == {100}
+
+
+def test_what_no_graph_holds_runs_as_it_is(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time, and the reason is told once; other sizes are captured."""
+    runs: list[int] = []
+    replayed: list[object] = []
+
+    def capture(graphs: Graphs, key: Hashable, work: Callable[[], object]) -> None:
+        graph: Any = SimpleNamespace(replay=lambda: replayed.append(key))
+        graphs._graphs[key] = graph, "captured"
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    graphs = Graphs(torch.device("cuda"), lambda tokens: "it reads on the host" if tokens > 1 else None, enabled=True)
+
+    def work() -> str:
+        runs.append(1)
+        return "logits"
+
+    with caplog.at_level(logging.INFO):
+        for _ in range(EAGER_RUNS + 3):
+            assert graphs.run("two", 2, work) == "logits"
+    assert (len(runs), replayed) == (EAGER_RUNS + 3, [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "Steps of 2 tokens run without a CUDA graph: it reads on the host."
+    ]
+    assert [graphs.run("one", 1, work) for _ in range(EAGER_RUNS + 2)] == ["logits"] * EAGER_RUNS + ["captured"] * 2
+    assert replayed == ["one"] * 2
+
+
+def test_graphs_have_a_budget(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graphs, "_capture", lambda graphs, key, work: pytest.fail("captured"))
+    graphs = Graphs(torch.device("cuda"), lambda tokens: None, enabled=True)
+    graphs._bytes = GRAPH_MEMORY + 1
+    with caplog.at_level(logging.INFO):
+        assert [graphs.run("key", 1, lambda: 7) for _ in range(EAGER_RUNS + 3)] == [7] * (EAGER_RUNS + 3)
+    assert [record.getMessage() for record in caplog.records] == ["0 graphs take 512 MiB, and no more are captured."]
+
+
+def test_nothing_is_captured_on_a_cpu_or_where_graphs_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graphs, "_capture", lambda graphs, key, work: pytest.fail("captured"))
+    for device, enabled in (("cpu", True), ("cuda", False)):
+        graphs = Graphs(torch.device(device), lambda tokens: None, enabled=enabled)
+        assert [graphs.run("key", 1, lambda: 7) for _ in range(EAGER_RUNS + 2)] == [7] * (EAGER_RUNS + 2)

@@ -1,0 +1,194 @@
+"""Steps with prompts from standing inputs: what is laid out, and padding that nobody notices, whatever it holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step import runner as runner_file
+from microscale.engine.step.decode import GraphKey
+from microscale.engine.step.inputs import build_batch
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.runner import ModelRunner
+from microscale.engine.step.work import Work
+from microscale.models.config import LayerKind
+from microscale.models.families import AnyModel
+from support.forward import poison
+from support.loading import load_model
+
+CPU = torch.device("cpu")
+PAGE = 4
+LIMITS = Limits(PAGE, window=6, max_num_seqs=5, max_num_batched_tokens=64, max_model_len=256)
+GARBAGE = 2**62 + 12345
+
+
+def pools_of(pages: int) -> dict[LayerKind, PagePool]:
+    return {kind: PagePool(pages + place) for place, kind in enumerate(LayerKind)}
+
+
+def make(pools: dict[LayerKind, PagePool], name: str, first: int, count: int, later: int = 0) -> Work:
+    """``count`` tokens from ``first`` on, of a request that has ``later`` more."""
+    chooser = random.Random(name)
+    request = Request(name, [chooser.randrange(90) for _ in range(first + count + later)], SamplingParams())
+    for pool in pools.values():
+        pool.grow(name, -(-(first + count) // PAGE))
+    return Work(request, first, count)
+
+
+def mixed(pools: dict[LayerKind, PagePool], tokens: int) -> list[Work]:
+    """So many tokens: one sequence that decodes, the rest of a prompt, the midst of one, and a whole one."""
+    parts = [1, *([1] if tokens > 1 else []), *([(tokens - 2) // 3] if tokens > 4 else [])]
+    parts += [tokens - sum(parts)] if tokens > sum(parts) else []
+    firsts, laters = (9, 5, 14, 0), (0, 0, 3, 0)
+    rows = zip(parts, firsts, laters, strict=False)
+    return [make(pools, str(row), first, count, later) for row, (count, first, later) in enumerate(rows)]
+
+
+def test_the_tensors_say_what_the_schedule_says() -> None:
+    pools = pools_of(60)
+    inputs = PromptInputs(pools, LIMITS, max_pages=64, token_buckets=[8, 16, 32], device=CPU)
+    schedule = [make(pools, "a", 10, 5), make(pools, "b", 7, 1), make(pools, "c", 0, 6, later=4)]
+    pools[LayerKind.SLIDING].drop("a", 2)
+    key = inputs.key(schedule)
+    assert key == PromptKey(16, 6, 64)
+    for host in inputs._host:
+        host.fill_(GARBAGE)
+    inputs._there.fill_(GARBAGE)
+    inputs.fill(schedule, key)
+    inputs.lay_tables(key)
+    batch = inputs.batch(key)
+    tokens = [t for work in schedule for t in work.request.tokens[work.first : work.first + work.count]]
+    assert batch.token_ids.tolist() == [*tokens, 0, 0, 0, 0]
+    assert batch.positions.tolist() == [*range(10, 15), 7, *range(6), *range(4)]
+    for kind, pool in pools.items():
+        attention = batch.attention[kind]
+        assert attention.sizes == (6, 16, 64)
+        assert attention.query_start.tolist() == [0, 5, 6, 12, 16, 16, 16]
+        assert attention.context_lens.tolist() == [15, 8, 6, 4, 0, 0]
+        slots = batch.slots[kind].tolist()
+        for row, work in enumerate(schedule):
+            pages = pool.pages_of(work.request.request_id)
+            held = attention.page_table[row, : len(pages)].tolist()
+            assert [page for page in held if page] == [page for page in pages if page > 0]
+            start = int(attention.query_start[row])
+            places = range(work.first, work.first + work.count)
+            assert slots[start : start + work.count] == [pages[p // PAGE] * PAGE + p % PAGE for p in places]
+        # The page after the last is nobody's.
+        assert attention.page_table[3, 0] == pool.num_pages
+        assert slots[12:] == [pool.num_pages * PAGE + offset for offset in range(4)]
+        tail = inputs.tail_batch(key, 2, kind)
+        assert tail.sizes == (2, 1, 64)
+        assert (tail.context_lens.tolist(), tail.query_start.tolist()) == ([15, 8], [0, 1, 2])
+        assert torch.equal(tail.page_table[:, :2], attention.page_table[:2, :2])
+    assert inputs.rows(key).tolist() == [4, 5, 0, 0, 0]
+
+
+def test_every_tensor_begins_where_kernels_expect_it() -> None:
+    pools = pools_of(60)
+    inputs = PromptInputs(pools, LIMITS, max_pages=63, token_buckets=[*range(1, 33)], device=CPU)
+    for tokens in range(1, 33):
+        for sequences in (2, 6):
+            batch = inputs.batch(PromptKey(tokens, sequences, 63))
+            attention = [value for each in batch.attention.values() for value in vars(each).values()]
+            held = [batch.token_ids, batch.positions, *batch.slots.values(), *attention]
+            assert all(each.data_ptr() % 16 == 0 for each in held if isinstance(each, torch.Tensor))
+
+
+def test_what_no_bucket_holds_has_no_key() -> None:
+    pools = pools_of(60)
+    inputs = PromptInputs(pools, LIMITS, max_pages=64, token_buckets=[8], device=CPU)
+    assert inputs.key([make(pools, "a", 0, 8)]) == PromptKey(8, 2, 64)
+    assert inputs.key([make(pools, "b", 0, 9)]) is None
+    scored = Work(Request("c", [1, 2, 3], SamplingParams(prompt_logprobs=0)), 0, 3)
+    assert inputs.key([scored]) is None
+
+
+@pytest.fixture(scope="module", params=["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
+def model(request: pytest.FixtureRequest) -> AnyModel:
+    return load_model(LoadOptions(request.param, load_format="dummy", device="cpu", workload=Workload(page_size=PAGE)))
+
+
+def started(model: AnyModel, pools: dict[LayerKind, PagePool], *, fill: bool) -> ModelRunner:
+    limits = Limits(PAGE, model.config.sliding_window, 5, 64, 256)
+    runner = ModelRunner(model, pools, limits, fill_up_prompts=fill)
+    poison(runner._kv)
+    return runner
+
+
+def test_padding_changes_nothing(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every amount of it, over KV pages and buffers that hold NaN and garbage; and what is in the cache is the same."""
+    monkeypatch.setattr(runner_file, "buckets", lambda most, kernels: [33])
+    for tokens in range(3, 34):
+        pools = pools_of(120)
+        filled, plain = (started(model, pools, fill=fill) for fill in (True, False))
+        schedule = mixed(pools, tokens)
+        for runner in (filled, plain):  # what came before in each sequence
+            for work in schedule:
+                if work.first:
+                    runner._forward(build_batch([runner._chunk(Work(work.request, 0, work.first))], PAGE, CPU))
+        assert filled._prompts is not None
+        for host in filled._prompts.inputs._host:
+            host.fill_(GARBAGE)
+        filled._prompts.inputs._there.fill_(GARBAGE)
+        key = filled._prompts.inputs.key(schedule)
+        assert key is not None
+        assert key.tokens == 33
+        logits, expected = filled.forward(schedule).values, plain.forward(schedule).values
+        assert logits.shape == expected.shape
+        # Products of other numbers of rows add up in another order.
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits.argmax(1), expected.argmax(1))
+        for kind, ours, theirs in zip(
+            (layer.kind for layer in model.layers), filled._kv.layers, plain._kv.layers, strict=True
+        ):
+            held = pools[kind].num_pages
+            torch.testing.assert_close(ours.k[:held], theirs.k[:held], rtol=1e-4, atol=1e-4, equal_nan=True)
+            torch.testing.assert_close(ours.v[:held], theirs.v[:held], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
+    pools = pools_of(60)
+    runner = started(model, pools, fill=True)
+    pages = runner._max_pages
+    for key in (GraphKey(1, 16), GraphKey(3, pages), PromptKey(7, 2, pages), PromptKey(16, 6, pages)):
+        runner._run_nobody(key)
+    for layer, kv in zip(model.layers, runner._kv.layers, strict=True):
+        held = pools[layer.kind].num_pages
+        for each in (kv.k, kv.v):
+            assert each[:held].isnan().all()
+            assert each[held].isfinite().all()
+
+
+def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start what one user wants, later what company wants: each key as often as it must run."""
+    runner = started(model, pools_of(60), fill=True)
+    assert not runner.idle()  # there are no graphs on a CPU
+    ran: list[GraphKey | PromptKey] = []
+    monkeypatch.setattr(runner, "_run_nobody", ran.append)
+    runner._graphs.enabled = True
+    runner.prepare()
+    assert runner._prompts is not None
+    buckets, pages = runner._prompts.inputs.buckets, runner._max_pages
+    first = [GraphKey(1, pages), *(PromptKey(tokens, 2, pages) for tokens in buckets)]
+    assert ran == [key for key in first for _ in range(2)]
+    ran.clear()
+    while runner.idle():
+        pass
+    assert {key for key in ran if isinstance(key, GraphKey)} == {GraphKey(rows, pages) for rows in (2, 3, 4, 5)}
+    assert {key for key in ran if isinstance(key, PromptKey)} == {PromptKey(tokens, 6, pages) for tokens in buckets}
+    assert all(ran.count(key) == 2 for key in ran)
+
+
+def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:
+    pools = pools_of(60)
+    runner = started(model, pools, fill=True)
+    logits = runner.forward([make(pools, "a", 0, 20, later=5)])
+    assert logits.values.shape == (0, model.config.vocab_size)
