@@ -13,7 +13,7 @@ from microscale.backends.ops import Preference
 from microscale.engine.loading.options import LoadOptions
 from microscale.kernels.moe.spec import Routing
 from microscale.models.families import AnyModel
-from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run, row_errors
+from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run, replaced, row_errors
 from support.loading import load_model
 
 SHAPES: dict[str, dict[str, object]] = {
@@ -81,13 +81,13 @@ class Faulty:
 
 
 @pytest.mark.parametrize("rows", [slice(None, None, 5), slice(3, 5)], ids=["a fifth", "two rows"])
-def test_rows_that_are_ruined_are_seen(rows: slice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_ruined_are_seen(rows: slice) -> None:
     """Of most steps a fifth of the rows; the median and the third quartile show nothing of it."""
     name = "gpt-oss-20b"
     model = load(name, "bfloat16", None)
     layer: Any = model.layers[1]
-    monkeypatch.setattr(layer, "experts", Faulty(layer.experts, rows))
-    run = forced_run(model, PROMPTS, CHUNK, truth(name))
+    with replaced(layer, "experts", Faulty(layer.experts, rows)):
+        run = forced_run(model, PROMPTS, CHUNK, truth(name))
     errors, usual = row_errors(run, truth(name)), row_errors(plain(name), truth(name))
     assert errors.median() < 2 * usual.median()
     with pytest.raises(AssertionError, match=r"row \d+ is off by"):
@@ -111,13 +111,13 @@ class Elsewhere:
         return normed, total, Routing(ids, routing.weights)
 
 
-def test_a_router_that_chooses_an_expert_far_below_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_that_chooses_an_expert_far_below_is_seen() -> None:
     """Forcing the experts must not hide it."""
     name = "gpt-oss-20b"
     model = load(name, "bfloat16", None)
     layer: Any = model.layers[1]
-    monkeypatch.setattr(layer, "small", Elsewhere(layer.small))
-    run = forced_run(model, PROMPTS, CHUNK, truth(name))
+    with replaced(layer, "small", Elsewhere(layer.small)):
+        run = forced_run(model, PROMPTS, CHUNK, truth(name))
     with pytest.raises(AssertionError, match="layer 1 chose an expert"):
         assert_as_good_as_bf16(run, plain(name), truth(name))
 

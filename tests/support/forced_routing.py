@@ -11,7 +11,8 @@ implementation with bf16 activations, on the same tokens. That itself is held to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,17 @@ def assert_as_good_as_bf16(run: Run, plain: Run, truth: Run) -> None:
         assert widest <= TIE * noise, f"layer {layer} chose an expert {widest:.4f} below, where noise is {noise:.4f}"
 
 
+@contextmanager
+def replaced(layer: object, name: str, part: object) -> Iterator[None]:
+    """Meanwhile a layer, which is frozen, has another part."""
+    usual = getattr(layer, name)
+    object.__setattr__(layer, name, part)
+    try:
+        yield
+    finally:
+        object.__setattr__(layer, name, usual)
+
+
 class _WatchedSmall:
     """The small ops of one layer, with what its router says recorded, or replaced."""
 
@@ -138,15 +150,11 @@ def _run(model: AnyModel, prompts: list[list[int]], chunk: int, truth: Run | Non
 
         return watch
 
-    layers: Any = model.layers
-    usual = [layer.small for layer in layers]
-    try:
-        for index, layer in enumerate(layers):
-            layer.small = _WatchedSmall(layer.small, watcher(index))
+    with ExitStack() as stack:
+        for index, layer in enumerate(model.layers):
+            small = getattr(layer, "small")  # noqa: B009 (not all that has layers says that they have it)
+            stack.enter_context(replaced(layer, "small", _WatchedSmall(small, watcher(index))))
         logits = torch.cat(all_logits(model, prompts, chunk, begin))
-    finally:
-        for layer, small in zip(layers, usual, strict=True):
-            layer.small = small
     return Run(logits, found, {layer: torch.cat(margins) for layer, margins in ties.items() if margins})
 
 
