@@ -54,3 +54,14 @@ def assert_close(actual: Tensor, expected: Tensor, *, worst: float, rms: float) 
             f"The worst error is {found.worst:.3e} (allowed {worst:.3e}), the RMS error {found.rms:.3e} "
             f"(allowed {rms:.3e}), relative to the reference's RMS."
         )
+
+
+ROUNDINGS = 12
+"""Answers of one decoder layer that are rounded to the activations' type: norms, projections, rotated heads, attention,
+gate, experts, sums. The model with the most norms has so many."""
+
+
+def model_noise(layers: int, fmt: str = "bf16") -> float:
+    """The RMS error of a model's logits, over their RMS, where every answer is rounded to ``fmt``: errors that know
+    nothing of each other add up as squares."""
+    return math.sqrt(ROUNDINGS * layers) * rms_step(fmt)
