@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "compiling", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},
-    "prove": {"models", "kernels", "compiling", "backends", "hardware", "errors"},
+    "prove": {"models", "kernels", "compiling", "backends", "formats", "hardware", "errors"},
     "doctor": {"hardware", "settings", "errors", "version"},
     "__init__": {"version"},
 }

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kernels.cases_dense import (  # noqa: F401
     GPU,
-    Problem,
     check_bf16,
     check_logits,
     make_problem,
@@ -34,6 +33,7 @@ from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
+from microscale.prove.cases.dense import Problem
 from support.errors import step
 
 pytestmark = pytest.mark.odd_shapes

@@ -28,7 +28,8 @@ from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
 from microscale.models.gemma4.model import in_runs
-from support.errors import assert_close, rms_step
+from microscale.prove.cases.moe import fp8_bound, gate_e4m3
+from support.errors import assert_close
 from support.moe_cases import CASES, GELU, SILU, Case, Problem, check_rounded, e4m3_by_token
 
 pytestmark = pytest.mark.odd_shapes
@@ -57,7 +58,7 @@ def spec_of(case: Case, fmt: str) -> MoeSpec:
 
 def run(problem: Problem, fmt: str) -> Tensor:
     return run_moe(
-        IMPLEMENTATIONS[fmt], problem.packed, spec_of(problem.case, fmt), detect(), problem.x, problem.routing
+        IMPLEMENTATIONS[fmt], problem.packed, spec_of(problem.layer, fmt), detect(), problem.x, problem.routing
     )
 
 
@@ -73,20 +74,11 @@ def test_answers_are_the_reference(case: Case, fmt: str) -> None:
     check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(case.tokens))
 
 
-def h_e4m3(h: Tensor) -> Tensor:
-    """The gate's output in E4M3 under the one scale that the clamp at 7 allows: 7 * 8 * 2**3 is 448."""
-    return (h * 8.0).to(torch.float8_e4m3fn).float() / 8.0
-
-
 def check_fp8(actual: Tensor, problem: Problem) -> None:
-    """Near the layer with the same 8-bit numbers.
-
-    A sum that lies between two E4M3 codes may round to the other: one value may be off by a rounding to E4M3. Sums of
-    E4M3 products keep about 14 bits on Hopper, and drop the rest after every 32 columns.
-    """
-    same = problem.expected_quantised(e4m3_by_token, h_e4m3)
-    dropped = (problem.case.hidden + problem.case.intermediate) / 32 * 2.0**-14
-    assert_close(actual, same, worst=5 * rms_step("e4m3"), rms=3 * rms_step("bf16") + dropped)
+    """Near the layer with the same 8-bit numbers."""
+    bound = fp8_bound(problem.layer)
+    same = problem.expected_quantised(e4m3_by_token, gate_e4m3)
+    assert_close(actual, same, worst=bound.worst, rms=bound.rms)
     check_rounded(actual, problem.expected(), "e4m3", 3)
 
 
@@ -113,7 +105,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
 
 def check_tile(problem: Problem, tile: Tile, fp8: bool, short_list: bool) -> None:
     actual = grouped_wgmma.run(
-        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
+        problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
     )
     if fp8:
         check_fp8(actual, problem)
@@ -139,7 +131,7 @@ def test_8_bit_activations_keep_nan_in_its_token() -> None:
     problem = Problem.of(Case("poison", 200, 4, 2, 320, 288), "mxfp4", DEVICE)
     x = problem.x.clone()
     x[0, 17] = float("nan")
-    y = grouped_wgmma.run(problem.packed, problem.case.gate, x, problem.routing, detect(), fp8=True)
+    y = grouped_wgmma.run(problem.packed, problem.layer.gate, x, problem.routing, detect(), fp8=True)
     assert y[0].isnan().all()
     assert not y[1:].isnan().any()
 
@@ -220,7 +212,7 @@ def test_a_dense_mlp_in_the_experts_launches(hidden: int, intermediate: int, mlp
     )
     gate_up, down, x = encode(full_gate_up, MXFP8), encode(full_down, MXFP8), mlp_x.bfloat16()
     parts = Mlp(pack(DenseWeights(in_runs(gate_up))), pack(DenseWeights(down)))
-    spec = replace(spec_of(problem.case, "mxfp8"), mlp=MlpSpec(mlp, "mxfp8", packed=True, bias=False))
+    spec = replace(spec_of(problem.layer, "mxfp8"), mlp=MlpSpec(mlp, "mxfp8", packed=True, bias=False))
     both = torch.stack((x, problem.x))
     picked = pick(TritonW8A16().mlp_paths, spec, detect())
     assert (picked.path is not None) == bool(with_mlp_slices(detect()))

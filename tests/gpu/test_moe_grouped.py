@@ -38,7 +38,7 @@ def check(problem: Problem, scaled: bool, tile: Tile | None = None) -> torch.Ten
     if scaled and not gpu.has(Feature.MX_MMA) and gpu.sm != present().sm:
         pytest.skip(f"{gpu.name} never starts kernels with block-scaled products")
     y = grouped.run(
-        problem.packed, problem.case.gate, problem.x, problem.routing, detect(), block_scaled=scaled, tile=tile
+        problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), block_scaled=scaled, tile=tile
     )
     if scaled:
         check_rounded(y, problem.expected_quantised(), "bf16", 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,119 +20,67 @@ from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
 from microscale.hardware.tiles.attention import HEAD_DIMS, Heads, Kv, Work, split_kv, wanted_splits
-from microscale.kernels.attention.fused_decode import HeadTransform, kinds
+from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, HeadsKind, PagedKv
-from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
-from microscale.kernels.small.spec import HeadNorms, RopeTable
-from support.errors import assert_close, rms_step, step
+from microscale.prove.cases import fused_attention as fused_cases
+from microscale.prove.cases.attention import LARGE, SHAPES, Batch, Shape, attention_bound, make_batch, make_sinks
+from microscale.prove.cases.fused_attention import (
+    KINDS,
+    PLAIN_HEADS,
+    FusedProblem,
+    FusedShape,
+    fused_bound,
+    make_fused,
+)
+from support.errors import assert_close, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 GPU = hardware.detect() if ON_GPU else hardware.known("gb10")
 
 
+CASES = SHAPES + (LARGE if ON_GPU else [])
+FUSED = fused_cases.SHAPES + (fused_cases.LARGE if ON_GPU else [])
+
+
 def make_case(
     heads: int, kv_heads: int, dim: int, window: int | None, page_size: int, sequences: list[tuple[int, int]], fp8: bool
-) -> tuple[AttentionSpec, torch.Tensor, PagedKv, AttentionBatch]:
-    """``sequences`` are (cached, new) lengths. Pages are handed out in random order."""
-    generator = torch.Generator().manual_seed(sum(c + n for c, n in sequences) + dim)
-    lens = [cached + new for cached, new in sequences]
-    counts = [-(-n // page_size) for n in lens]
-    pages = torch.randperm(sum(counts) + 2, generator=generator).int().tolist()
-    shape = (len(pages), kv_heads, page_size, dim)
-    k, v = (torch.full(shape, math.nan) for _ in range(2))
-    table = torch.full((len(sequences), max(counts)), pages.pop(), dtype=torch.int32)
-    for seq, (cached, new) in enumerate(sequences):
-        for index in range(counts[seq]):
-            table[seq, index] = pages.pop()
-        lowest = 0 if window is None else max(0, cached - window + 1)
-        position = torch.arange(lowest, cached + new)
-        page, slot = table[seq, position // page_size].long(), position % page_size
-        for cache in (k, v):
-            cache[page, :, slot] = torch.randn(len(position), kv_heads, dim, generator=generator)
-    starts = torch.tensor([0, *(n for _, n in sequences)]).cumsum(0).int()
-    q = torch.randn(int(starts[-1]), heads, dim, generator=generator).bfloat16() * 2
-    spec = AttentionSpec(heads, kv_heads, dim, window, True, page_size, Activations.BF16, q.shape[0], max(lens))
-    batch = AttentionBatch(
-        starts.to(DEVICE), torch.tensor(lens).int().to(DEVICE), table.to(DEVICE), max(n for _, n in sequences)
-    )
-    if fp8:
-        scales = [torch.rand(kv_heads, generator=generator) + 0.5 for _ in range(2)]
-        codes = [(c / s[None, :, None, None]).to(torch.float8_e4m3fn) for c, s in zip((k, v), scales, strict=True)]
-        kv = PagedKv(*(c.view(torch.uint8).to(DEVICE) for c in codes), *(s.to(DEVICE) for s in scales))
-    else:
-        kv = PagedKv(k.bfloat16().to(DEVICE), v.bfloat16().to(DEVICE))
-    return spec, q.to(DEVICE), kv, batch
+) -> Batch:
+    return make_batch((heads, kv_heads, dim, window, page_size, sequences), fp8, DEVICE)
 
 
-AttentionCase = tuple[int, int, int, int | None, int, list[tuple[int, int]]]
-CASES: list[AttentionCase] = [
-    # heads, kv_heads, dim, window, page_size, [(cached, new), …]
-    (8, 1, 64, None, 16, [(0, 1)]),
-    (8, 1, 64, None, 16, [(300, 1), (0, 1), (17, 1), (64, 1)]),
-    (16, 2, 64, 128, 32, [(700, 1), (127, 1), (128, 1), (5, 1)]),
-    (4, 4, 64, 1, 16, [(90, 1), (3, 1)]),
-    (6, 2, 64, 7, 16, [(40, 1), (6, 1), (7, 1)]),
-    (8, 1, 64, None, 16, [(0, 37)]),
-    (16, 2, 64, 7, 16, [(0, 50), (33, 20), (100, 1), (0, 1)]),
-    (4, 2, 64, 128, 64, [(0, 200), (150, 30)]),
-    (10, 2, 64, None, 128, [(130, 5), (0, 3), (7, 1)]),
-    (2, 1, 128, 40, 16, [(70, 9), (200, 1)]),
-    (4, 2, 256, None, 16, [(20, 3), (50, 1)]),
-    (8, 1, 512, 30, 16, [(33, 1), (12, 1)]),
-    (16, 1, 64, 20, 16, [(10, 30), (0, 0), (25, 4)]),
-    (8, 1, 64, None, 64, [(2600, 1), (0, 0), (700, 2), (90, 2)]),  # splits of several sequences; two rows of tokens
-    (3, 1, 256, 700, 16, [(800, 1), (90, 2), (0, 1), (0, 0)]),  # the last program adds up nine splits, three rows
-    (8, 1, 64, None, 16, [(1900, 1), (700, 2), (255, 1), (0, 0)]),  # the same: up to seven splits, eight rows
-    (8, 1, 64, 5000, 16, [(600, 1), (0, 40), (520, 2)]),  # a window longer than any sequence; short and long together
-]
-if ON_GPU:
-    CASES += [
-        (64, 8, 64, None, 16, [(8191, 1), (131071, 1), (1, 1)]),
-        (64, 8, 64, 128, 64, [(131071, 1), (4095, 1)]),
-        (64, 8, 64, None, 16, [(0, 2048), (1000, 500), (3000, 1), (77, 1)]),
-        (64, 8, 64, 128, 16, [(0, 2048), (1000, 500), (3000, 1), (77, 1)]),
-        (16, 2, 512, None, 16, [(0, 500), (1000, 100)]),
-        (16, 8, 256, 1024, 32, [(0, 1500), (5000, 1)]),
-        (64, 8, 64, None, 32, [(n, 1) for n in (0, 1, 15, 16, 127, 128, 129, 1000, 4095, 20000, 65535)]),
-        (64, 8, 64, None, 16, [(100 + 7 * n, 1) for n in range(150)] + [(50000, 1), (300, 2)]),
-        (64, 8, 64, None, 16, [(100000, 1), (0, 700), (40000, 2), (5, 3)]),
-        (16, 2, 512, None, 128, [(30000, 1), (9, 1)]),
-        (16, 8, 256, 1024, 16, [(n, 1) for n in (0, 63, 64, 159, 1000, 1023, 5000, 20000)]),
-    ]
+def check_attention(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    bound = attention_bound(expected)
+    assert_close(actual, expected, worst=bound.worst, rms=bound.rms)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
-def test_triton_is_the_reference(case: AttentionCase, fp8: bool, sink: float | None) -> None:
+def test_triton_is_the_reference(case: Shape, fp8: bool, sink: float | None) -> None:
     if not ON_GPU and sink != 0.0 and (fp8 or case in CASES[8:]):
         return  # the interpreter is slow; sinks meet neither fp8 nor the size of heads in the code
     spec, q, kv, batch = make_case(*case, fp8)
     implementation = PagedAttention()
     assert implementation.supports(spec, GPU) is None
-    noise = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    sinks = None if sink is None else (sink + noise).bfloat16()
+    sinks = make_sinks(spec.num_heads, sink, DEVICE)
     want = attention(q, kv, batch, spec, sinks)
     out = run_attention(implementation, spec, GPU, q, kv, batch, sinks)
     assert out.dtype == torch.bfloat16
     if sink == 30.0:
         # The sink takes nearly all weight: outputs are tiny, and so is their scale.
         assert float(want.abs().max()) < 1e-3
-    # Two roundings to bf16, of weights and outputs, and room for the sums. `worst` is relative to the largest output.
-    spread = float(want.abs().max() / want.square().mean().sqrt())
-    assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+    check_attention(out, want)
 
 
 def against_reference(spec: AttentionSpec, q: torch.Tensor, kv: PagedKv, batch: AttentionBatch) -> torch.Tensor:
     want = attention(q, kv, batch, spec, None)
     out = run_attention(PagedAttention(), spec, GPU, q, kv, batch, None)
-    spread = float(want.abs().max() / want.square().mean().sqrt())
-    assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+    check_attention(out, want)
     return out
 
 
@@ -214,87 +162,13 @@ def test_a_graph_reads_lengths_and_tables_on_the_device(
         batch.context_lens.copy_(torch.tensor(lens))
         graph.replay()
         want = attention(q, kv, batch, spec, None)
-        spread = float(want.abs().max() / want.square().mean().sqrt())
-        assert_close(out, want, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
-
-
-FusedShape = tuple[int, int, int, int | None, int, list[int]]
-PLAIN_HEADS = (False, False, False)
-FUSED: list[FusedShape] = [
-    # heads, kv_heads, dim, window, page_size, context lengths, the new token included
-    (8, 1, 64, None, 16, [1]),
-    (16, 2, 64, 128, 16, [1, 2, 31, 127, 128, 129, 130, 300]),
-    (28, 2, 64, None, 32, [2049, 1, 257]),  # 14 heads in a group; splits that the last program adds up
-    (8, 1, 64, None, 64, [2600, 3, 513]),  # and splits that have a launch for it
-    (4, 2, 128, 1, 16, [1, 40]),
-    (4, 2, 256, 40, 16, [1, 32, 33, 34, 41, 65, 100]),
-    (16, 2, 512, None, 16, [1, 2, 33, 65, 129]),
-]
-if ON_GPU:
-    LENGTHS = [1, 2, 31, 32, 33, 64, 65, 127, 128, 129, 1000, 1024, 1025, 2047, 2048, 2049, 4100]
-    FUSED += [
-        (64, 8, 64, None, 16, [n]) for n in LENGTHS
-    ] + [
-        (64, 8, 64, None, 16, LENGTHS),
-        (64, 8, 64, 128, 16, LENGTHS),
-        (64, 8, 64, None, 16, [131071, 1, 9000]),
-        (32, 8, 128, None, 16, LENGTHS),
-        (32, 4, 128, None, 16, LENGTHS),
-        (16, 8, 256, 1024, 16, LENGTHS),
-        (16, 8, 256, 1024, 16, [1000]),
-        (16, 8, 256, 1024, 16, [20000]),
-        (16, 8, 256, 1024, 16, [160 + 3 * n for n in range(100)]),
-        (16, 2, 512, None, 16, LENGTHS),
-        (16, 2, 512, None, 16, [160]),
-        (16, 2, 512, None, 16, [30000, 1]),
-    ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FusedCase:
-    """One step of decoding from the projection's heads on. The newest slot holds NaN, as all that nobody wrote."""
-
-    spec: AttentionSpec
-    qkv: torch.Tensor
-    transform: HeadTransform
-    kv: PagedKv
-    batch: AttentionBatch
-    positions: torch.Tensor
-    slots: torch.Tensor
-    sinks: torch.Tensor | None
-
-    def copy_of_kv(self) -> PagedKv:
-        return replace(self.kv, k=self.kv.k.clone(), v=self.kv.v.clone())
+        check_attention(out, want)
 
 
 def make_fused_case(
     case: FusedShape, fp8: bool, kind: HeadsKind, sink: float | None = None, empty: int | None = None
-) -> FusedCase:
-    """``empty`` is a sequence without a new token."""
-    norm, norm_v, shared = kind
-    heads, kv_heads, dim, window, page_size, lens = case
-    new = [int(seq != empty) for seq in range(len(lens))]
-    sequences = [(n - 1, count) for n, count in zip(lens, new, strict=True)]
-    spec, _, kv, batch = make_case(heads, kv_heads, dim, window, page_size, sequences, fp8)
-    generator = torch.Generator().manual_seed(len(lens))
-    here = [seq for seq, count in enumerate(new) if count]
-    positions = batch.context_lens[here].long() - 1
-    slots = batch.page_table[here].long().gather(1, positions[:, None] // page_size)[:, 0] * page_size
-    slots += positions % page_size
-    for cache in (kv.k, kv.v):
-        cache[slots // page_size, :, slots % page_size] = 0x7F if fp8 else math.nan
-    qkv = torch.randn(len(here), heads + (1 if shared else 2) * kv_heads, dim, generator=generator) * 2
-    frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))
-    frequencies[dim // 4 :] *= not shared  # Gemma 4's full layers: a part of each head turns
-    norms = None
-    if norm:
-        q_weight, k_weight = (1 + 0.2 * torch.randn(2, dim, generator=generator)).bfloat16().to(DEVICE)
-        norms = HeadNorms(q_weight, k_weight, 1e-6, values=norm_v)
-        spec = replace(spec, scale=0.25)
-    transform = HeadTransform(RopeTable(frequencies.to(DEVICE), 1.0 if norm else 1.3466), norms, shared)
-    noise = torch.randn(heads, generator=generator)
-    sinks = None if sink is None else (sink + noise).bfloat16().to(DEVICE)
-    return FusedCase(spec, qkv.bfloat16().to(DEVICE), transform, kv, batch, positions, slots, sinks)
+) -> FusedProblem:
+    return make_fused(case, fp8, kind, DEVICE, sink, empty)
 
 
 def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
@@ -303,7 +177,12 @@ def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
     return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim), split)
 
 
-def check_fused(problem: FusedCase) -> None:
+def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    bound = fused_bound(expected)
+    assert_close(actual, expected, worst=bound.worst, rms=bound.rms)
+
+
+def check_fused(problem: FusedProblem) -> None:
     """Against the two references, and what is in the cache against the two launches' answer."""
     spec, transform, batch = problem.spec, problem.transform, problem.batch
     ours, exact, apart = problem.copy_of_kv(), problem.copy_of_kv(), problem.copy_of_kv()
@@ -325,18 +204,12 @@ def check_fused(problem: FusedCase) -> None:
         if newest.numel():
             assert int(newest.max()) <= 1, f"{name}: not what rope_and_write_kv writes, by {int(newest.max())} steps"
             assert float((newest > 0).float().mean()) < 0.01, f"{name}: {(newest > 0).float().mean()} differ"
-    # As in the test of attention, and room for queries and keys of which one in some hundreds is rounded otherwise.
-    spread = float(want.abs().max() / want.square().mean().sqrt())
-    assert_close(out, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+    check_fused_out(out, want)
 
 
 @pytest.mark.parametrize("case", FUSED, ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize(
-    "kind",
-    [PLAIN_HEADS, (True, True, False), (True, True, True), (True, False, False)],
-    ids=["plain", "normed", "shared", "values_left_alone"],
-)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=[name.replace(" ", "_") for name in KINDS])
 def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: HeadsKind) -> None:
     if kind not in kinds(case[2]):
         pytest.skip("no kernel: no model has such heads")
@@ -408,8 +281,7 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
         slots = batch.page_table.long().gather(1, positions[:, None] // 16)[:, 0] * 16 + positions % 16
         q = rope_and_write_kv(problem.qkv, spec.num_heads, positions, transform.rope, exact, slots, transform.norms)
         want = attention(q, exact, batch, spec, None)
-        spread = float(want.abs().max() / want.square().mean().sqrt())
-        assert_close(out, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+        check_fused_out(out, want)
 
 
 def test_splits_fill_the_machine() -> None:

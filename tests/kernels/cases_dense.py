@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
+from microscale.formats import MXFP8, decode, encode
 from microscale.hardware import Gpu, detect, known
 from microscale.hardware.tiles.gemm import Tile
 from microscale.hardware.tiles.thresholds import Name, threshold
@@ -17,6 +16,9 @@ from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.packed import PackedDense, pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import DenseWeights, Logits
+from microscale.prove.cases import dense as cases
+from microscale.prove.cases.case import hold
+from microscale.prove.cases.dense import Problem
 from support.errors import assert_close, step
 
 ON_GPU = torch.cuda.is_available()
@@ -24,69 +26,27 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 GPU: Gpu = detect() if ON_GPU else known("a100")  # without programmatic launches, which the interpreter does not know
 
 
-@dataclass(frozen=True)
-class Problem:
-    weights: DenseWeights
-    x: Tensor
-    residual: Tensor
-
-    @property
-    def expected(self) -> Tensor:
-        return dense(self.x, self.weights, self.residual)
-
-
 def make_weights(fmt: str, rows: int, columns: int, bias: bool = True) -> DenseWeights:
-    generator = torch.Generator().manual_seed(rows + columns)
-    plain = (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(DEVICE)
-    b = torch.randn(rows, generator=generator).bfloat16().to(DEVICE) if bias else None
-    if fmt == "bf16":
-        return DenseWeights(plain.bfloat16(), b)
-    return DenseWeights(encode_channels(plain) if fmt == "fp8" else encode(plain, block_format(fmt)), b)
+    return cases.make_weights(fmt, rows, columns, DEVICE, bias)
 
 
 def make_problem(fmt: str, tokens: int, rows: int, columns: int, bias: bool = True) -> Problem:
-    """Tokens and residual stand inside wider buffers whose margins are NaN: reading past a row shows in the result."""
-    generator = torch.Generator().manual_seed(tokens)
-
-    def margin(width: int) -> Tensor:
-        wide = torch.full((tokens + 2, width + 64), math.nan, dtype=torch.bfloat16)
-        wide[1:-1, :width] = torch.randn(tokens, width, generator=generator)
-        return wide.to(DEVICE)[1:-1, :width]
-
-    return Problem(make_weights(fmt, rows, columns, bias), margin(columns), margin(rows))
+    return cases.make_problem(fmt, tokens, rows, columns, DEVICE, bias)
 
 
 def check_bf16(actual: Tensor, expected: Tensor, roundings: int = 1) -> None:
-    """One rounding to bf16: at most ``step`` of the largest element, and as the RMS of a uniform error of that size no
-    more than its root of a third, however few elements there are. Sums in another order are off by far less.
-    Several are independent: their worst errors add up, their RMS errors as squares do."""
-    peak = float(expected.abs().max() / expected.square().mean().sqrt()) if expected.numel() else 1.0
+    bound = cases.bf16_bound(expected, roundings)
     assert actual.dtype == torch.bfloat16
-    assert_close(
-        actual,
-        expected,
-        worst=1.001 * roundings * step("bf16") * peak,
-        rms=step("bf16") * math.sqrt(roundings / 3),
-    )
+    assert_close(actual, expected, worst=bound.worst, rms=bound.rms)
 
 
 def roundings_of(fmt: str, tokens: int) -> int:
-    """Of one call with a residual. cuBLAS rounds the product before the residual is added; FP8's weights, with the
-    scales of their channels, are rounded too."""
-    if fmt == "bf16" or not unpack.pays(tokens, GPU):
-        return 1
-    return 3 if fmt == "fp8" else 2
+    return cases.roundings_of(fmt, tokens, GPU)
 
 
 def check_logits(actual: Logits, expected: Tensor, columns: int) -> None:
-    """Values to float32's sums: each of K additions may lose a step of the sum (matrix units cut off), and losses add
-    up as a random walk does; its worst of many is five times its RMS. The blocks follow from the values."""
-    rms = 2 * step("float32") * math.sqrt(columns)
-    assert_close(actual.values, expected, worst=5 * rms, rms=rms)
-    want = summarise(actual.values, actual.block_rows)
-    assert torch.equal(actual.block_max, want.block_max)
-    assert torch.equal(actual.block_argmax, want.block_argmax)
-    assert_close(actual.block_sum, want.block_sum, worst=1e-5, rms=2e-6)
+    """The values, and the blocks, which follow from the values."""
+    hold(cases.hold_logits(actual, expected, cases.logits_bound(columns)))
 
 
 TILE = Tile(16, 64, 64, 4, 2)

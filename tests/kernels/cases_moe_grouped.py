@@ -30,7 +30,7 @@ SOME = [case for case in CASES if case.tokens == 37 or case.hidden in (160, 352)
 def run(problem: Problem, block_scaled: bool, block_m: int = 16, block_n: int = 128, gpu: Gpu = AMPERE) -> torch.Tensor:
     tile = Tile(block_m, block_n, 128 if block_scaled else 64, 4, 2)
     return grouped.run(
-        problem.packed, problem.case.gate, problem.x, problem.routing, gpu, block_scaled=block_scaled, tile=tile
+        problem.packed, problem.layer.gate, problem.x, problem.routing, gpu, block_scaled=block_scaled, tile=tile
     )
 
 

@@ -8,33 +8,20 @@ import torch
 from microscale.errors import Unsupported
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import RouterKind, reference_dispatch, reference_route
+from microscale.prove.cases import routing as cases
+from microscale.prove.cases.case import hold
+from microscale.prove.cases.routing import SIZES, WEIGHT_STEPS
 from support.errors import step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-# tokens, experts, top_k. One program routes up to 64 tokens (64 experts), 32 (128 experts) or 8 (512 experts).
-SIZES = [
-    (1, 4, 1),
-    (1, 128, 4),
-    (3, 5, 5),
-    (7, 33, 4),
-    (16, 512, 16),
-    (17, 512, 16),
-    (64, 128, 8),
-    (65, 128, 4),
-    (200, 24, 3),
-]
-
 
 def make_logits(tokens: int, num_experts: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(tokens * 1000 + num_experts)
-    return torch.randn(tokens, num_experts, generator=generator).to(dtype).to(DEVICE)
+    return cases.make_logits(tokens, num_experts, DEVICE, dtype)
 
 
 def assert_same_dispatch(actual: routing.Dispatch, expected: routing.Dispatch) -> None:
-    for name in ("offsets", "order", "tiles"):
-        found, want = getattr(actual, name).cpu(), getattr(expected, name).cpu()
-        assert torch.equal(found, want), f"{name}: {found.tolist()} instead of {want.tolist()}"
+    hold(cases.hold_dispatch(actual, expected))
 
 
 @pytest.mark.parametrize("kind", list(RouterKind))
@@ -44,8 +31,7 @@ def test_route_is_the_twin(tokens: int, num_experts: int, top_k: int, kind: Rout
     scale = torch.rand(num_experts, device=DEVICE) + 0.5 if kind is RouterKind.SOFTMAX_TOPK else None
     actual, want = routing.route(logits, top_k, scale), reference_route(logits, top_k, kind, scale)
     assert torch.equal(actual.expert_ids, want.expert_ids)
-    # exp, sum and division in float32: a few roundings each.
-    torch.testing.assert_close(actual.weights, want.weights, rtol=32 * step("float32"), atol=0)
+    torch.testing.assert_close(actual.weights, want.weights, rtol=WEIGHT_STEPS * step("float32"), atol=0)
 
 
 @pytest.mark.parametrize("block", [8, 32])

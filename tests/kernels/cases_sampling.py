@@ -8,7 +8,7 @@ top-p of the total too: ``assert_drawn`` admits exactly these and nothing else.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,43 +22,22 @@ from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling import reference
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.spec import (
-    PROMPT_BIT,
-    Bias,
     History,
     Sampled,
     SamplingBatch,
     Status,
 )
-from support.errors import step
+from microscale.prove.cases import sampling as cases
+from microscale.prove.cases.case import hold
+from microscale.prove.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 GPU = hardware.detect() if ON_GPU else hardware.known("h200")
 INF = math.inf
-# exp2 takes (x - max) * log2(e) / T, rounded twice, in size at most 36 where the weight is not 0: its relative error is
-# up to 2 * 36 * ln 2 steps of float32, and 2 more are its own.
-TOLERANCE = 52 * step("float32")
-# A sum of exponentials of 1 to 64 blocks, a logarithm and two subtractions of numbers up to 32.
-LOGPROB_TOLERANCE = 64 * step("float32")
-
-DEFAULTS = {
-    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0,
-}  # fmt: skip
-
-
-def make_batch(rows: int, *, seed: int = 1, **given: Any) -> SamplingBatch:
-    """A batch from numbers (for every row) or lists (one a row); the flags follow from them."""
-    tensors = {}
-    for name, default in DEFAULTS.items():
-        dtype = torch.int32 if name == "top_k" else torch.float32
-        tensors[name] = torch.as_tensor(given.pop(name, default), dtype=dtype).expand(rows).contiguous().to(DEVICE)
-    draws = tensors["temperature"] > 0
-    filters = draws & ((tensors["top_k"] > 0) | (tensors["top_p"] < 1))
-    seeds = (torch.arange(rows) * 7919 + seed).to(DEVICE)
-    positions = (torch.arange(rows) * (2**32 + 3)).to(DEVICE)
-    flags = {"draws": bool(draws.any()), "filters": bool(filters.any())}
-    numbers: dict[str, Any] = {**tensors, **flags, **given}
-    return SamplingBatch(seed=seeds, position=positions, **numbers)
+CASES = SETUPS + (LARGE if ON_GPU else [])
+make_batch = partial(cases.make_batch, device=DEVICE)
+random_logits = partial(cases.random_logits, device=DEVICE)
 
 
 def run(logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
@@ -66,92 +45,23 @@ def run(logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> S
     return run_sampling(TritonSampling(), GPU, logits, batch, blocks)
 
 
-def random_logits(rows: int, vocab: int, spread: float = 2.0, seed: int = 0) -> Tensor:
-    """Rows of a wider matrix whose other columns hold NaN, which no output may show."""
-    padded = torch.full((rows, vocab + 16), math.nan)
-    padded[:, :vocab] = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
-    return padded.to(DEVICE)[:, :vocab]
-
-
-def assert_drawn(row: int, token: int, adjusted: Tensor, batch: SamplingBatch) -> None:
-    """``token`` is what the reference draws, or what it would draw within the tolerance."""
-    temperature, top_k = float(batch.temperature[row]), int(batch.top_k[row])
-    top_p, min_p = float(batch.top_p[row]), float(batch.min_p[row])
-    u = reference.philox(int(batch.seed[row]), int(batch.position[row])) / 2.0**64
-    for p in {top_p, min(top_p * (1 + TOLERANCE), 1.0), top_p * (1 - TOLERANCE)}:
-        kept = reference.keep(adjusted, temperature, top_k, p, min_p)
-        ends = reference.cdf(adjusted, kept, temperature)
-        begin = float(ends[token - 1]) if token else 0.0
-        if kept[token] and begin - TOLERANCE <= u <= float(ends[token]) + TOLERANCE:
-            return
-    raise AssertionError(f"row {row}: token {token} is not what u = {u} draws")
-
-
 def check(logits: Tensor, batch: SamplingBatch) -> Sampled:
     """Run, and hold every row against the reference. Gives what the kernels gave."""
     logits = logits.to(DEVICE)
-    kept_counts = None if batch.history is None else batch.history.counts.clone()
+    before = cases.counted_apart(batch)
     got = run(logits, batch)
-    counted = batch
-    if batch.history is not None and kept_counts is not None:
-        counted = replace(batch, history=History(batch.history.slots, kept_counts))
-    adjusted = reference.adjust(logits, counted)
-    want = reference.sample(logits, counted)
-    assert got.status.tolist() == want.status.tolist()
+    hold(cases.hold_sampled(got, logits, before, batch))
     assert got.together is not None
     for part, line in zip((got.tokens, got.logprobs, got.status), got.together, strict=True):
         assert part.data_ptr() == line.data_ptr()
         assert part.data_ptr() % 16 == 0
-    for row, status in enumerate(want.status.tolist()):
-        token = int(got.tokens[row])
-        if status != Status.OK:
-            assert token == 0
-        elif float(batch.temperature[row]) == 0:
-            assert token == int(want.tokens[row])
-        else:
-            assert_drawn(row, token, adjusted[row], batch)
-    fine = want.status == Status.OK
-    exact = torch.log_softmax(logits.double(), -1).gather(1, got.tokens.long()[:, None])[:, 0]
-    torch.testing.assert_close(
-        got.logprobs[fine].double(), exact[fine], rtol=LOGPROB_TOLERANCE, atol=32 * LOGPROB_TOLERANCE
-    )
-    if batch.history is not None and kept_counts is not None and torch.equal(got.tokens, want.tokens):
-        assert torch.equal(batch.history.counts, counted.history.counts)  # type: ignore[union-attr]
+    assert not got.tokens[got.status != Status.OK].any()
     return got
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    rows: int
-    vocab: int
-    params: dict[str, Any] = field(default_factory=dict)
-    spread: float = 2.0
-
-
-CASES = [
-    Case("greedy", 3, 1000),
-    Case("one token in the vocabulary", 2, 1, {"temperature": 1.0, "top_k": 1, "top_p": 0.5}),
-    Case("no rows", 0, 100, {"temperature": 1.0}),
-    Case("a block and one", 2, 4097, {"temperature": 1.5}),
-    Case("gpt-oss, greedy", 1, 201088),
-    Case("gpt-oss, top-k and top-p", 1, 201088, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
-    Case("top-p over a flat row", 1, 201088 if ON_GPU else 30000, {"temperature": 1.0, "top_p": 0.95}, spread=0.5),
-    Case("temperature", 4, 5000, {"temperature": [0.3, 1.0, 5.0, 100.0]}),
-    Case("the least temperature", 2, 5000, {"temperature": [1e-38, 1e-5]}),
-    Case("top-k", 5, 5000, {"temperature": 1.0, "top_k": [1, 2, 40, 3000, 4999]}),
-    Case("top-k off", 4, 5000, {"temperature": 1.0, "top_k": [0, -1, 5000, 9999]}),
-    Case("top-k beyond what has weight", 2, 5000, {"temperature": 0.05, "top_k": [40, 4000], "top_p": [1.0, 0.9]}),
-    Case("top-p", 5, 5000, {"temperature": 1.0, "top_p": [1e-9, 0.1, 0.5, 0.9, 0.9999]}),
-    Case("min-p", 3, 5000, {"temperature": 1.0, "min_p": [1e-4, 0.1, 1.0]}),
-    Case("all three", 3, 5000, {"temperature": 1.2, "top_k": [7, 100, 1000], "top_p": [0.9, 0.5, 0.99], "min_p": 0.02}),
-    Case("greedy beside drawn", 4, 5000, {"temperature": [0, 1, 0, 1], "top_k": [0, 5, 7, 0], "top_p": [0.1, 1, 1, 1]}),
-]
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_cases(case: Case) -> None:
-    check(random_logits(case.rows, case.vocab, case.spread), make_batch(case.rows, **case.params))
+def test_cases(case: Setup) -> None:
+    check(random_logits(case.rows, case.vocab, spread=case.spread), make_batch(case.rows, **case.params))
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
@@ -198,33 +108,16 @@ def test_broken_rows_end_alone() -> None:
     assert run(x, make_batch(7)).status.tolist() == [0, 1, 1, 1, 0, 0, 0]
 
 
-def mask_of(allowed: list[list[int]], vocab: int) -> Tensor:
-    words = torch.zeros(len(allowed), -(-vocab // 32), dtype=torch.int64)
-    for row, tokens in enumerate(allowed):
-        for token in tokens:
-            words[row, token // 32] |= 1 << token % 32
-    return words.to(torch.int32).to(DEVICE)  # bit 31 wraps to the sign
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_masks(temperature: float) -> None:
     """One token, none, two of which one is the last of the vocabulary, all."""
     vocab = 4111
     allowed = [[4095], [], [31, vocab - 1], list(range(vocab))]
-    batch = make_batch(4, temperature=temperature, top_k=[0, 3, 5, 2], allowed=mask_of(allowed, vocab))
+    batch = make_batch(4, temperature=temperature, top_k=[0, 3, 5, 2], allowed=mask_of(allowed, vocab, DEVICE))
     got = check(random_logits(4, vocab), batch)
     assert got.status.tolist() == [0, Status.NOTHING_ALLOWED, 0, 0]
     assert int(got.tokens[0]) == 4095
     assert int(got.tokens[2]) in (31, vocab - 1)
-
-
-def bias_of(pairs: list[dict[int, float]], capacity: int) -> Bias:
-    tokens = torch.full((len(pairs), capacity), -1, dtype=torch.int32)
-    values = torch.zeros(len(pairs), capacity)
-    for row, items in enumerate(pairs):
-        for place, (token, value) in enumerate(items.items()):
-            tokens[row, place], values[row, place] = token, value
-    return Bias(tokens.to(DEVICE), values.to(DEVICE))
 
 
 def test_bias() -> None:
@@ -232,7 +125,7 @@ def test_bias() -> None:
     x = random_logits(5, 6000)
     best = int(x[1].argmax())
     everything = dict.fromkeys(range(300), 0.5)
-    bias = bias_of([{5999: 100.0}, {best: -100.0}, {}, dict.fromkeys(range(300, 301), -INF), everything], 300)
+    bias = bias_of([{5999: 100.0}, {best: -100.0}, {}, dict.fromkeys(range(300, 301), -INF), everything], 300, DEVICE)
     got = check(x, make_batch(5, temperature=[1.0, 0.0, 0.0, 1.0, 1.0], bias=bias))
     assert int(got.tokens[0]) == 5999
     assert int(got.tokens[1]) != best
@@ -240,29 +133,13 @@ def test_bias() -> None:
 
 def test_penalties() -> None:
     """Repeats in the output, tokens of the prompt alone, of both, and a row without penalties beside them."""
-    vocab = 5003
-    x = random_logits(5, vocab)
-    counts = torch.zeros(8, vocab, dtype=torch.int32)
-    for slot in range(8):
-        top = x[slot % 5].cpu().topk(6).indices
-        counts[slot, top[:2]] = 3
-        counts[slot, top[2]] = PROMPT_BIT
-        counts[slot, top[3]] = PROMPT_BIT + 1
-    history = History(torch.tensor([5, 1, 2, 3, 4], dtype=torch.int32).to(DEVICE), counts.to(DEVICE))
-    batch = make_batch(
-        5,
-        temperature=[0.0, 0.0, 1.0, 1.0, 0.0],
-        top_p=[1.0, 1.0, 0.9, 1.0, 1.0],
-        repetition=[1.3, 1.0, 0.5, 2.0, 1.0],
-        presence=[0.0, 1.5, -2.0, 0.5, 0.0],
-        frequency=[0.0, 0.7, 0.1, -2.0, 0.0],
-        history=history,
-        bias=bias_of([{int(x[0].argmax()): -3.0}, {}, {}, {7: 2.0}, {}], 16),
-        allowed=mask_of([list(range(0, vocab, 2))] * 2 + [list(range(vocab))] * 3, vocab),
-    )
+    x = random_logits(5, 5003)
+    batch = cases.penalised(x, DEVICE)
+    assert batch.history is not None
+    counts = batch.history.counts
     before = counts.sum(dim=1)
     check(x, batch)
-    assert (history.counts.cpu().sum(dim=1) - before).tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
+    assert (counts.sum(dim=1) - before).tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
 
 
 def test_top_logprobs() -> None:
@@ -298,11 +175,7 @@ def test_greedy_from_the_lm_heads_blocks_reads_no_logits_but_one() -> None:
     x[2, 4000] = math.nan
     x[3, [70, 4999]] = 50.0
     want = run(x, make_batch(4))
-    rows = 24
-    padded = torch.nn.functional.pad(x, (0, -5000 % rows), value=-INF).view(4, -1, rows)
-    top = padded.amax(-1)
-    argmax = padded.nan_to_num(INF).argmax(-1) + torch.arange(top.shape[1], device=DEVICE) * rows
-    blocks = Logits(x, top, argmax.int(), (padded - top[..., None]).exp().sum(-1), rows)
+    blocks = cases.blocks_of(x, 24)
     poisoned = torch.full_like(x, math.nan)
     poisoned.scatter_(1, want.tokens.long()[:, None], x.gather(1, want.tokens.long()[:, None]))
     got = run(poisoned, make_batch(4), blocks)

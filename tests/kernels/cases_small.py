@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
-from support.errors import assert_close, rms_step, step
+from microscale.prove.cases import small as cases
+from microscale.prove.cases.small import HEADS
+from support.errors import Errors, assert_close, step
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -31,15 +34,15 @@ def routed(x: torch.Tensor, router: Router, top_k: int) -> Small:
     return bind_small(TritonSmall(), sizes, GPU)
 
 
-def normal(*shape: int, seed: int = 0, size: float = 1.0) -> torch.Tensor:
-    """bf16 numbers on the device."""
-    return (size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16().to(DEVICE)
+normal = partial(cases.normal, device=DEVICE)
+
+
+def within(actual: torch.Tensor, expected: torch.Tensor, bound: Errors) -> None:
+    assert_close(actual, expected, worst=bound.worst, rms=bound.rms)
 
 
 def bf16_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Both compute in float32 from the same bf16 and round once. ``worst`` counts the largest element with its size."""
-    spread = float(expected.abs().max() / expected.float().square().mean().sqrt())
-    assert_close(actual, expected, worst=2 * step("bf16") * spread, rms=2 * rms_step("bf16"))
+    within(actual, expected, cases.bf16_bound(expected))
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -97,9 +100,7 @@ def test_add_rms_norm_mxfp8(width: int) -> None:
     same = (got.values == want.values)[clean]
     assert float(same.float().mean()) > 0.98
     numbers, exact = decode(got)[clean], reference.add_rms_norm(x, residual, weight, 1e-5)[0][clean]
-    # One rounding to E4M3; what lies between 448 and 512 times the block's scale saturates, by up to two steps.
-    spread = float(exact.abs().max() / exact.float().square().mean().sqrt())
-    assert_close(numbers, exact, worst=2 * step("e4m3") * spread, rms=2 * rms_step("e4m3"))
+    within(numbers, exact, cases.e4m3_bound(exact))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,7 @@ def test_norm_add_norm(tokens: int, width: int, readers: int, join: bool) -> Non
     assert got.shape == want.shape == (readers, tokens, width)
     if tokens:
         bf16_close(got_sum, want_sum)
-        # The norm of a sum that was itself rounded, perhaps otherwise.
-        spread = float(want.abs().max() / want.float().square().mean().sqrt())
-        assert_close(got, want, worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+        within(got, want, cases.norm_of_sum_bound(want))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +135,7 @@ def test_norm_add_norm_route(tokens: int, width: int, experts: int, fused: bool)
     want, want_total = SMALL.norm_add_norm(x, None, residual, sandwich)
     if ON_GPU and fused:
         bf16_close(total, want_total)
-        spread = float(want.abs().max() / want.float().square().mean().sqrt())
-        assert_close(normed, want[:2], worst=4 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+        within(normed, want[:2], cases.norm_of_sum_bound(want))
     else:
         assert torch.equal(total, want_total)
         assert torch.equal(normed, want[:2])
@@ -252,18 +250,6 @@ def test_rope_and_write_kv(tokens: int, heads: int, kv_heads: int, head_dim: int
     assert torch.equal(ours.k[untouched], theirs.k[untouched])
 
 
-HEADS = [
-    # tokens, heads, kv_heads, head_dim, what is normed, shared, fp8, turning part
-    (2, 16, 2, 512, "qkv", True, False, 0.25),
-    (3, 16, 8, 256, "qkv", False, True, 1.0),
-    (1, 9, 3, 64, "", False, True, 1.0),
-    (2, 4, 1, 64, "qkv", True, True, 0.5),
-    (2, 32, 4, 128, "qk", False, False, 1.0),
-    (3, 9, 3, 64, "qk", False, True, 1.0),
-    (2, 4, 1, 64, "qk", True, False, 1.0),
-]
-
-
 @pytest.mark.parametrize("case", HEADS, ids=str)
 def test_heads_normed_shared_and_in_fp8(case: tuple[int, int, int, int, str, bool, bool, float]) -> None:
     tokens, heads, kv_heads, dim, norm, shared, fp8, part = case
@@ -274,14 +260,7 @@ def test_heads_normed_shared_and_in_fp8(case: tuple[int, int, int, int, str, boo
     weights = (1 + normal(dim, seed=1, size=0.2), 1 + normal(dim, seed=2, size=0.2))
     norms = HeadNorms(*weights, 1e-6, values=norm == "qkv") if norm else None
     positions, slots = torch.arange(tokens).to(DEVICE) + 70, torch.arange(tokens).to(DEVICE) * 9 + 4
-    shape = (2, kv_heads, 32, dim)
-    caches = []
-    for _ in range(2):
-        if fp8:  # the last head saturates
-            scales = [torch.linspace(0.02, 0.001, kv_heads).to(DEVICE), torch.tensor([0.05] * kv_heads).to(DEVICE)]
-            caches.append(PagedKv(*(torch.full(shape, 0x7F, dtype=torch.uint8, device=DEVICE) for _ in "kv"), *scales))
-        else:
-            caches.append(PagedKv(*(torch.full(shape, -7.0, device=DEVICE).bfloat16() for _ in "kv")))
+    caches = [cases.empty_cache(2, kv_heads, 32, dim, fp8, DEVICE) for _ in range(2)]
     q = SMALL.rope_and_write_kv(qkv, heads, positions, table, caches[0], slots, norms)
     bf16_close(q, reference.rope_and_write_kv(qkv, heads, positions, table, caches[1], slots, norms))
     kept = caches[1].v[slots // 32, :, slots % 32]

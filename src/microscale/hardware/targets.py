@@ -17,6 +17,9 @@ from microscale.hardware.families import FAMILY_OF_SM
 
 PROVED_SMS: tuple[int, ...] = tuple(FAMILY_OF_SM)
 WARP_SIZE = 32
+SAME_PTX = {120: 121}
+"""An SM → the one whose PTX for a kernel is the same but for the header, and that is executed for both. A test compiles
+kernels of every op for both and compares."""
 
 # Columns of tensor memory that one block may allocate where tcgen05 exists; Triton refuses more only at launch.
 TENSOR_MEMORY_COLUMNS = 512
@@ -41,6 +44,16 @@ class Target:
     @property
     def label(self) -> str:
         return f"SM {self.sm // 10}.{self.sm % 10}"
+
+
+def ptx_sm(sm: int) -> int:
+    """The SM under whose name this one's PTX is executed."""
+    return SAME_PTX.get(sm, sm)
+
+
+def has_own_ptx(sm: int) -> bool:
+    """Whether its PTX is executed under its own name."""
+    return sm not in SAME_PTX
 
 
 def target(sm: int) -> Target:

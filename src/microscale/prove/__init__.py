@@ -1,13 +1,15 @@
-"""Proof for hardware that is not here: every kernel that may be launched is compiled for every architecture.
+"""Proof for hardware that is not here: every kernel that may be launched is compiled for every architecture, and
+executed as it is there.
 
 ``inventory`` lists what the models start, ``run`` gathers it, ``compiler`` compiles one kernel in a process that
-``pool`` forks, ``cache`` keeps what it found, ``gate`` judges, ``report`` shows. The limits and instructions of the
-cards are in ``hardware``, not here.
+``pool`` forks, ``cache`` keeps what it found, ``gate`` judges, ``report`` shows. ``cases`` holds the case tables of all
+ops, ``selection`` says which a card has, ``execute`` runs them, ``executed_report`` shows what came out. The
+limits and instructions of the cards are in ``hardware``, not here.
 """
 
-from microscale.prove.command import run_prove
+from microscale.prove.command import run_cases, run_prove
 from microscale.prove.gate import Row
 from microscale.prove.inventory import recorded
 from microscale.prove.run import prove
 
-__all__ = ["Row", "prove", "recorded", "run_prove"]
+__all__ = ["Row", "prove", "recorded", "run_cases", "run_prove"]

@@ -19,19 +19,21 @@ from microscale.prove.interpret.run import Kernel as Interpreted
 
 Edit = Callable[[Kernel, str], str]
 """Changes a kernel's PTX before it runs: how tests seed faults."""
+Compile = Callable[[Kernel, int], tuple[str, int]]
+"""A kernel and an SM → its PTX, and the bytes of shared memory that a block takes."""
 
 
 @contextmanager
-def interpreted(sm: int, edit: Edit | None = None) -> Iterator[dict[Kernel, int]]:
+def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None) -> Iterator[dict[Kernel, int]]:
     """Inside, launches on CPU tensors run in the interpreter as they would on ``sm``. Gives the kernels that ran, and
-    how often."""
+    how often. ``to_ptx``: another compiler, or one that remembers."""
     compiled: dict[Kernel, Interpreted] = {}
     ran: dict[Kernel, int] = {}
 
     def take(started: Launch) -> bool:
         kernel = started.kernel()
         if kernel not in compiled:
-            ptx, shared = _ptx(kernel, sm)
+            ptx, shared = (to_ptx or _ptx)(kernel, sm)
             compiled[kernel] = Interpreted(ptx if edit is None else edit(kernel, ptx), shared)
         ran[kernel] = ran.get(kernel, 0) + 1
         _run(compiled[kernel], kernel, started)

@@ -1,0 +1,139 @@
+"""Expert layers to run kernels on: weights, tokens and routing of one layer, and what an answer is held against.
+
+Widths are narrow cousins of real ones with the same tails: 96 and 160 leave half a tile of 64 as 2912 would, 352 ends
+like 704 and 2112 (whole tiles of 64, half a tile of 128), 320 like 2880 (an odd number of tiles of 64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microscale.formats import MXFP8, block_format, decode, encode
+from microscale.kernels.moe.packed import PackedExperts, pack_experts
+from microscale.kernels.moe.reference import apply_gate, moe
+from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+
+SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
+SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)
+GELU = Gate(GateKind.GELU_TANH, interleaved=False)
+SILU = Gate(GateKind.SILU, interleaved=False)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One expert layer and its tokens."""
+
+    name: str
+    tokens: int
+    num_experts: int = 4
+    top_k: int = 2
+    hidden: int = 128
+    intermediate: int = 128
+    gate: Gate = SWIGLU
+    bias: bool = True
+    spread: str = "even"
+    """``even``, ``one`` (all tokens on the same experts) or ``unused`` (some experts get no token)."""
+
+
+LAYERS = [
+    Layer("one token", 1),
+    Layer("two tokens, no bias", 2, bias=False),
+    Layer("two tokens, three experts each", 2, top_k=3),
+    Layer("odd number of tokens", 37, num_experts=5, top_k=3),
+    Layer("all tokens on one expert", 35, top_k=1, spread="one"),
+    Layer("unused experts", 6, num_experts=16, spread="unused"),
+    Layer("hidden 96", 5, hidden=96),
+    Layer("hidden 160, intermediate 96, halves", 5, hidden=160, intermediate=96, gate=SWIGLU_HALVES),
+    Layer("hidden 352, intermediate 160", 2, num_experts=2, hidden=352, intermediate=160, gate=GELU, bias=False),
+    Layer("hidden 320, intermediate 352", 2, num_experts=2, hidden=320, intermediate=352),
+    Layer("gelu with bias", 20, gate=GELU),
+    Layer("silu", 5, hidden=96, gate=SILU, bias=False),
+]
+
+
+def make_weights(layer: Layer, fmt: str, device: str) -> MoeWeights:
+    generator = torch.Generator(device).manual_seed(len(layer.name))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    experts, hidden, units = layer.num_experts, layer.hidden, layer.intermediate
+    return MoeWeights(
+        encode(normal(experts, 2 * units, hidden) * hidden**-0.5, block_format(fmt)),
+        encode(normal(experts, hidden, units) * units**-0.5, block_format(fmt)),
+        (normal(experts, 2 * units) * 0.5).bfloat16() if layer.bias else None,
+        (normal(experts, hidden) * 0.5).bfloat16() if layer.bias else None,
+    )
+
+
+def make_routing(layer: Layer, device: str) -> Routing:
+    generator = torch.Generator().manual_seed(layer.tokens)
+    logits = torch.randn(layer.tokens, layer.num_experts, generator=generator)
+    if layer.spread == "one":
+        logits = logits[:1].expand_as(logits)
+    elif layer.spread == "unused":
+        logits[:, ::3] -= 100
+    values, ids = logits.topk(layer.top_k, dim=-1)
+    return Routing(ids.int().contiguous().to(device), values.softmax(-1).contiguous().to(device))
+
+
+def make_tokens(layer: Layer, device: str) -> Tensor:
+    """bf16 rows inside a wider buffer whose margins are NaN: reading past a row shows in the result."""
+    generator = torch.Generator().manual_seed(layer.tokens + 1)
+    wide = torch.full((layer.tokens + 2, layer.hidden + 64), float("nan"), dtype=torch.bfloat16)
+    wide[1:-1, : layer.hidden] = torch.randn(layer.tokens, layer.hidden, generator=generator)
+    return wide.to(device)[1:-1, : layer.hidden]
+
+
+def mxfp8(x: Tensor) -> Tensor:
+    return decode(encode(x, MXFP8))
+
+
+def e4m3_by_token(x: Tensor) -> Tensor:
+    """E4M3 under one power of two a token, so that the largest number lies between 128 and 256."""
+    x = x.float()
+    scale = torch.exp2(7.0 - x.abs().amax(-1, keepdim=True).clamp(min=2.0**-119).log2().floor())
+    return (x * scale).to(torch.float8_e4m3fn).float() / scale
+
+
+@dataclass(frozen=True)
+class Problem:
+    layer: Layer
+    weights: MoeWeights
+    packed: PackedExperts
+    routing: Routing
+    x: Tensor
+
+    @classmethod
+    def of(cls, layer: Layer, fmt: str, device: str) -> Problem:
+        weights = make_weights(layer, fmt, device)
+        return cls(
+            layer, weights, pack_experts(weights, layer.gate), make_routing(layer, device), make_tokens(layer, device)
+        )
+
+    def expected(self) -> Tensor:
+        """The float32 reference."""
+        return moe(self.x, self.weights, self.routing, self.layer.gate)
+
+    def expected_quantised(
+        self, round_x: Callable[[Tensor], Tensor] = mxfp8, round_h: Callable[[Tensor], Tensor] = mxfp8
+    ) -> Tensor:
+        """Float32, with both GEMMs' inputs rounded to 8 bits as the kernels do."""
+        x = round_x(self.x)
+        y = torch.zeros_like(x)
+        weights, ids = self.weights, self.routing.expert_ids
+        for expert in ids.unique().tolist():
+            token, slot = (ids == expert).nonzero(as_tuple=True)
+            h = x[token] @ decode(weights.gate_up[expert]).T
+            if weights.gate_up_bias is not None:
+                h = h + weights.gate_up_bias[expert].float()
+            h = round_h(apply_gate(h, self.layer.gate))
+            out = h @ decode(weights.down[expert]).T
+            if weights.down_bias is not None:
+                out = out + weights.down_bias[expert].float()
+            y.index_add_(0, token, out * self.routing.weights[token, slot, None])
+        return y

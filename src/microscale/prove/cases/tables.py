@@ -1,0 +1,16 @@
+"""All tables in one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from microscale.prove.cases import attention, dense, fused_attention, moe, routing, sampling, small
+from microscale.prove.cases.case import Case
+
+TABLES = (moe, routing, dense, attention, fused_attention, small, sampling)
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every case of every op; ``Case.refuses`` says which of them a card has."""
+    return tuple(case for table in TABLES for case in table.cases())
