@@ -60,7 +60,7 @@ def problem(tokens: int) -> Problem:
 
 def _grouped(given: Problem, gpu: Gpu, scaled: bool) -> Tensor:
     tile = next(iter(possible(grouped.gemm_path(4, scaled), gpu)))
-    return grouped.run(given.packed, given.case.gate, given.x, given.routing, gpu, block_scaled=scaled, tile=tile)
+    return grouped.run(given.packed, given.layer.gate, given.x, given.routing, gpu, block_scaled=scaled, tile=tile)
 
 
 def grouped_experts(gpu: Gpu) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def beside_a_broken_token(gpu: Gpu) -> tuple[Tensor, Tensor]:
 
 def few_tokens(gpu: Gpu) -> tuple[Tensor, Tensor]:
     given = problem(5)
-    case = given.case
+    case = given.layer
     sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
     spec = MoeSpec(*sizes, "mxfp4", Activations.BF16, case.gate, case.bias, case.tokens)
     return small_batch.run_list(given.packed, spec, gpu, given.x, given.routing), given.expected()

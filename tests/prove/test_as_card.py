@@ -91,14 +91,14 @@ def machine_of(cubin: bytes) -> int:
 def run_block_scaled(problem: Problem) -> None:
     gpu = detect()
     tile = next(iter(possible(grouped.gemm_path(4, True), gpu)))
-    case = problem.case
+    case = problem.layer
     grouped.run(problem.packed, case.gate, problem.x, problem.routing, gpu, block_scaled=True, tile=tile)
 
 
 def test_kernels_are_the_cards_and_their_machine_code_is_for_the_gpu_at_hand(here: FakeDriver) -> None:
     """Triton's and Gluon's, cold and warm; and jit functions hold none of it afterwards."""
     problem = Problem.of(Case("played", 1, hidden=352, intermediate=160), "mxfp4", "cpu")
-    case = problem.case
+    case = problem.layer
     sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
     spec = MoeSpec(*sizes, "mxfp4", Activations.BF16, case.gate, case.bias, 1)
     counted = []

@@ -44,7 +44,7 @@ def run_experts(path: GemmPath, resident: bool, edit: Edit | None = None) -> Ten
     tile = next(tile for tile in candidates(path, GPU) if tile.resident(path) == resident)
     with interpreted(GPU.sm, edit) as ran:
         fp8 = path is GemmPath.W4A8_WGMMA
-        y = grouped_wgmma.run(given.packed, given.case.gate, given.x, given.routing, GPU, tile, fp8=fp8)
+        y = grouped_wgmma.run(given.packed, given.layer.gate, given.x, given.routing, GPU, tile, fp8=fp8)
     assert any("resident" in kernel.name for kernel in ran) == resident
     return y
 

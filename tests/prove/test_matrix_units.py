@@ -161,7 +161,8 @@ def test_random_numbers_follow_the_model(sm: int, unit: MatrixUnit, kind: str) -
     for spread in (1, 40):  # of exponents: near together, where little is cut off, and far apart
         if kind == "e4m3":
             codes = generator.integers(0, 256, (2, 3, 4, k)).astype(np.uint8)
-            codes = np.where(codes & 127 == 127, 0, codes) if spread == 40 else codes & 0b10111111 | 0b00110000
+            plain = np.where(codes & 127 == 127, 0, codes) if spread == 40 else codes & 0b10111111 | 0b00110000
+            codes = plain.astype(np.uint8)
             values = E4M3[codes]
         else:
             numbers = generator.normal(0, 1, (2, 3, 4, k)) * 2.0 ** generator.integers(-spread, 1, (2, 3, 4, k))
