@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from microscale.backends.paths import PATH_LISTS
 from microscale.models.families import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -26,12 +27,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formats": {"errors"},
     "text": {"errors", "settings"},
     "kernels": {"formats", "hardware", "errors"},
+    "compiling": {"kernels.launch", "errors"},
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
     "models": {"backends.ops", "backends.recording_ops", "formats", "errors"},
     "parallel": {"errors", "settings"},
-    "engine": {"models", "backends", "parallel", "hardware", "settings", "errors"},
+    "engine": {"models", "backends", "compiling", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},
-    "prove": {"models", "kernels", "backends", "formats", "hardware", "errors"},
+    "prove": {"models", "kernels", "compiling", "backends", "formats", "hardware", "errors"},
     "doctor": {"hardware", "settings", "errors", "version"},
     "__init__": {"version"},
 }
@@ -479,13 +481,13 @@ def test_other_calls_are_no_launches(code: str) -> None:
 
 # ---- paths: only the oracle chooses ----------------------------------------------------------------------------------
 
-PATH_LISTS = {"paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths"}
 # Who looks at an implementation's paths: the oracle, and those that hand it the list to pick from.
 PICKERS = {"backends/paths.py", "backends/bound.py", "backends/calls.py"}
 PATH_CLASS = re.compile(r"Path\b")
-# What the size of a batch or the kind of a card goes by in code that starts kernels.
+# What the size of a batch, what its requests ask for, or the kind of a card goes by in code that starts kernels.
 BATCH = re.compile(
     r"\b(tokens|pairs|sequences|max_query_len|longest_query|context_lens|page_table|num_experts)\b"
+    r"|\b(batch|asks|draws|filters|adjusts|biases|top_logprobs|temperature|history|allowed)\b"
     r"|\.shape\b|\.numel\(|\bgpu\b|\blen\("
 )
 EMPTY = re.compile(r"^(not )?[\w.]*(tokens|rows|shape\[0\])$|^[\w.]+ == 0$")
@@ -495,15 +497,18 @@ EMPTY = re.compile(r"^(not )?[\w.]*(tokens|rows|shape\[0\])$|^[\w.]+ == 0$")
 def path_choices(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Code of kernels that chooses among ways to run by itself.
 
-    A function that runs (``run…``, a path's ``start``) may ask neither the batch nor the card which kernels to start;
-    none may answer ``None`` for "not here"; and nobody calls the ``supports`` of a path, or another implementation's
-    ``run``, which would pick for it.
+    A function that runs (``run…``, a path's ``start``) may ask neither the batch nor the card what to call; one that
+    starts kernels, itself or by another of its file, may not ask them which; none may answer ``None`` for "not here".
     """
-    starts = started_by_paths(tree)
+    starts, launchers = started_by_paths(tree), launching(tree)
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
         runs = function.name.lstrip("_").startswith("run") or function.name in starts
+        if not runs and function.name in launchers:
+            for node in ast.walk(function):
+                if isinstance(node, ast.If | ast.IfExp) and chooses(node, launchers):
+                    yield node.lineno, f"{function.name} chooses by {ast.unparse(node.test)}"
         if not runs:
             continue
         returns = "" if function.returns is None else ast.unparse(function.returns)
@@ -516,13 +521,31 @@ def path_choices(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{function.name} chooses by {ast.unparse(node.subject)}"
 
 
-def chooses(node: ast.If | ast.IfExp) -> bool:
-    """Whether a branch asks the batch or the card, and calls something in one of its arms."""
+def chooses(node: ast.If | ast.IfExp, called: set[str] | None = None) -> bool:
+    """Whether a branch asks the batch or the card, and calls something (of these names) in one of its arms."""
     test = ast.unparse(node.test)
     if not BATCH.search(test) or EMPTY.match(test):
         return False
     arms = [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body, node.orelse]
-    return any(isinstance(inner, ast.Call) for arm in arms for inner in ast.walk(arm) if not is_raise(arm))
+    calls = [inner for arm in arms if not is_raise(arm) for inner in ast.walk(arm) if isinstance(inner, ast.Call)]
+    # A function that returns before the kernel is started chooses as well.
+    leaves = called is not None and any(isinstance(arm, ast.Return) for arm in arms)
+    return leaves or any(called is None or name_of(call) in called for call in calls)
+
+
+def name_of(call: ast.Call) -> str:
+    """The name that a call goes by, without what stands before the dot."""
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def launching(tree: ast.Module) -> set[str]:
+    """Names of functions that start a kernel: ``launch`` itself, and who calls one of these."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    calls = {f.name: {name_of(c) for c in ast.walk(f) if isinstance(c, ast.Call)} for f in functions}
+    found = {"launch"}
+    while more := {name for name, called in calls.items() if called & found} - found:
+        found |= more
+    return found
 
 
 def is_raise(arm: ast.AST) -> bool:
@@ -573,6 +596,11 @@ def test_only_the_oracle_asks_for_paths(path: Path) -> None:
         "def run_fused(self, q) -> Tensor | None: ...",
         "def _go(x, tokens):\n    if tokens > 16:\n        launch(a)\nGEMM = DensePath('GEMM', LAST, always, _go)",
         "def _go(way, x, tokens):\n    if tokens > 16: launch(a)\nP = AttentionPath('a', 'b', c, partial(_go, way))",
+        # By what requests ask for, and in a function that a path's start calls.
+        "def run(self, batch):\n    weights = job.weigh(x) if batch.draws else None",
+        "def weigh(self):\n    launch(a)\ndef finish(self):\n    if self.batch.draws:\n        self.weigh()",
+        "def add_bias(self):\n    if self.batch is None or self.batch.bias is None:\n        return\n    launch(a)",
+        "def finish(self):\n    top = self.top(x) if self.top_logprobs else None\ndef top(self, x):\n    launch(a)",
     ],
 )
 def test_a_choice_of_path_is_seen(code: str) -> None:
@@ -587,6 +615,8 @@ def test_a_choice_of_path_is_seen(code: str) -> None:
         "def run_short(self, way):\n    if way is Split.MERGE:\n        self._merge()",
         "def run(x):\n    if x.shape[1] % 32:\n        raise Unsupported(f'{name(x)}')",
         "def choose(tokens):\n    return tile(1) if tokens > 8 else tile(2)",
+        "def gate_up(x, tokens):\n    tile = few(x) if tokens > 8 else many(x)\n    launch(jit, tile)",
+        "def top(self):\n    if self.rows:\n        launch(a)",
     ],
 )
 def test_other_branches_choose_no_path(code: str) -> None:

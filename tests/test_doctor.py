@@ -14,6 +14,8 @@ import torch
 
 from microscale import doctor, hardware
 from microscale.doctor import Finding, Status
+from microscale.hardware import triton_faults
+from microscale.hardware.triton_faults import TritonFault, TritonForm
 
 
 def finding(name: str) -> Finding:
@@ -97,3 +99,33 @@ def test_gpus_are_listed_and_an_unknown_one_is_a_note(monkeypatch: pytest.Monkey
         finding("GPU 0").value == "NVIDIA GB10, SM 12.1 (family sm120), 48 SMs, 100.0 of 120.0 GiB unified memory free"
     )
     assert (finding("GPU 0").status, finding("GPU 1").status) == (Status.OK, Status.NOTE)
+
+
+def one_gb10(monkeypatch: pytest.MonkeyPatch, triton: str) -> None:
+    with_driver(monkeypatch, "580.159.03\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(hardware, "detect", lambda index: hardware.known("gb10"))
+    monkeypatch.setattr(hardware, "available_memory", lambda gpu, index: 100 * hardware.GIB)
+    monkeypatch.setattr(doctor, "installed_triton", lambda: triton)
+
+
+def test_a_triton_without_faults_of_ours_is_named_and_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_gb10(monkeypatch, "3.8.0")
+    found = finding("Triton for GPU 0")
+    assert found.status is Status.OK
+    assert found.value == "3.8.0 on SM 12.1: 3 forms known to be wrong, none in our kernels"
+
+
+def test_a_triton_that_compiles_a_path_of_ours_wrong_is_a_note_with_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = "https://github.com/triton-lang/triton/issues/1"
+    fault = TritonFault(TritonForm.SCALED_E4M3, frozenset({"9.9.9"}), frozenset({121}), "all is wrong", address)
+    monkeypatch.setattr(triton_faults, "FAULTS", (fault,))
+    one_gb10(monkeypatch, "9.9.9+git123")
+    found = finding("Triton for GPU 0")
+    assert found.status is Status.NOTE
+    assert address in found.value
+    assert "grouped experts, block-scaled / dense GEMM, block-scaled" in found.value
+    assert doctor.healthy(doctor.examine())

@@ -14,7 +14,7 @@ import pytest
 from rich.markup import render as render_markup
 
 from microscale.backends.decision import Decision
-from microscale.backends.ops import Activations, Kernel, Ops, recording
+from microscale.backends.ops import Activations, Kernel, Launch, Ops, recording
 from microscale.backends.oracle import Preference
 from microscale.backends.precision import PRECISIONS, Precision, make_precision
 from microscale.errors import BadSetting, Unsupported
@@ -107,7 +107,7 @@ def test_consumer_blackwell_is_native_for_large_batches_only_where_precision_all
     assert {balanced[tokens].chosen for tokens in (1, 4, 16, 64)} == {exact}
 
 
-def record_steps(model: str, gpu: Gpu, precision: str) -> dict[Kernel, None]:
+def record_steps(model: str, gpu: Gpu, precision: str) -> dict[Kernel, Launch]:
     """What a model starts for few tokens, more, and many."""
     bound = bind_shapes(PRESETS[model], Ops(gpu, Activations.BF16, Preference(), PRECISIONS[precision]))
     with recording() as found:

@@ -20,6 +20,7 @@ import torch
 
 from microscale import hardware
 from microscale.errors import Unsupported
+from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
@@ -98,6 +99,19 @@ def _driver() -> Finding:
     return Finding("Driver", Status.OK, lines[0])
 
 
+def _triton_faults(gpu: hardware.Gpu, name: str) -> Finding:
+    """Whether the Triton at hand is known to compile something wrong for this card, and in which of our kernels."""
+    version = installed_triton()
+    faults = faults_of(version, gpu.sm)
+    touched = {fault: paths for fault in faults if (paths := users(fault.form))}
+    if not touched:
+        known = f"{len(faults)} forms known to be wrong, none in our kernels" if faults else "no form known to be wrong"
+        return Finding(f"Triton for {name}", Status.OK, f"{version} on SM {gpu.capability}: {known}")
+    said = "; ".join(f"{f.form}: {f.what} ({f.issue}); refused: {' / '.join(paths)}" for f, paths in touched.items())
+    mend = "Install a Triton that is not affected; until then other paths run, and explain says which."
+    return Finding(f"Triton for {name}", Status.NOTE, f"{version} on SM {gpu.capability} is wrong in {said}", mend)
+
+
 def _gpus(has_driver: bool) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         mend = None
@@ -123,6 +137,7 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
         )
         unknown = next((str(w.message) for w in caught if issubclass(w.category, hardware.UnknownGpu)), None)
         yield Finding(f"GPU {index}", Status.NOTE if unknown else Status.OK, value, unknown)
+        yield _triton_faults(gpu, f"GPU {index}")
 
 
 def _memory() -> Finding:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from microscale.backends import paths, registry
+from microscale.backends.calls import run_sampling
 from microscale.backends.decision import Rejected
 from microscale.backends.ops import (
     Activations,
@@ -19,12 +20,14 @@ from microscale.backends.ops import (
     DenseWeights,
     Gate,
     GateKind,
+    Logits,
     MoeSpec,
     Ops,
     PagedKv,
     Preference,
     RopeTable,
     Routing,
+    SamplingSpec,
     SmallSpec,
 )
 from microscale.backends.paths import path_for, pick, spans
@@ -37,6 +40,7 @@ from microscale.kernels.launch import recording
 from microscale.kernels.op import Path, Reason, always
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from microscale.models.recorded import samplings
 
 H200 = known("h200")
 HEADS = AttentionSpec(8, 2, 64, None, False, 16, Activations.BF16, tokens=1, context=4096)
@@ -214,3 +218,47 @@ def test_a_plan_for_other_layers_is_refused_for_every_op() -> None:
         other.dense("o", DenseWeights(torch.zeros(16, 32), torch.zeros(16)))
     with pytest.raises(Unsupported, match="of sampling, vocab is 101 and the plan has 100"):
         other.sampling(101)
+
+
+# ---- sampling: what requests ask for ---------------------------------------------------------------------------------
+
+KERNELS = {"scan", "add_bias", "narrow", "collect", "settle", "weigh", "pick", "top_blocks", "top_merge"}
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_sampling_batch_has_one_path_and_starts_just_its_stages(rows: int, blocks: bool) -> None:
+    entry, vocab = registry.sampling("triton_sampling"), 9000
+    values, none = (torch.empty(rows, width, device="meta") for width in (vocab, 71))
+    given = Logits(values, none, none.int(), none, 128) if blocks else None
+    seen = set()
+    for batch in samplings(rows, vocab):
+        asks = batch.asks(given)
+        picked = pick(entry.paths, SamplingSpec(vocab, rows, asks), H200)
+        assert picked.path is not None
+        assert len(picked.rejected) == len(entry.paths) - 1
+        with recording() as found:
+            run_sampling(entry, H200, values, batch, given)
+        started = {kernel.short_name for kernel in found}
+        plain = not (asks.draws or asks.adjusts or asks.tops)
+        wanted = {"pick"} if blocks and plain else {"pick", "scan"}
+        wanted |= {"weigh"} if asks.draws else set()
+        wanted |= {"narrow", "collect", "settle"} if asks.filters else set()
+        wanted |= {"add_bias"} if asks.biases else set()
+        wanted |= {"top_blocks", "top_merge"} if asks.tops else set()
+        assert started == wanted <= KERNELS, picked.path.name
+        seen.add(picked.path.name)
+    assert len(seen) == len(entry.paths) - 1  # all but that with, or without, the lm_head's blocks
+
+
+def test_a_plan_names_the_paths_of_sampling() -> None:
+    uses = outline("gpt-oss-20b", PRESETS["gpt-oss-20b"], Activations.BF16, 16, 4096).uses
+    plan = make_plan("gpt-oss-20b", uses, Setup(H200, Activations.BF16))
+    named = {span["form"]: span["path"] for span in plan.of("sampling", "sampling")[-1].to_json()["paths"]}
+    assert named == {
+        "greedy": "greedy, lm_head's blocks",
+        "temperature": "draw",
+        "top-k or top-p": "filtered draw",
+        "with a bias": "filtered draw, adjusted, biased",
+        "a prompt's tokens": "given tokens",
+    }

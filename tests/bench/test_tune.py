@@ -3,8 +3,9 @@ measuring itself runs on a card (``tests/gpu/test_tune.py``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from microscale.bench import attention as bench_attention
 from microscale.bench import dense as bench_dense
 from microscale.bench import moe as bench_moe
 from microscale.bench import tune as module
-from microscale.bench import tune_attention, tune_dense, tune_experts, tune_grouped
-from microscale.bench.tune import JOBS, measure, parse_kernels, tune
+from microscale.bench import tune_attention, tune_dense, tune_experts, tune_grouped, tune_job
+from microscale.bench.tune import JOBS, WITH_MLP, parse_kernels, tune
 from microscale.bench.tune_grouped import GATE, Shape, jobs_of, make_experts, make_tokens, runnable
-from microscale.bench.tune_job import Job, Problem
+from microscale.bench.tune_job import Job, Problem, measure, together
 from microscale.errors import BadSetting, MicroscaleError, Unsupported
 from microscale.hardware import Gpu, cpu, known
 from microscale.hardware.families import SM90
-from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
+from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
 from microscale.hardware.tiles.experts import ExpertGemm
 from microscale.hardware.tiles.gemm import BUSY_PAIRS, GemmPath
 from microscale.hardware.tiles.tuned import Kernels, Section, trial
@@ -30,53 +31,60 @@ from microscale.kernels.launch import recording
 from microscale.kernels.moe import reference
 
 H200 = known("h200")
-NOTHING = Problem(lambda: None, lambda: 0.0, 1.0)
 
 
-@pytest.fixture
-def _no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cases without tensors, of grouped GEMMs in one path."""
-
-    def some(gpu: Gpu, quick: bool) -> Iterator[Job]:
-        for job in jobs_of(GemmPath.W8A16, gpu, (8, 64, 192, 768), Shape()):
-            yield replace(job, prepare=lambda device: NOTHING)
-
-    monkeypatch.setattr(module, "JOBS", {**JOBS, Kernels.GROUPED_GEMM: some})
-
-
-def nearest_is_fastest(problem: Problem, time_us: object) -> float:
+def nearest_is_fastest() -> float:
     """A card on which the tile nearest to the share is the fastest. The one on trial is the first of all."""
     row = next(iter(tuned.measured(gemm.SECTION, SM90).values()))
     share = min(row.key.up_to, 128)
     return abs(row.tile.block_m - share) + row.tile.stages + 10 * (row.tile.block_n == 64) + row.tile.warps
 
 
+def its_answer(work: Callable[[], object]) -> float:
+    """A clock for work that says itself how long it takes."""
+    us = work()
+    assert isinstance(us, float | int)
+    return us
+
+
+@pytest.fixture
+def _no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases without tensors, of grouped GEMMs in one path."""
+    problem = Problem(nearest_is_fastest, lambda: 0.0, 1.0)
+
+    def some(gpu: Gpu, quick: bool) -> Iterator[Job]:
+        for job in jobs_of(GemmPath.W8A16, gpu, (8, 64, 192, 768), Shape()):
+            yield replace(job, prepare=lambda device: problem)
+
+    monkeypatch.setattr(module, "JOBS", {**JOBS, Kernels.GROUPED_GEMM: some})
+
+
 @pytest.mark.usefixtures("_no_problems")
-def test_the_fastest_tile_of_each_share_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "measure", nearest_is_fastest)
-    file = tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM])
+def test_the_fastest_tile_of_each_share_is_written(tmp_path: Path) -> None:
+    file = tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM], time_us=its_answer)
     assert file.name == "sm90.json"
     rows = list(tuned.read(file, gemm.SECTION, SM90).values())
     # Shares of 8, 64, 192 and 768 end at 23, 111, 384 and nowhere; the last three take the same tile.
     assert [(row.key.up_to, row.tile.block_m) for row in rows] == [(23, 16), (BUSY_PAIRS, 128)]
     assert {row.tile.stages for row in rows} == {2}
     assert {row.measured.gpu for row in rows} == {"NVIDIA H200"}
-    assert all("microscale tune: w8a16, 128 experts" in row.measured.run for row in rows)
+    assert all("microscale tune --kernels grouped_gemm: w8a16, 128 experts" in row.measured.run for row in rows)
 
 
 @pytest.mark.usefixtures("_no_problems")
-def test_what_is_not_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_measured_stays(tmp_path: Path) -> None:
     file = tmp_path / "sm90.json"
     file.write_text((tuned.TUNED_DIR / "sm90.json").read_text())
     before = {row.key: row for row in tuned.read(file, gemm.SECTION, SM90).values()}
-    monkeypatch.setattr(module, "measure", nearest_is_fastest)
-    tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM])
+    tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM], time_us=its_answer)
     after = tuned.read(file, gemm.SECTION, SM90)
     assert {key: row for key, row in after.items() if key.path is not GemmPath.W8A16} == {
         key: row for key, row in before.items() if key.path is not GemmPath.W8A16
     }
     assert {row.measured.date for key, row in after.items() if key.path is GemmPath.W8A16} != {"2026-11-15"}
-    others: list[Section[Any, Any]] = [attention.SECTION, attention.SPLIT_SECTION, experts.SECTION, dense.SECTION]
+    others: list[Section[Any, Any]] = [
+        attention.SECTION, attention.SPLIT_SECTION, experts.SECTION, dense.SECTION, thresholds.SECTION,
+    ]  # fmt: skip
     for section in others:
         shipped = tuned.read(tuned.TUNED_DIR / "sm90.json", section, SM90)
         assert tuned.read(file, section, SM90) == shipped
@@ -97,14 +105,15 @@ def test_every_kernel_is_written_where_it_is_read(
     that serves it."""
 
     def jobs(gpu: Gpu, quick: bool) -> list[Job]:
-        return [replace(job, prepare=lambda device: NOTHING) for job in JOBS[kernels](gpu, quick)]
+        found = JOBS[kernels](gpu, quick)
+        return [replace(job, prepare=lambda device: later) for job in found if isinstance(job, Job)]
 
     monkeypatch.setattr(module, "JOBS", {**JOBS, kernels: jobs})
     calls = iter(range(1 << 20))
-    monkeypatch.setattr(module, "measure", lambda problem, time_us: 1e6 - next(calls))
+    later = Problem(lambda: 1e6 - next(calls), lambda: 0.0, 1.0)
     for gpu in (H200, known("b200")):
         wanted = jobs(gpu, False)
-        file = tune(gpu, tmp_path, kernels=[kernels])
+        file = tune(gpu, tmp_path, kernels=[kernels], time_us=its_answer)
         found = tuned.read(file, section, gpu.family)
         for job in wanted:
             assert found[job.key].tile == job.tiles[-1]
@@ -119,9 +128,9 @@ def test_every_kernel_is_written_where_it_is_read(
 
 @pytest.mark.usefixtures("_no_problems")
 def test_a_card_on_which_nothing_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "measure", lambda problem, time_us: float("inf"))
+    monkeypatch.setattr(tune_job, "is_right", lambda problem: False)
     with pytest.raises(MicroscaleError, match="No tile of grouped_gemm gave a right answer"):
-        tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM])
+        tune(H200, tmp_path, kernels=[Kernels.GROUPED_GEMM], time_us=its_answer)
     assert not list(tmp_path.iterdir())
 
 
@@ -155,16 +164,20 @@ def test_a_quick_look_does_not_replace_measured_tiles() -> None:
 
 def test_kernels_by_name() -> None:
     assert parse_kernels(None) == list(JOBS)
-    assert parse_kernels("attention, grouped_gemm") == [Kernels.ATTENTION, Kernels.GROUPED_GEMM]
-    with pytest.raises(BadSetting, match="'thresholds' is not tuned; known are grouped_gemm, attention"):
-        parse_kernels("thresholds")
+    # Splits and thresholds come after the tiles, however they were asked for.
+    assert parse_kernels("thresholds, split_kv,attention") == [Kernels.ATTENTION, Kernels.SPLIT_KV, Kernels.THRESHOLDS]
+    assert parse_kernels("experts_with_mlp") == [WITH_MLP]
+    with pytest.raises(BadSetting, match="'sampling' is not tuned; known are grouped_gemm, attention, split_kv"):
+        parse_kernels("sampling")
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "gb10", "b200"])
 def test_quick_is_few_tiles(name: str) -> None:
-    jobs = [module._some_tiles(job) for of_kernel in JOBS.values() for job in of_kernel(known(name), True)]
-    assert {job.section.name for job in jobs} == set(JOBS)
-    assert sum(len(job.tiles) for job in jobs) <= 40
+    """Three minutes, most of it compiling: 16 cores compile a case's tiles at once."""
+    searches = [search.quick() for of_kernel in JOBS.values() for search in of_kernel(known(name), True)]
+    assert {search.section.name for search in searches} == set(Kernels)
+    assert len(searches) <= 20
+    assert sum(search.steps for search in searches) <= 80
 
 
 def test_block_scaled_paths_need_the_instruction() -> None:
@@ -208,14 +221,18 @@ def test_tiles_of_attention_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
             tile.block_m, tile.block_n, tile.warps, tile.stages, tile.registers
         )  # fmt: skip
         assert kernel.constants["KV_FP8"] == (job.key.kv is attention.Kv.FP8)
-        seen.add(job.key.work)
-    assert seen == set(attention.Work)
+        assert kernel.constants["HEAD_DIM"] == job.key.head_dim
+        seen.add(job.key)
+    assert seen == {attention.Case(*parts) for parts in product(attention.Work, attention.HEAD_DIMS, attention.Kv)}
 
 
 def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = bench_moe.LAYERS.items()
-    small = {name: replace(layer, num_experts=8, hidden=512, intermediate=512) for name, layer in layers}
-    monkeypatch.setattr(bench_moe, "LAYERS", small)
+    real = tune_experts.layer_of
+
+    def small(name: str) -> bench_moe.Layer:
+        return replace(real(name), num_experts=8, hidden=512, intermediate=512)
+
+    monkeypatch.setattr(tune_experts, "layer_of", small)
     monkeypatch.setattr(tune_experts, "NUM_LAYERS", 1)
     of = {
         ExpertGemm.GATE_UP_DIRECT: {"gate_up_small"},
@@ -259,13 +276,23 @@ def test_tiles_of_grouped_gemms_are_tried() -> None:
 
 def test_the_answer_of_the_references_is_the_attention_of_the_new_heads() -> None:
     """At a context of one token attention gives the value itself, in every head of its group."""
-    case = bench_attention.Case(bench_attention.SINKS_FULL, 2, 1)
-    generator = torch.Generator().manual_seed(0)
-    spec = replace(case.spec, sinks=False)
-    batch = bench_attention.make_batch(case, generator, "cpu")
-    kv = bench_attention.make_kv(case, generator, "cpu")
-    qkv = torch.randn(2, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator).bfloat16()
-    transform = tune_attention.transform_of(spec, generator)
-    out = tune_attention.fused_answer(qkv, transform, kv, batch, spec, None)
-    values = qkv[:, -spec.num_kv_heads :].repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
-    torch.testing.assert_close(out.float(), values.float(), atol=1e-5, rtol=1e-5)
+    made = tune_attention.FromHeads.of(bench_attention.Case(bench_attention.SINKS_FULL, 2, 1), "cpu")
+    heads = replace(made, spec=replace(made.spec, sinks=False), sinks=None)
+    group, kv_heads = heads.spec.num_heads // heads.spec.num_kv_heads, heads.spec.num_kv_heads
+    values = heads.qkv[:, -kv_heads:].repeat_interleave(group, dim=1)
+    torch.testing.assert_close(heads.answer().float(), values.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_prefill_has_the_window_of_its_key() -> None:
+    for work, head_dim in product((attention.Work.PREFILL, attention.Work.PREFILL_WINDOW), attention.HEAD_DIMS):
+        spec = tune_attention.case_of(attention.Case(work, head_dim, attention.Kv.BF16)).spec
+        assert (spec.head_dim, spec.window is not None) == (head_dim, work is attention.Work.PREFILL_WINDOW)
+
+
+def test_problems_together() -> None:
+    right, wrong = Problem(lambda: 1, lambda: 0.1, 0.2, 4), Problem(lambda: 2, lambda: float("nan"), 0.3, 4)
+    both = together([right, replace(right, work=lambda: 3)])
+    assert both.work() == [1, 3]
+    assert (both.error(), both.max_error, both.calls) == (0.1, 0.2, 4)
+    assert measure(together([right, wrong]), lambda work: 1.0) == float("inf")
+    assert measure(together([wrong, right]), lambda work: 1.0) == float("inf")

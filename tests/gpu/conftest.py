@@ -8,10 +8,14 @@ Every kernel that a test starts is held against what is recorded for ``prove``. 
 
 Sizes are constants of many kernels, so those of odd shapes are in no list: there the jit function must be one that some
 model starts.
+
+``--as gb10`` runs all of it with another card's kernels (``support/play``). What belongs to the GPU itself, as a tuning
+or a command in a process of its own, is marked ``own`` and then skipped.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -24,23 +28,38 @@ from microscale.kernels.launch import Kernel, watching
 from microscale.models.families import preset
 from microscale.prove.inventory import SETTINGS, Setting, record_setting, recorded
 from support.listed import assert_listed
+from support.play import add_option, is_played, play
 
 HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "src" / "microscale"
 REAL = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "starts(preset, overrides, setting): the model whose kernels the tests start")
     config.addinivalue_line("markers", "odd_shapes: the tests start kernels at sizes that no model has")
+    config.addinivalue_line("markers", "own(reason): belongs to the GPU as it is; skipped where it plays another card")
+    play(config)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
+        skip_own(items if is_played(config) else [])
         return
     skip = pytest.mark.skip(reason="needs a GPU")
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(skip)
+
+
+def skip_own(items: list[pytest.Item]) -> None:
+    for item in items:
+        if (marker := item.get_closest_marker("own")) is not None:
+            item.add_marker(pytest.mark.skip(reason=marker.args[0]))
 
 
 @cache
@@ -53,6 +72,20 @@ def of_real_models() -> Mapping[Kernel, list[str]]:
 def of_block_scaled() -> Mapping[Kernel, list[str]]:
     """What a card with block-scaled matrix instructions starts: tests run those kernels on other cards too."""
     return recorded(known("gb10"), REAL[1:], SETTINGS[1:3])
+
+
+def names_of_real_models(config: pytest.Config) -> set[str]:
+    """Every jit function of ``of_real_models`` and ``of_block_scaled``. Recording takes a minute, so pytest's own cache
+    keeps the names until a source changes: with ``-n`` every process would record."""
+    sources = b"".join(file.read_bytes() for file in sorted(SOURCES.rglob("*.py")))
+    key = f"microscale/started/{detect().name}-{hashlib.sha256(sources).hexdigest()[:16]}"
+    kept: pytest.Cache | None = getattr(config, "cache", None)  # not there with -p no:cacheprovider
+    names = None if kept is None else kept.get(key, None)
+    if names is None:
+        names = sorted({kernel.name for kernel in (*of_real_models(), *of_block_scaled())})
+        if kept is not None:
+            kept.set(key, names)
+    return set(names)
 
 
 @cache
@@ -77,8 +110,7 @@ def every_kernel_is_listed(request: pytest.FixtureRequest) -> Iterator[None]:
     with watching() as started:
         yield
     if request.node.get_closest_marker("odd_shapes") is not None:
-        names = {kernel.name for kernel in (*of_real_models(), *of_block_scaled())}
-        unknown = {k.name for k in started} - names
+        unknown = {k.name for k in started} - names_of_real_models(request.config)
         assert not unknown, f"no model starts {unknown}: is it needed?"
         return
     marker = request.node.get_closest_marker("starts")

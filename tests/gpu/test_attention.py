@@ -20,5 +20,20 @@ from kernels.cases_attention import (  # noqa: F401
     test_triton_is_the_reference,
     test_what_is_not_one_launch,
 )
+from microscale.hardware import Feature, detect
 
 pytestmark = pytest.mark.odd_shapes
+ONE_LAUNCH = {
+    "test_a_graph_of_one_launch",
+    "test_heads_to_attention_in_one_launch",
+    "test_one_launch_and_a_sequence_without_a_token",
+    "test_one_launch_with_rows_of_no_one",
+    "test_one_launch_with_sinks",
+    "test_what_is_not_one_launch",
+}
+
+
+@pytest.fixture(autouse=True)
+def only_what_the_card_starts(request: pytest.FixtureRequest) -> None:
+    if request.function.__name__ in ONE_LAUNCH and not detect().has(Feature.PDL):
+        pytest.skip(f"{detect().name} never decodes in one launch: it has no programmatic dependent launch")

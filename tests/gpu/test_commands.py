@@ -21,6 +21,7 @@ import pytest
 from support.readme import TABLE, How, Kind, commands
 from support.terminal import terminal
 
+pytestmark = pytest.mark.own("commands run in processes of their own, on the GPU as it is")
 MICROSCALE = (sys.executable, "-m", "microscale")
 SERVER_NEEDS = ("msgspec", "pydantic", "fastapi", "uvicorn", "httptools", "openai_harmony", "llguidance", "jinja2")
 NEEDS = {"serve": SERVER_NEEDS, "chat": SERVER_NEEDS, "quality": ("openai_harmony",)}
@@ -120,6 +121,14 @@ def test_quality_on_a_gpu() -> None:
     assert by_name["float32"]["accuracy"] > 0.6
     assert by_name["exact"]["accuracy"] > 0.6
     assert by_name["exact"]["distance"]["top1"] > 0.95
+
+
+@pytest.mark.timeout(600)
+def test_a_bench_as_another_card_says_so() -> None:
+    tiny = "bench gpt-oss-tiny --load-format dummy --tests pp32,tg4 --depth 4 --repeats 1"
+    rows = json.loads(run(f"{tiny} --as gb10 --json"))
+    assert [row["test"] for row in rows] == ["pp32", "tg4"]
+    assert all(re.fullmatch(r"gb10's kernels on an NVIDIA .*; not gb10's speed", row["as"]) for row in rows)
 
 
 def test_the_environment_is_the_tree_under_test() -> None:

@@ -2,7 +2,9 @@
 
 Steps that run the same kernels on the same sizes give the same bits: graphs and single launches, and steps that run
 ahead of their tokens or wait for them. Everything else may change the order of sums, or the kernel, by roundings to
-bf16. There the tokens must be the same up to a place where two tokens nearly tie, and ``NEAR`` says what that is.
+bf16. There the tokens must be the same up to a place where two tokens nearly tie; what is near follows from what plain
+bf16 arithmetic does to the logits of this model. Every token goes to all experts: one that a rounding sends to another
+expert would have another answer, and not a less exact one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
+from microscale.backends.ops import Preference
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
@@ -21,31 +25,50 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.runner import Model
 from microscale.models.config import LayerKind
+from microscale.models.families import AnyModel
 from microscale.models.recorded import SHORT_CONTEXT
+from support.errors import model_noise
+from support.forward import all_logits
 from support.loading import load_model
 
-SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
+SHAPE = {"num_hidden_layers": 4, "num_local_experts": 4, "vocab_size": 4096}
+MANY_EXPERTS = {**SHAPE, "num_local_experts": 16}
 pytestmark = pytest.mark.starts("gpt-oss-20b", SHAPE)
 NEW = 48
-NEAR = 0.35
-"""Log-probability between the two tokens where outputs part. bf16 moves the logits of these random weights by 3 to 5 %
-of their spread of about 3 (tests/gpu/test_gpt_oss.py), so by up to 0.15 each; twice that, for two tokens, and some room
-for rows where an expert changed."""
+TIE = 10.0
+"""Standard deviations of one logit in plain bf16. Where two outputs part, each of two logits has an error in each of
+two runs, which makes 2; the largest of some thousand draws is 4 times that; and kernels round in more places, 12 in a
+layer and not 7 (the root of that is 1.3)."""
+
+
+def load(
+    page_size: int = 16, dtype: str = "auto", backend: str | None = None, shape: dict[str, int] = SHAPE
+) -> AnyModel:
+    return load_model(
+        LoadOptions(
+            "gpt-oss-20b",
+            load_format="dummy",
+            device="cuda",
+            dtype=dtype,
+            preference=Preference(backend),
+            overrides=dict(shape),
+            workload=Workload(page_size=page_size),
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def near() -> float:
+    """Log-probability between the two tokens where outputs may part."""
+    references = [load(dtype=dtype, backend="reference") for dtype in ("float32", "bfloat16")]
+    exact, plain = (torch.cat(all_logits(model, prompts(), 512)) for model in references)
+    noise = float((plain - exact).square().mean().sqrt())
+    assert noise <= 2 * model_noise(SHAPE["num_hidden_layers"]) * float(exact.square().mean().sqrt())
+    return TIE * noise
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[int, Model]:
-    def load(page_size: int) -> Model:
-        return load_model(
-            LoadOptions(
-                "gpt-oss-20b",
-                load_format="dummy",
-                device="cuda",
-                overrides=SHAPE,
-                workload=Workload(page_size=page_size),
-            )
-        )
-
     return {16: load(16), 64: load(64)}
 
 
@@ -106,11 +129,13 @@ def same_or_tied(found: Tokens, alone: Tokens) -> tuple[int, float]:
     return same, widest
 
 
-def test_graphs_and_running_ahead_change_no_bit(models: dict[int, Model]) -> None:
-    graphs = run(models[16])
-    assert run(models[16]) == graphs
-    assert run(models[16], eager=True) == graphs
-    assert run(models[16], run_ahead=False) == graphs
+@pytest.mark.starts("gpt-oss-20b", MANY_EXPERTS)
+def test_graphs_and_running_ahead_change_no_bit() -> None:
+    model = load(shape=MANY_EXPERTS)
+    graphs = run(model)
+    assert run(model) == graphs
+    assert run(model, eager=True) == graphs
+    assert run(model, run_ahead=False) == graphs
 
 
 def test_prompts_alone_give_the_same_bits_filled_up_and_as_they_are(models: dict[int, Model]) -> None:
@@ -122,7 +147,7 @@ def test_prompts_alone_give_the_same_bits_filled_up_and_as_they_are(models: dict
     assert filled == run(models[16], asked, max_num_seqs=1, prefix_caching=False, fill=False)
 
 
-def test_greedy_output_does_not_depend_on_company(models: dict[int, Model]) -> None:
+def test_greedy_output_does_not_depend_on_company(models: dict[int, Model], near: float) -> None:
     alone = run(models[16], max_num_seqs=1, prefix_caching=False)
     others = {
         "company": run(models[16], prefix_caching=False),
@@ -134,11 +159,11 @@ def test_greedy_output_does_not_depend_on_company(models: dict[int, Model]) -> N
     }
     for name, found in others.items():
         same, widest = same_or_tied(found, alone)
-        print(f"{name}: {same} of {len(alone)} the same in {NEW} tokens, widest tie {widest:.3f}")
-        assert widest < NEAR
+        print(f"{name}: {same} of {len(alone)} the same in {NEW} tokens, widest tie {widest:.3f} of {near:.3f}")
+        assert widest < near
 
 
-def test_a_context_that_outgrows_the_graphs_for_short_ones(models: dict[int, Model]) -> None:
+def test_a_context_that_outgrows_the_graphs_for_short_ones(models: dict[int, Model], near: float) -> None:
     """Two sequences pass ``SHORT_CONTEXT`` at different steps while a third stays short."""
     chooser = random.Random(1)
     asked = [[chooser.randrange(4096) for _ in range(SHORT_CONTEXT - before)] for before in (9, 30, 1500)]
@@ -147,10 +172,10 @@ def test_a_context_that_outgrows_the_graphs_for_short_ones(models: dict[int, Mod
     for index, prompt in enumerate(asked):
         alone = run(models[16], [prompt], full=8192, max_model_len=4096)
         same, widest = same_or_tied([graphs[index]], alone)
-        assert same or widest < NEAR
+        assert same or widest < near
 
 
-def test_a_prompts_log_probabilities_are_those_of_decoding_it(models: dict[int, Model]) -> None:
+def test_a_prompts_log_probabilities_are_those_of_decoding_it(models: dict[int, Model], near: float) -> None:
     """The same tokens, once as an output and once as a prompt in chunks: other kernels, and the same distribution."""
     prompt = prompts()[3]
     [said] = run(models[16], [prompt])
@@ -166,5 +191,5 @@ def test_a_prompts_log_probabilities_are_those_of_decoding_it(models: dict[int, 
             scored += output.prompt_logprobs
     assert [token for token, _, _ in scored] == whole[1:]
     for (token, logprob, second), (_, again, top) in zip(said, scored[-len(said) :], strict=True):
-        assert abs(again - logprob) < NEAR
-        assert token in {other for other, _ in top} or logprob - second < NEAR
+        assert abs(again - logprob) < near
+        assert token in {other for other, _ in top} or logprob - second < near

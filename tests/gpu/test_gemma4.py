@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
+from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.forward import all_logits
 from support.loading import load_model
 
 # Head sizes and widths of the real one, both kinds of layer, few experts: every fast kernel takes part.
 SHAPE = {"num_hidden_layers": 6, "num_experts": 16, "vocab_size": 4096, "eos_token_id": [1]}
 pytestmark = pytest.mark.starts("gemma-4-26b-a4b", SHAPE)
-# bf16 activations through 6 layers move the logits by 1.3 % in the median and 1.4 % in the third quartile (CPU).
-BOUND = 0.03
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
 
 
@@ -30,8 +28,13 @@ def load(dtype: str, preference: Preference) -> AnyModel:
 
 
 @pytest.fixture(scope="module")
-def truth() -> Tensor:
-    return torch.cat(all_logits(load("float32", Preference("reference")), PROMPTS, 512))
+def truth() -> Run:
+    return reference_run(load("float32", Preference("reference")), PROMPTS, 512)
+
+
+@pytest.fixture(scope="module")
+def plain(truth: Run) -> Run:
+    return forced_run(load("bfloat16", Preference("reference")), PROMPTS, 512, truth)
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +43,13 @@ def model() -> AnyModel:
 
 
 @pytest.mark.parametrize("chunk", [1200, 20])
-def test_fast_kernels_give_the_references_logits(truth: Tensor, model: AnyModel, chunk: int) -> None:
-    """As ``test_gpt_oss``: the median and most rows are held, since a rounding may choose another expert."""
+def test_fast_kernels_give_the_references_logits(truth: Run, plain: Run, model: AnyModel, chunk: int) -> None:
+    """Every row, with the experts that the reference chose; see ``support/forced_routing.py``."""
     chosen = {decision.op: decision.chosen for decision in model.ops.plan.decisions.values()}
     assert chosen["moe"] == "triton_w8a16"
     assert chosen["attention"] == "triton_paged"
     assert chosen["small"] == "triton_small"
-    ours = torch.cat(all_logits(model, PROMPTS, chunk))
-    error = (ours - truth).norm(dim=-1) / truth.norm(dim=-1)
-    assert error.median() < BOUND
-    assert error.quantile(0.75) < 2 * BOUND
+    assert_as_good_as_bf16(forced_run(model, PROMPTS, chunk, truth), plain, truth)
 
 
 def test_graphs_decode_what_single_launches_do(model: AnyModel) -> None:

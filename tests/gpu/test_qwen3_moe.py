@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
@@ -15,20 +14,20 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.prove.inventory import Setting
+from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.forward import all_logits
 from support.loading import load_model
 
-# Widths and heads of the real one, few layers and few experts: of 128, whose logits lie close together, roundings
-# choose another one too often to compare. Their router has a test of its own (``tests/kernels/cases_small.py``).
+# Widths and heads of the real one, few layers and few experts; the router of 128 has a test of its own
+# (``tests/kernels/cases_small.py``).
 MODEL = "qwen3-30b-a3b"
 SHAPE = {"num_hidden_layers": 4, "num_experts": 16, "vocab_size": 4096, "eos_token_id": [1]}
 FORMATS = [
     pytest.param(fmt, marks=pytest.mark.starts(MODEL, SHAPE, Setting(experts=fmt))) for fmt in ("mxfp8", "mxfp4")
 ]
 CHOSEN = {"mxfp8": "triton_w8a16", "mxfp4": "triton_w4a16"}
-# bf16 activations through these layers move the logits by 1.0 % in the median and 1.6 % in the third quartile (CPU).
-BOUND = 0.03
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
+SHORT = [prompt[:100] for prompt in PROMPTS]
 
 
 def load(dtype: str, preference: Preference, fmt: str) -> AnyModel:
@@ -46,8 +45,14 @@ def load(dtype: str, preference: Preference, fmt: str) -> AnyModel:
 
 
 @cache
-def truth(fmt: str) -> Tensor:
-    return torch.cat(all_logits(load("float32", Preference("reference"), fmt), PROMPTS, 512))
+def truth(fmt: str, short: bool) -> Run:
+    return reference_run(load("float32", Preference("reference"), fmt), SHORT if short else PROMPTS, 512)
+
+
+@cache
+def plain(fmt: str, short: bool) -> Run:
+    model = load("bfloat16", Preference("reference"), fmt)
+    return forced_run(model, SHORT if short else PROMPTS, 512, truth(fmt, short))
 
 
 @cache
@@ -58,7 +63,7 @@ def fast(fmt: str) -> AnyModel:
 @pytest.mark.parametrize("chunk", [1200, 20, 1])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_fast_kernels_give_the_references_logits(fmt: str, chunk: int) -> None:
-    """As ``test_gpt_oss``: the median and most rows are held, since a rounding may choose another expert.
+    """Every row, with the experts that the reference chose; see ``support/forced_routing.py``.
 
     A token at a time goes through attention with the heads' norms in the same launch.
     """
@@ -67,13 +72,9 @@ def test_fast_kernels_give_the_references_logits(fmt: str, chunk: int) -> None:
     assert chosen["moe"] == CHOSEN[fmt]
     assert chosen["attention"] == "triton_paged"
     assert chosen["small"] == "triton_small"
-    prompts = [prompt[:100] for prompt in PROMPTS] if chunk == 1 else PROMPTS
-    ours = all_logits(model, prompts, chunk)
-    lengths = [len(prompt) for prompt in PROMPTS]
-    wanted = [rows[: len(got)] for rows, got in zip(truth(fmt).split(lengths), ours, strict=True)]
-    error = torch.cat([(got - rows).norm(dim=-1) / rows.norm(dim=-1) for got, rows in zip(ours, wanted, strict=True)])
-    assert error.median() < BOUND
-    assert error.quantile(0.75) < 2 * BOUND
+    short = chunk == 1
+    run = forced_run(model, SHORT if short else PROMPTS, chunk, truth(fmt, short))
+    assert_as_good_as_bf16(run, plain(fmt, short), truth(fmt, short))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

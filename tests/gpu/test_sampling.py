@@ -23,8 +23,8 @@ from kernels.cases_sampling import (  # noqa: F401
     test_tokens_follow_their_distribution,
     test_top_logprobs,
 )
+from microscale.backends.calls import run_sampling
 from microscale.kernels.sampling.blocked import TritonSampling
-from microscale.kernels.sampling.spec import SamplingSpec
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.odd_shapes]
 
@@ -32,17 +32,16 @@ pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a 
 def test_a_graph_replays_with_new_logits_and_positions() -> None:
     """Nothing waits for the host: the captured step gives what the same step gives when launched afresh."""
     rows, vocab = 8, 201088
-    spec = SamplingSpec(vocab, rows)
     batch = make_batch(rows, temperature=[0.0, 0.5, 1.0, 1.0] * 2, top_k=[0, 0, 40, 0] * 2, top_p=[1, 1, 0.9, 0.8] * 2)
     logits = random_logits(rows, vocab).contiguous()
-    TritonSampling().run(spec, GPU, logits, batch)
+    run_sampling(TritonSampling(), GPU, logits, batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = TritonSampling().run(spec, GPU, logits, batch)
+        captured = run_sampling(TritonSampling(), GPU, logits, batch)
     for turn in range(3):
         logits.copy_(random_logits(rows, vocab, seed=turn + 5))
         batch.position.add_(1)
         graph.replay()
-        afresh = TritonSampling().run(spec, GPU, logits, batch)
+        afresh = run_sampling(TritonSampling(), GPU, logits, batch)
         assert torch.equal(captured.tokens, afresh.tokens)
         assert torch.equal(captured.logprobs, afresh.logprobs)

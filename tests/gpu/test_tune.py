@@ -1,4 +1,5 @@
-"""Tuning on the present GPU: a few tiles of each kernel are right, timed, and written where kernels would read them."""
+"""Tuning on the present GPU: a few tiles of each kernel and a few sizes of each threshold are right, timed, and written
+where kernels would read them."""
 
 from __future__ import annotations
 
@@ -6,28 +7,82 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from microscale.bench.tune import JOBS, tune
-from microscale.hardware import detect
-from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
+from microscale.bench import timing, tune_attention, tune_split_kv, tune_with_mlp
+from microscale.bench.tune import JOBS, WITH_MLP, tune
+from microscale.bench.tune_compile import compiler_for
+from microscale.bench.tune_job import Bench, is_right
+from microscale.hardware import Feature, detect
+from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
+from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
+from microscale.hardware.tiles.thresholds import Name
 from microscale.hardware.tiles.tuned import Kernels
 
-pytestmark = pytest.mark.odd_shapes
+pytestmark = [
+    pytest.mark.odd_shapes,
+    pytest.mark.own("tiles are measured on the GPU as it is: no card is tuned by another's clocks"),
+]
 SECTIONS: dict[str, tuned.Section[Any, Any]] = {
-    section.name: section for section in (gemm.SECTION, attention.SECTION, experts.SECTION, dense.SECTION)
-}
+    section.name: section
+    for section in (
+        gemm.SECTION, attention.SECTION, attention.SPLIT_SECTION, experts.SECTION, dense.SECTION, thresholds.SECTION,
+    )
+}  # fmt: skip
+SECTIONS[WITH_MLP] = experts.SECTION
+BORDERS = (Kernels.SPLIT_KV, Kernels.THRESHOLDS)
+"""Rows of several figures, which stand in what was run."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kernels", list(JOBS))
-def test_a_quick_look(tmp_path: Path, kernels: Kernels) -> None:
+def test_a_quick_look(tmp_path: Path, kernels: str) -> None:
     gpu = detect()
     file = tune(gpu, tmp_path, kernels=[kernels], quick=True)
     found = tuned.read(file, SECTIONS[kernels], gpu.family)
-    assert found
+    # An MLP in the experts' launches has rows where that is faster than beside them.
+    assert found or kernels == WITH_MLP
     for row in found.values():
         assert row.measured.gpu == gpu.name
-        assert row.measured.us is not None
-        assert 0 < row.measured.us < 1e5
-        assert "microscale tune" in row.measured.run
+        assert f"microscale tune --kernels {kernels} --quick: " in row.measured.run
+        if kernels in BORDERS:
+            assert row.measured.us is None
+            assert " us" in row.measured.run
+        else:
+            assert row.measured.us is not None
+            assert 0 < row.measured.us < 1e5
+    if kernels == Kernels.THRESHOLDS:
+        on_wgmma = {Name.WGMMA_PAIRS, Name.WGMMA_TOKENS, Name.FP8_PAIRS} if gpu.has(Feature.WGMMA) else set()
+        dense_names = {Name.UNPACK_TOKENS, Name.FEW_ROWS_PROGRAMS, Name.FEW_ROWS_TOKENS}
+        assert {key.name for key in found} == on_wgmma | dense_names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_splits_of_every_head_size(head_dim: int) -> None:
+    gpu = detect()
+    bench = Bench(gpu, timing.graph_us, "a test", compiler_for(gpu), lambda: None, "cuda", quick=True)
+    [row] = tune_split_kv.SplitJob(head_dim, gpu).quick().rows(bench)
+    assert attention.SPLIT_SECTION.misfit(row.key, row.tile, gpu.family) is None
+    assert "splits_per_sm" in row.measured.run
+
+
+@pytest.mark.parametrize("kv", Kv)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("work", Work)
+def test_the_attention_in_use_is_right(work: Work, head_dim: int, kv: Kv) -> None:
+    """Every case that is tuned, with the tile that it has today: also those that no preset has."""
+    gpu = detect()
+    if work is Work.FUSED_DECODE and not gpu.has(Feature.PDL):
+        pytest.skip("no fused decode on this GPU")
+    problem = tune_attention.job_of(attention.Case(work, head_dim, kv), gpu).prepare("cuda")
+    assert problem.error() <= problem.max_error
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("tokens", tune_with_mlp.TOKENS)
+def test_an_mlp_on_two_streams_is_right(tokens: int) -> None:
+    """What experts with an MLP in their launches are held against."""
+    assert is_right(tune_with_mlp.Layers.of(tokens, "cuda").problem(detect(), apart=True))

@@ -130,6 +130,22 @@ def test_unified_memory_is_bounded_by_the_system(monkeypatch: pytest.MonkeyPatch
     assert hardware.available_memory(hardware.known("h200")) == 100 * GIB
 
 
+def test_a_played_card_is_what_the_machine_passes_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is its own, less what this process has of it; and never more than is free here."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (130 * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 10 * GIB)
+    really, card = hardware.present(), hardware.known("rtx4090")
+    with hardware.played(card):
+        assert hardware.detect() is card
+        assert hardware.present() == really
+        assert hardware.available_memory(card) == 14 * GIB
+        with hardware.played(hardware.known("h200")):
+            assert hardware.available_memory(hardware.detect()) == 130 * GIB
+        assert hardware.detect() is card
+    assert hardware.detect() == really
+    assert hardware.available_memory(card) == 130 * GIB
+
+
 def test_without_a_gpu_the_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     gpu = hardware.detect()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from microscale import hardware
+from microscale.backends.calls import run_sampling, run_score
 from microscale.errors import Unsupported
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling import reference
@@ -24,7 +25,6 @@ from microscale.kernels.sampling.spec import (
     History,
     Sampled,
     SamplingBatch,
-    SamplingSpec,
     Status,
 )
 from microscale.prove.cases import sampling as cases
@@ -42,7 +42,7 @@ random_logits = partial(cases.random_logits, device=DEVICE)
 
 def run(logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
     logits = logits.to(DEVICE)
-    return TritonSampling().run(SamplingSpec(logits.shape[1], logits.shape[0]), GPU, logits, batch, blocks)
+    return run_sampling(TritonSampling(), GPU, logits, batch, blocks)
 
 
 def check(logits: Tensor, batch: SamplingBatch) -> Sampled:
@@ -161,7 +161,7 @@ def test_given_tokens_are_scored() -> None:
     x = random_logits(4, 9001)
     x[3, 0] = math.nan
     tokens = torch.tensor([0, 9000, 4096, 1], dtype=torch.int32, device=DEVICE)
-    got = TritonSampling().score(SamplingSpec(9001, 4), GPU, x, tokens, top_logprobs=2)
+    got = run_score(TritonSampling(), GPU, x, tokens, top_logprobs=2)
     want = reference.score(x, tokens, 2)
     assert got.status.tolist() == want.status.tolist() == [0, 0, 0, 1]
     torch.testing.assert_close(got.logprobs[:3], want.logprobs[:3], rtol=LOGPROB_TOLERANCE, atol=32 * LOGPROB_TOLERANCE)

@@ -6,11 +6,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from microscale.errors import BadCheckpoint, Unsupported
-from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled
+from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, ChannelScaled, block_format
 from microscale.formats.mxfp4 import unpack_nibbles
-from microscale.kernels.layouts import MAX_SCALE, RowOrder, layout_name, pack, pack_rows, packed_bytes, unpack
+from microscale.kernels.dense.packed import pack as pack_dense
+from microscale.kernels.dense.spec import DenseWeights
+from microscale.kernels.layouts import (
+    MAX_SCALE,
+    Findings,
+    RowOrder,
+    layout_name,
+    pack,
+    pack_rows,
+    packed_bytes,
+    unpack,
+)
+from microscale.kernels.moe.packed import pack_experts
+from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights
 
 FORMATS = [MXFP4, MXFP8]
 
@@ -144,3 +158,60 @@ def test_odd_shapes_are_refused() -> None:
         pack(random_tensor(MXFP4, 1, 24, 64), RowOrder.PLAIN)
     with pytest.raises(Unsupported, match="three axes"):
         pack(random_tensor(MXFP4, 1, 16, 64)[0], RowOrder.PLAIN)
+
+
+# -- what packing costs the host
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each wait for the device. On tensors without numbers any other read by the host is an error."""
+    found: list[int] = []
+    monkeypatch.setattr(Findings, "refuse", lambda self: found.append(len(self._tensors)))
+    return found
+
+
+def fake(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_an_expert_layer_waits_for_the_device_once(waits: list[int]) -> None:
+    """Sixteen experts of gpt-oss's size, which are packed in six chunks."""
+    with FakeTensorMode():
+        gate_up = BlockScaled(fake(16, 5760, 1440), fake(16, 5760, 90), MXFP4)
+        down = BlockScaled(fake(16, 2880, 1440), fake(16, 2880, 90), MXFP4)
+        biases = (fake(16, 5760, dtype=torch.bfloat16), fake(16, 2880, dtype=torch.bfloat16))
+        packed = pack_experts(MoeWeights(gate_up, down, *biases), Gate(GateKind.SWIGLU_CLAMPED, interleaved=True))
+    assert packed.gate_up.words.shape == (16, 360, 45, 32, 4)
+    assert waits == [2]
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "fp8"])
+def test_a_dense_layer_waits_for_the_device_once(fmt: str, waits: list[int]) -> None:
+    """Sizes of gpt-oss's lm_head, which is packed in 13 chunks of rows."""
+    rows, k = 201088, 2880
+    with FakeTensorMode():
+        if fmt == "fp8":
+            weight: BlockScaled | ChannelScaled = ChannelScaled(fake(rows, k), fake(rows, dtype=torch.float32))
+        else:
+            bits = block_format(fmt).bits
+            weight = BlockScaled(fake(rows, k * bits // 8), fake(rows, k // 32), block_format(fmt))
+        packed = pack_dense(DenseWeights(weight))
+    assert packed.rows == rows
+    assert len(waits) == 1
+
+
+def test_a_host_read_is_seen() -> None:
+    """What the two tests above rely on."""
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        pack(BlockScaled(fake(2, 32, 32), fake(2, 32, 2), MXFP4), RowOrder.PLAIN)
+
+
+def test_findings_of_several_tensors_keep_their_experts_numbers() -> None:
+    good, bad = random_tensor(MXFP4, 3, 16, 64), random_tensor(MXFP4, 3, 16, 64)
+    bad.scales[2, 5, 1] = 255
+    findings = Findings()
+    pack(good, RowOrder.PLAIN, None, findings)
+    pack(bad, RowOrder.PLAIN, None, findings)
+    with pytest.raises(BadCheckpoint, match="Expert 2 has a NaN among its scales"):
+        findings.refuse()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from microscale import hardware
+from microscale.backends.calls import run_sampling
 from microscale.kernels.sampling import cost
 from microscale.kernels.sampling.blocked import MAX_VOCAB, TritonSampling
 from microscale.kernels.sampling.reference import (
@@ -115,9 +116,7 @@ def test_status_and_scores() -> None:
 def test_reference_draws_follow_their_distribution() -> None:
     draws = 2000
     b = batch(draws, 1.5, seed=torch.full((draws,), 11), position=torch.arange(draws))
-    counts = torch.bincount(
-        ReferenceSampling().run(SamplingSpec(5, draws), hardware.cpu(), X.repeat(draws, 1), b).tokens
-    )
+    counts = torch.bincount(run_sampling(ReferenceSampling(), hardware.cpu(), X.repeat(draws, 1), b).tokens)
     expected = torch.softmax(X / 1.5, -1) * draws
     assert float(((counts - expected) ** 2 / expected).sum()) < 18.47  # 4 degrees of freedom, p = 0.001
 

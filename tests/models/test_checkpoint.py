@@ -87,11 +87,6 @@ def test_links_are_followed_as_the_hub_cache_needs(tmp_path: Path) -> None:
     Checkpoint(tmp_path / "snapshot").check(SPECS)
 
 
-def test_reading_maps_the_file_and_copies_nothing(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(single(tmp_path))
-    assert checkpoint.read("a.weight", "cpu").data_ptr() == checkpoint.read("a.weight", "cpu").data_ptr()
-
-
 def test_empty_tensor_is_a_tensor(tmp_path: Path) -> None:
     checkpoint = Checkpoint(single(tmp_path, {"empty": torch.zeros(0, 4), "full": torch.ones(2)}))
     assert checkpoint.read("empty", "cpu").shape == (0, 4)

@@ -5,6 +5,7 @@ The prompts are longer than every window and reach beyond the original YaRN leng
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,9 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.rope import YarnRope, yarn_table
+from support.errors import assert_close, model_noise
 from support.families import load_gpt_oss
+from support.forced_routing import forced_run, reference_run
 from support.forward import all_logits, last_logits
 from support.loading import load_model
 from support.tiny_checkpoints import CASES, has_original_form, write_hf, write_original
@@ -143,14 +146,14 @@ def test_a_wrong_window_would_be_seen(folders: dict[str, Path]) -> None:
 
 
 def test_bfloat16_is_near_float32(folders: dict[str, Path]) -> None:
-    """Activations rounded to bfloat16 (step 2**-8) at every op of a few layers."""
+    """Activations rounded to bfloat16 at every op of a few layers, with the experts that float32 chooses: a routing
+    that a rounding turns is another answer, not a less exact one."""
     name = "heads_4_2"
     prompts = prompts_for(name)
-    exact = all_logits(load(folders[name]), prompts, 1000)
+    exact = reference_run(load(folders[name]), prompts, 1000)
     model = load_model(LoadOptions(str(folders[name]), device="cpu", dtype="bfloat16"))
-    rounded = all_logits(model, prompts, 1000)
-    error = max(float((a - b).norm() / b.norm()) for a, b in zip(rounded, exact, strict=True))
-    assert error < 0.05
+    rounded = forced_run(model, prompts, 1000, exact)
+    assert_close(rounded.logits, exact.logits, worst=math.inf, rms=2 * model_noise(len(model.layers)))
 
 
 def test_yarn_without_stretch_is_plain_rope() -> None:

@@ -129,9 +129,12 @@ def test_transformers_loads_the_same_numbers_and_runs(name: str, tmp_path: Path)
     assert len(set(logits.argmax(-1).tolist())) > 10
 
 
-def test_experts_are_views_of_the_file(tmp_path: Path) -> None:
+def test_experts_are_views_of_what_was_read(tmp_path: Path) -> None:
     weights = gpt_oss_weights(str(write_hf(tmp_path, TINY)))
-    assert weights.layer(0, "cpu").down.values.data_ptr() == weights.layer(0, "cpu").down.values.data_ptr()
+    values = weights.layer(0, "cpu").down.values
+    assert values.is_contiguous()
+    assert values.untyped_storage().nbytes() == values.nbytes
+    assert values._base is not None
 
 
 # -- overrides

@@ -20,6 +20,7 @@ from rich.console import Console
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from microscale.compiling.pool import Died, run_forked
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.targets import PROVED_SMS, matrix_instructions, target
@@ -29,7 +30,6 @@ from microscale.prove import Row, prove, run, run_prove
 from microscale.prove.cache import FactsCache
 from microscale.prove.compiler import Facts, cache_key
 from microscale.prove.gate import judge
-from microscale.prove.pool import Died, run_forked
 from microscale.prove.report import as_markdown, refusals, write_section
 from microscale.prove.run import Source
 from prove import bad_kernels

@@ -3,7 +3,6 @@ faults that are put into their PTX, which the checks or the numbers must show.""
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from kernels import cases_attention, cases_dense
-from microscale.backends.calls import run_attention
+from microscale.backends.calls import run_attention, run_fused
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.tiles.gemm import possible
 from microscale.kernels.attention.paged import PagedAttention
@@ -25,10 +24,12 @@ from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
 from microscale.prove.interpret.errors import InterpretError, Race
 from microscale.prove.interpret.launched import Edit, interpreted
+from microscale.prove.interpret.memory import GlobalMemory
+from microscale.prove.interpret.run import Kernel as InterpretedKernel
 from microscale.prove.ptx import Instruction, instructions
 from support.errors import assert_close, errors, rms_step, step
 from support.moe_cases import Case, Problem, check_rounded
-from support.ptx_kernels import run_warp, warp_kernel
+from support.ptx_kernels import block_kernel, run_block, run_warp, warp_kernel
 
 pytestmark = pytest.mark.timeout(600)
 HIDDEN, INTERMEDIATE = 352, 160
@@ -114,29 +115,6 @@ def test_dense_layers(fmt: str) -> None:
     cases_dense.check_bf16(y, given.expected)
 
 
-def removed(pattern: str, function: str, which: int = 0) -> Edit:
-    """Take one instruction out of one kernel."""
-
-    def edit(kernel: Kernel, ptx: str) -> str:
-        if kernel.short_name != function:
-            return ptx
-        found = list(re.finditer(pattern, ptx))[which]
-        return ptx[: found.start()] + ptx[found.end() :]
-
-    return edit
-
-
-def test_a_removed_barrier_is_a_race() -> None:
-    """Even where the numbers come out right, as they do here: the interpreter runs in lockstep."""
-    with pytest.raises(Race, match="with no barrier between"):
-        run_small_batch(known("gb10"), "mxfp4", 1, removed(r"bar\.sync\s+0;", "down_direct"))
-
-
-def test_a_stage_that_is_read_before_it_was_waited_for() -> None:
-    with pytest.raises(Race, match=r"a cp\.async is still writing"):
-        run_grouped(known("gb10"), "mxfp4", True, removed(r"cp\.async\.wait_group\s+\w+;", "gate_up"))
-
-
 def of_the_next_quad(kernel: Kernel, ptx: str) -> str:
     """Every block-scaled product takes the rows' scales of the next four lanes. Lanes of one quad hold the same."""
     parts, done = [], 0
@@ -172,14 +150,14 @@ def test_reads_of_what_nobody_wrote() -> None:
         run_warp(warp_kernel("ld.shared.b32 %o0, [%smem];", 1, 1), np.zeros((32, 1), np.uint32), 1)
 
 
-def test_addresses_outside_of_every_tensor_and_misaligned_vectors() -> None:
+def test_addresses_outside_of_their_tensor_and_misaligned_vectors() -> None:
     zeros = np.zeros((32, 1), np.uint32)
-    with pytest.raises(InterpretError, match="outside of every tensor"):
+    with pytest.raises(InterpretError, match="outside of its tensor"):
         run_warp(warp_kernel("ld.global.b32 %o0, [%out + 128];", 1, 1), zeros, 1)
     with pytest.raises(InterpretError, match="misaligned"):
         run_warp(warp_kernel("ld.global.v2.b32 {%o0, %t0}, [%in + 4];", 3, 1), np.zeros((32, 3), np.uint32), 1)
     with pytest.raises(InterpretError, match="shared memory or misaligned"):
-        run_warp(warp_kernel("st.shared.b32 [%smem + 4096], %i0; mov.b32 %o0, %i0;", 1, 1), zeros, 1)
+        run_warp(warp_kernel("st.shared.b32 [%smem + 8192], %i0; mov.b32 %o0, %i0;", 1, 1), zeros, 1)
 
 
 def test_a_barrier_that_some_threads_pass_by() -> None:
@@ -189,6 +167,86 @@ def test_a_barrier_that_some_threads_pass_by() -> None:
     )
     with pytest.raises(InterpretError, match="wait at different barriers"):
         run_warp(warp_kernel(body, 1, 1), np.zeros((32, 1), np.uint32), 1)
+
+
+def test_a_barrier_that_a_whole_warp_passes_by() -> None:
+    """Warp 1 waits at barrier 1 and warp 0 at barrier 0; or warp 1 has ended."""
+    zeros = np.zeros((64, 1), np.uint32)
+    apart = "setp.ge.u32 %p0, %lane, 32; @%p0 bra $L1; bar.sync 0; bra $L2; $L1: bar.sync 1; $L2: mov.b32 %o0, %i0;"
+    with pytest.raises(InterpretError, match="wait at different barriers"):
+        run_block(block_kernel(apart, 1, 1, "sm_121a", 64), zeros, 1)
+    ended = "setp.ge.u32 %p0, %lane, 32; @%p0 bra $L1; bar.sync 0; bra $L2; $L1: ret; $L2: mov.b32 %o0, %i0;"
+    with pytest.raises(
+        InterpretError, match="a barrier for all threads of a block, of which 32 have ended, in block 0"
+    ):
+        run_block(block_kernel(ended, 1, 1, "sm_121a", 64), zeros, 1)
+
+
+def test_a_barrier_of_some_warps_orders_only_those() -> None:
+    """Warps 0 and 1 meet at barrier 1. Warp 2 passes it by, and its store is not ordered before warp 0's load."""
+    words = np.arange(96, dtype=np.uint32).reshape(96, 1)
+    store = "shl.b32 %t0, %lane, 2; add.u32 %t0, %t0, %smem; st.shared.b32 [%t0], %i0; setp.ge.u32 %p0, %lane, 64;"
+    meet = "mov.b32 %o0, 0; @%p0 bra $L1; bar.sync 1, 64; xor.b32 %t1, %lane, 32; shl.b32 %t1, %t1, 2;"
+    load = "add.u32 %t1, %t1, %smem; ld.shared.b32 %o0, [%t1];"
+    got = run_block(block_kernel(f"{store} {meet} {load} $L1:", 1, 1, "sm_121a", 96), words, 1)[:, 0]
+    assert (got[:64] == np.arange(64) ^ 32).all()
+    with pytest.raises(Race, match="reads what another thread wrote, with no barrier between"):
+        run_block(block_kernel(f"{store} {meet} add.u32 %t1, %t1, 128; {load} $L1:", 1, 1, "sm_121a", 96), words, 1)
+
+
+def test_atomics_race_with_stores_and_not_with_each_other() -> None:
+    """All lanes count in one word, which lane 0 sets to zero before."""
+    ones = np.ones((32, 1), np.uint32)
+    body = (
+        "setp.eq.u32 %p0, %lane, 0; @%p0 st.shared.b32 [%smem], 0; bar.warp.sync -1; "
+        "atom.shared.add.u32 %t0, [%smem], %i0; bar.warp.sync -1; ld.shared.b32 %o0, [%smem];"
+    )
+    assert (run_warp(warp_kernel(body, 1, 1), ones, 1) == 32).all()
+    with pytest.raises(Race, match="changes what another thread wrote, with no barrier between"):
+        run_warp(warp_kernel(body.replace("bar.warp.sync -1; ", "", 1), 1, 1), ones, 1)
+    with pytest.raises(Race, match="reads what another thread wrote, with no barrier between"):
+        run_warp(warp_kernel(body.replace("%i0; bar.warp.sync -1;", "%i0;"), 1, 1), ones, 1)
+
+
+@pytest.mark.parametrize("place", ["shared", "global"])
+def test_different_numbers_at_one_address(place: str) -> None:
+    """Lanes may store replicas of one number to one address, but no other number."""
+    address = "[%smem]" if place == "shared" else "[%d0]"
+    same = f"mov.b64 %d0, %in; shfl.sync.idx.b32 %t0, %i0, 0, 31, -1; st.{place}.b32 {address}, %t0; mov.b32 %o0, %t0;"
+    every = "mul.wide.u32 %offset, %lane, 4; sub.s64 %d0, %in, %offset;"
+    words = np.arange(32, dtype=np.uint32).reshape(32, 1)
+    same = same.replace("mov.b64 %d0, %in;", every)
+    assert (run_warp(warp_kernel(same, 1, 1), words, 1) == 0).all()
+    different = same.replace(f"st.{place}.b32 {address}, %t0", f"st.{place}.b32 {address}, %i0")
+    with pytest.raises(Race, match=f"store different numbers to one {place} address"):
+        run_warp(warp_kernel(different, 1, 1), words, 1)
+
+
+def test_a_tensor_ends_where_its_view_ends() -> None:
+    """Two views of one storage: an address that leaves the one does not reach the other."""
+    memory, storage = GlobalMemory(), np.zeros(256, np.uint8)
+    ptx = warp_kernel("ld.global.b32 %o0, [%in + 124];", 0, 1)
+    for first in (0, 128):
+        memory = GlobalMemory()
+        addresses = [memory.add(storage, first, first + 128), memory.add(np.zeros(128, np.uint8))]
+        InterpretedKernel(ptx, 0).run((1,), addresses, memory)
+        memory = GlobalMemory()
+        addresses = [memory.add(storage, first, first + 124), memory.add(np.zeros(128, np.uint8))]
+        with pytest.raises(InterpretError, match="outside of its tensor"):
+            InterpretedKernel(ptx, 0).run((1,), addresses, memory)
+
+
+def test_lanes_agree_on_the_sum_of_splits() -> None:
+    """The last program of a sequence adds up its splits in pairs of lanes: all have the same bits, or the interpreter
+    would refuse to store them to one address."""
+    given = cases_attention.make_fused_case((5, 1, 64, None, 64, [600]), False, (False, False, False))
+    gpu = known("gb10")
+    with interpreted(gpu.sm) as ran, cases_attention.fused_up_to(1, 64):
+        out = run_fused(
+            PagedAttention(), given.spec, gpu, given.qkv, given.transform, given.copy_of_kv(), given.batch, given.sinks
+        )
+    assert {kernel.short_name for kernel in ran} == {"attend_fused"}
+    assert not out.isnan().any()
 
 
 def test_threads_that_branch_apart_meet_again() -> None:

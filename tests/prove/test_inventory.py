@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -25,7 +26,7 @@ from microscale.engine.step.prompt import PromptInputs, PromptKey
 from microscale.engine.step.runner import PromptSteps
 from microscale.engine.step.sampler import Sampler
 from microscale.hardware import known
-from microscale.kernels.launch import launch, watching
+from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
@@ -52,7 +53,7 @@ ASKED = [
 
 
 @cache
-def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, None]]:
+def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, Launch]]:
     """A model, and all that it was recorded to start."""
     ops = Ops(known(card), Activations.BF16, Preference(), PRECISIONS[precision])
     model = bind_shapes(inventory.models()[name], ops)
@@ -249,6 +250,40 @@ def test_a_launch_is_heard_and_started_or_not() -> None:
         assert inner
         assert not outer
     launch(Fn(), (3,), (1, 2), {}, {})
+    assert len(started) == 2
+
+
+def test_what_the_inner_listener_lets_through_the_outer_hears_too() -> None:
+    model, _ = bound("h200", "gpt-oss-20b", "exact")
+    with recording() as outer, watching() as inner:
+        run_step(model, Step(1, 1, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))
+    assert inner
+    assert list(inner) == list(outer)
+
+
+def test_a_thread_records_its_own_launches() -> None:
+    """An engine lists its kernels in one thread and packs its weights in another."""
+    model, _ = bound("h200", "gpt-oss-20b", "exact")
+    kv = model.new_cache(dict.fromkeys(LayerKind, 4))
+    started: list[object] = []
+
+    class Fn:
+        def run(self, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+            started.append(args)
+
+    def elsewhere() -> int:
+        with recording() as found:
+            run_step(model, Step(1, 1, 1, 8), kv)
+        launch(Fn(), (1,), (), {}, {})
+        return len(found)
+
+    with ThreadPoolExecutor(1) as pool, recording() as found:
+        there = pool.submit(elsewhere).result()
+        assert not found
+        assert len(started) == 1
+        run_step(model, Step(1, 1, 1, 8), kv)
+    assert len(found) == there > 3
+    launch(Fn(), (1,), (), {}, {})
     assert len(started) == 2
 
 

@@ -1,4 +1,4 @@
-"""The server's own histogram counts as Prometheus's does."""
+"""The server's own histogram counts as Prometheus's does; what the engine counts is shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from microscale.engine.output import Stats
 from microscale.server.metrics import BETWEEN_TOKENS, Metrics
 
 
@@ -23,3 +24,10 @@ def test_gaps_between_tokens_are_counted_as_prometheus_does(gaps: list[float]) -
         for text in (metrics.text(None), generate_latest(registry))
     )
     assert ours == theirs
+
+
+def test_kernels_that_came_late_are_counted() -> None:
+    metrics = Metrics("m", "x")
+    text = metrics.text(Stats(0, 0, 0, 0, 0, {}, kernels_compiled_late=3, kernels_loaded_late=2)).decode()
+    assert 'x:kernels_compiled_after_ready_total{model_name="m"} 3.0' in text
+    assert 'x:kernels_loaded_after_ready_total{model_name="m"} 2.0' in text

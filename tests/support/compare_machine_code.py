@@ -33,11 +33,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas, sm_arch_from_capability
 
+from microscale.compiling.pool import Died, run_forked
+from microscale.compiling.source import source
 from microscale.hardware import known
 from microscale.hardware.targets import WARP_SIZE
 from microscale.kernels.launch import Kernel
 from microscale.prove import compiler, inventory
-from microscale.prove.pool import Died, run_forked
 
 OF_LLIR = (
     "shared",
@@ -99,8 +100,9 @@ def to_text(kernel: Kernel, sm: int, ir: bool, log: IO[bytes]) -> dict[str, Any]
         CUDABackend.make_ptx = lambda _, src, metadata, *__: metadata.update(name="kernel") or ""
     with compiler._own_folder(), knobs.compilation.scope():
         knobs.compilation.disable_line_info = True
-        source, options = compiler._source(kernel, sm)
-        compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
+        target = GPUTarget("cuda", sm, WARP_SIZE)
+        made, options = source(kernel, target)
+        compiled = triton.compile(made, target=target, options=options)
         if ir:
             return {"text": renamed(compiled.asm["ttgir"]), "shared": None}
         return {"text": stripped(compiled.asm["ptx"]), "shared": compiled.metadata.shared}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,12 +24,15 @@ def poison(kv: KvCache) -> KvCache:
     return kv
 
 
-def all_logits(model: AnyModel, prompts: list[list[int]], chunk: int) -> list[Tensor]:
+def all_logits(
+    model: AnyModel, prompts: list[list[int]], chunk: int, on_step: Callable[[Sequence[int]], None] | None = None
+) -> list[Tensor]:
     """Logits at every position of each prompt, the prompts together in one batch, ``chunk`` tokens of each at a time.
 
-    Pages of the sequences interleave and run backwards, and the two kinds of layer use different ones.
+    Pages of the sequences interleave and run backwards, and the two kinds of layer use different ones. ``on_step`` is
+    told before each step which tokens it computes, counted over all prompts one after the other.
     """
-    return _logits(model, prompts, chunk, None)
+    return _logits(model, prompts, chunk, None, on_step)
 
 
 def last_logits(model: AnyModel, prompts: list[list[int]], chunk: int, wanted: int) -> list[Tensor]:
@@ -36,7 +40,13 @@ def last_logits(model: AnyModel, prompts: list[list[int]], chunk: int, wanted: i
     return _logits(model, prompts, chunk, wanted)
 
 
-def _logits(model: AnyModel, prompts: list[list[int]], chunk: int, wanted: int | None) -> list[Tensor]:
+def _logits(
+    model: AnyModel,
+    prompts: list[list[int]],
+    chunk: int,
+    wanted: int | None,
+    on_step: Callable[[Sequence[int]], None] | None = None,
+) -> list[Tensor]:
     size = model.page_size
     counts = [-(-len(p) // size) for p in prompts]
     kv = poison(model.new_cache(dict.fromkeys(LayerKind, sum(counts))))
@@ -51,6 +61,11 @@ def _logits(model: AnyModel, prompts: list[list[int]], chunk: int, wanted: int |
             ends = start + chunk >= len(prompts[i])
             count = len(tokens) if wanted is None else min(wanted, len(tokens)) * ends
             chunks.append(Chunk(tokens, start, pages[i], num_logits=count))
+        if on_step is not None:
+            begins = [sum(map(len, prompts[:i])) + start for i in live]
+            on_step(
+                [at for begin, c in zip(begins, chunks, strict=True) for at in range(begin, begin + len(c.token_ids))]
+            )
         logits = model.forward(build_batch(chunks, size, model.device), kv).values
         for i, part in zip(live, logits.split([c.num_logits for c in chunks]), strict=True):
             rows[i].append(part)

@@ -10,9 +10,10 @@ from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.text.harmony import tokens as names
 
 LAYERS = 12
+KERNELS = 7
 
 
-def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> object:
+def load(config: EngineConfig, on_progress: Callable[..., None]) -> object:
     # Imported here, as a program is: the engine process runs this.
     from support.scripted_service import Scripted
 
@@ -24,6 +25,8 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> objec
         print(f"noise {done} of the engine", end="", file=sys.stderr, flush=True)
         time.sleep(0.05)
         print(" ends", file=sys.stderr, flush=True)
+    on_progress(5, KERNELS, kernels=True)
+    time.sleep(0.2)
     return Scripted([[1]], 0.001, 64, "scripted")
 
 

@@ -177,10 +177,10 @@ def test_the_sandbox_holds(source: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Each ends soon, as a refused request and in one sentence: nothing is reached, and nothing grows."""
     monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
     monkeypatch.setattr(chat_template, "MAX_CHARS", 1 << 20)
-    begin = time.monotonic()
+    begin = time.process_time()  # our own, not that of a busy machine
     with pytest.raises((BadRequest, BadCheckpoint)):
         ChatTemplate(source, "test").render([{"role": "user", "content": "x"}])
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_the_clock_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,15 @@ from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
 from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Reason
-from microscale.kernels.sampling.spec import Sampled, SamplingBatch, SamplingOp, SamplingSpec
+from microscale.kernels.sampling.spec import (
+    Asks,
+    Sampled,
+    SamplingBatch,
+    SamplingOp,
+    SamplingPath,
+    SamplingSpec,
+    ScorePath,
+)
 from microscale.kernels.small.spec import (
     HeadNorms,
     RopeTable,
@@ -270,13 +278,18 @@ class Sampling:
 
     def __init__(self, choice: Choice[SamplingOp, SamplingSpec]) -> None:
         self._gpu = choice.gpu
-        self._picks: Picks[int, tuple[SamplingOp, SamplingSpec]] = Picks(choice.at)
+        self._runs: Picks[tuple[int, Asks], tuple[SamplingOp, SamplingSpec, SamplingPath]] = Picks(
+            lambda key: choice.picked(lambda entry: entry.paths, key[0], asks=key[1])
+        )
+        self._scores: Picks[tuple[int, Asks], tuple[SamplingOp, SamplingSpec, ScorePath]] = Picks(
+            lambda key: choice.picked(lambda entry: entry.score_paths, key[0], asks=key[1])
+        )
 
     def __call__(self, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None) -> Sampled:
-        entry, spec = self._picks[logits.shape[0]]
-        return entry.run(spec, self._gpu, logits, batch, blocks)
+        entry, spec, path = self._runs[logits.shape[0], batch.asks(blocks)]
+        return entry.run(spec, self._gpu, logits, batch, blocks, path)
 
     def score(self, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
         """Log-probabilities of given tokens."""
-        entry, spec = self._picks[logits.shape[0]]
-        return entry.score(spec, self._gpu, logits, tokens, top_logprobs)
+        entry, spec, path = self._scores[logits.shape[0], Asks(tops=top_logprobs > 0)]
+        return entry.score(spec, self._gpu, logits, tokens, top_logprobs, path)

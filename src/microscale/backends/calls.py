@@ -19,6 +19,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, Logits
 from microscale.kernels.moe.spec import MoeOp, MoeSpec, Routing
 from microscale.kernels.op import PackedT
+from microscale.kernels.sampling.spec import Asks, Sampled, SamplingBatch, SamplingOp, SamplingSpec
 from microscale.kernels.small.spec import SmallOps, SmallSpec
 
 
@@ -59,3 +60,15 @@ def run_fused(
 def bind_small(entry: SmallOps, spec: SmallSpec, gpu: Gpu) -> Small:
     """The small ops of an implementation for layers of these sizes."""
     return Small(SmallKind(Choice((spec,), (entry,), gpu)))
+
+
+def run_sampling(
+    entry: SamplingOp, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None
+) -> Sampled:
+    spec = SamplingSpec(logits.shape[1], logits.shape[0], batch.asks(blocks))
+    return entry.run(spec, gpu, logits, batch, blocks, path_for(entry.paths, spec, gpu))
+
+
+def run_score(entry: SamplingOp, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
+    spec = SamplingSpec(logits.shape[1], logits.shape[0], Asks(tops=top_logprobs > 0))
+    return entry.score(spec, gpu, logits, tokens, top_logprobs, path_for(entry.score_paths, spec, gpu))

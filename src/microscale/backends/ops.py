@@ -40,12 +40,11 @@ from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
-from microscale.kernels.launch import Kernel, recording
+from microscale.kernels.launch import Kernel, Launch, recording
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
 from microscale.kernels.moe.with_mlp import RUN as MLP_RUN
 from microscale.kernels.op import Activations, torch_dtype
 from microscale.kernels.sampling.spec import (
-    MAX_TOP_LOGPROBS,
     PROMPT_BIT,
     Bias,
     History,
@@ -172,7 +171,6 @@ class Ops:
 
 __all__ = [
     "BUCKETS",
-    "MAX_TOP_LOGPROBS",
     "MLP_RUN",
     "PROMPT_BIT",
     "Activations",
@@ -189,6 +187,7 @@ __all__ = [
     "HeadNorms",
     "History",
     "Kernel",
+    "Launch",
     "Logits",
     "Moe",
     "MoeSpec",

@@ -109,8 +109,10 @@ def decide_layer(
     """One decision per spec (the same layer at several batch sizes), all on one layout of the weights."""
     freedom = freedom or Freedom()
     columns: list[_Column] = []
+    first = 1
     for spec in specs:
-        columns.append({entry.name: _offer(entry, spec, gpu, freedom) for entry in registry.of_op(op)})
+        columns.append({entry.name: _offer(entry, layer, spec, first, gpu, freedom) for entry in registry.of_op(op)})
+        first = spec.tokens + 1
     columns = _what_fits(_as_preferred(op, columns, gpu, preference), gpu, freedom)
     columns = [_doubted(column if gpu.is_cpu else _as_narrow(column)) for column in columns]
     layouts = {entry.layout: 0.0 for entry in registry.of_op(op)}
@@ -135,11 +137,15 @@ def decide(
     return decide_layer(op, layer, [spec], gpu, preference, freedom)[0]
 
 
-def _offer(entry: Implementation[Any], spec: Any, gpu: Gpu, freedom: Freedom) -> _Offer | Reason:
+def _offer(
+    entry: Implementation[Any], layer: str, spec: Any, first: int, gpu: Gpu, freedom: Freedom
+) -> _Offer | Reason:
+    """For ``first`` to ``spec.tokens`` tokens."""
     offers, reasons = [], []
     for place, choice in enumerate(freedom.activations or (None,)):
         asked = spec if choice is None else replace(spec, activations=choice)
         reason = entry.supports(asked, gpu)
+        reason = reason or paths.compiled_wrong(entry, layer, asked, gpu, min(first, asked.tokens))
         if reason is None:
             offers.append(_Offer(entry, asked, estimate(entry, asked, gpu, freedom.kv_size), place))
         else:

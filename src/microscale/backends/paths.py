@@ -1,7 +1,8 @@
 """``pick``: which of an implementation's paths runs a batch, and why not the others. The oracle's second question.
 
 An implementation lists its paths in order; the first that supports the spec runs it. Nobody else asks a path, so what
-runs is what ``explain`` prints: ``spans`` asks the same for every batch size and says where the answer changes.
+runs is what ``explain`` prints: ``spans`` asks the same for every batch size and says where the answer changes. A path
+whose code the installed Triton is known to compile wrong for the card is refused here, whatever it says for itself.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from typing import Any, Generic, TypeVar
 
 from microscale.backends.decision import PathSpan, Rejected
 from microscale.errors import Unsupported
-from microscale.hardware import Gpu
+from microscale.hardware import Gpu, triton_faults
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionSpec, BatchShape
 from microscale.kernels.dense.spec import DenseOp
 from microscale.kernels.moe.spec import MoeOp
 from microscale.kernels.op import Implementation, Path, Reason
+from microscale.kernels.sampling.spec import Asks, SamplingOp
 from microscale.kernels.small.spec import SmallOps
 
 PathT = TypeVar("PathT", bound=Path[Any])
 EVERY_SIZE_TO = 128
 """Tokens up to which every number is asked; beyond, eight from each power of two to the next, and where two neighbours
 differ, the very number."""
+PATH_LISTS = (
+    "paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths", "score_paths",
+)  # fmt: skip
+"""Where implementations list their paths, one list for each form that they may be asked for."""
 LM_HEAD = "lm_head"
 """The layer that is asked for logits, as plans and ``--layer-format`` call it."""
 
@@ -46,12 +52,17 @@ class Pick(Generic[PathT]):
         return self.rejected[0].reason if self.rejected else "has no such form"
 
 
+def refusal(path: Path[Any], spec: Any, gpu: Gpu) -> Reason | None:
+    """Why a path does not run the spec on this GPU: its own reason, or a fault of the Triton that compiles for it."""
+    return path.supports(spec, gpu) or triton_faults.refusal(path.uses, gpu.triton, gpu.sm)
+
+
 def pick(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> Pick[PathT]:
     """The first path that supports the spec."""
     chosen: PathT | None = None
     rejected = []
     for path in paths:
-        reason = path.supports(spec, gpu)
+        reason = refusal(path, spec, gpu)
         if chosen is not None:
             reason = reason or f"{chosen.name} goes first: {chosen.first_because}"
         if reason is None:
@@ -63,7 +74,7 @@ def pick(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> Pick[PathT]:
 
 def first_path(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT | None:
     """What ``pick`` picks, without asking the others."""
-    return next((path for path in paths if path.supports(spec, gpu) is None), None)
+    return next((path for path in paths if refusal(path, spec, gpu) is None), None)
 
 
 def path_for(paths: Sequence[PathT], spec: Any, gpu: Gpu) -> PathT:
@@ -108,18 +119,22 @@ class Form:
     paths: tuple[Path[Any], ...]
     at: Callable[[Any, int], Any]
     """The spec for a number of tokens."""
+    fused: bool = False
+    """Where no path runs it, the model takes the ops apart."""
 
 
 def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Iterator[Form]:
     """What a layer of this implementation may be asked."""
     if isinstance(entry, AttentionOp):
         yield from _attention_forms(entry, kv_fp8)
+    elif isinstance(entry, SamplingOp):
+        yield from _sampling_forms(entry)
     elif isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD:
         yield Form("", entry.logits_paths, _tokens)
     elif entry.paths:
         yield Form("", entry.paths, _tokens)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
-        yield Form("with a dense MLP", entry.mlp_paths, _tokens)
+        yield Form("with a dense MLP", entry.mlp_paths, _tokens, fused=True)
     if isinstance(entry, SmallOps):
         yield Form("behind a sum", entry.route_paths, _tokens)
         yield Form("between norms", entry.sandwich_route_paths, _tokens)
@@ -127,6 +142,24 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
 
 def _tokens(spec: Any, tokens: int) -> Any:
     return replace(spec, tokens=tokens)
+
+
+SAMPLINGS = {
+    "greedy": Asks(blocks=True),
+    "temperature": Asks(draws=True, blocks=True),
+    "top-k or top-p": Asks(draws=True, filters=True, blocks=True),
+    "with a bias": Asks(draws=True, filters=True, adjusts=True, biases=True, blocks=True),
+}
+"""Batches that ``explain`` shows, by what some row asks for."""
+
+
+def _sampling_forms(entry: SamplingOp) -> Iterator[Form]:
+    def asking(asks: Asks) -> Callable[[Any, int], Any]:
+        return lambda spec, tokens: replace(spec, tokens=tokens, asks=asks)
+
+    for name, asks in SAMPLINGS.items():
+        yield Form(name, entry.paths, asking(asks))
+    yield Form("a prompt's tokens", entry.score_paths, asking(Asks()))
 
 
 def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
@@ -145,7 +178,22 @@ def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
     yield Form("prefill", entry.paths, shaped(lambda _: 1, lambda tokens: tokens))
     yield Form("mixed", entry.paths, shaped(lambda _: 2, lambda tokens: max(1, tokens - 1)))
     if entry.fused_paths:
-        yield Form("decode from the projection", entry.fused_paths, decoding)
+        yield Form("decode from the projection", entry.fused_paths, decoding, fused=True)
+
+
+def compiled_wrong(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, first: int) -> Reason | None:
+    """Why the implementation cannot run ``first`` to ``spec.tokens`` tokens with the Triton at hand: at some size every
+    path is refused, and at least one for Triton's sake. ``None`` where each size has a path."""
+    wrong = {fault.form for fault in triton_faults.faults_of(gpu.triton, gpu.sm)}
+    for form in forms(entry, layer):
+        suspect = [path for path in form.paths if path.uses & wrong]
+        if form.fused or not suspect:
+            continue
+        for span in _spans_of(form, spec, gpu, first, spec.tokens):
+            if span.path is None:
+                names = {path.name for path in suspect}
+                return next((entry.reason for entry in span.rejected if entry.name in names), None)
+    return None
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Kernel, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
+from microscale.backends.ops import Kernel, Launch, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
 from microscale.formats import BLOCK, MXFP4, BlockScaled, block_format
 from microscale.hardware import Gpu
 
@@ -49,7 +49,7 @@ def shape_only(spec: MoeSpec) -> MoeWeights:
     return MoeWeights(gate_up, down, bias(rows), bias(spec.hidden))
 
 
-def record_moe(spec: MoeSpec, gpu: Gpu, tokens: Iterable[int]) -> dict[Kernel, None]:
+def record_moe(spec: MoeSpec, gpu: Gpu, tokens: Iterable[int]) -> dict[Kernel, Launch]:
     """Every kernel that the layer, as the oracle decides it, starts for these numbers of tokens."""
     moe = Ops(gpu, spec.activations, Preference()).moe(shape_only(spec), spec.top_k, spec.gate)
     with recording() as found:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from microscale.backends.calls import run_sampling
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -163,7 +164,7 @@ def _measure(work: _Work, gpu: Gpu, ceilings: Ceilings) -> Row:
     name = f"{work.case.name}, vocab {spec.vocab}, batch {spec.tokens}"
     history = work.batch.history
     kept = None if history is None else history.counts.clone()
-    got = op.run(spec, gpu, work.logits, work.batch, work.blocks)
+    got = run_sampling(op, gpu, work.logits, work.batch, work.blocks)
     if history is not None and kept is not None:
         history.counts.copy_(kept)
     error = _logprob_error(work, got)
@@ -176,7 +177,7 @@ def _measure(work: _Work, gpu: Gpu, ceilings: Ceilings) -> Row:
 
         return graph_us(several) / CALLS
 
-    us = times(lambda: op.run(spec, gpu, work.logits, work.batch, work.blocks))
+    us = times(lambda: run_sampling(op, gpu, work.logits, work.batch, work.blocks))
     num_bytes = logit_bytes(spec) + (history_bytes(spec) if work.case.penalties else 0)
     if work.blocks is not None:
         num_bytes = 3 * work.blocks.block_max.numel() * 4

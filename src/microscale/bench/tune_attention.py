@@ -1,68 +1,108 @@
-"""What ``microscale tune`` runs of attention: decode, decode from the projection, and prefill, of the layers that the
-benchmark knows."""
+"""What ``microscale tune`` runs of attention: decode, decode from the projection, and prefill with and without a
+window, of every head size and KV format. Heads are those of the presets; a kind of layer that none of them has, such as
+heads of 128 with a window, is one of theirs with the window changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from microscale.backends.calls import run_attention, run_fused
-from microscale.bench.attention import LAYERS, RMS_TOLERANCE, Case, Layer, make_batch, make_kv, rms_error
+from microscale.bench.attention import (
+    RMS_TOLERANCE,
+    SINKS_FULL,
+    SINKS_SLIDING,
+    WIDE_FULL,
+    WIDE_SLIDING,
+    Case,
+    Layer,
+    make_batch,
+    make_kv,
+    rms_error,
+)
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
-from microscale.hardware.tiles.attention import Kv, Work
+from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
+from microscale.models.config import LayerKind
 
 DECODE_SEQUENCES, DECODE_CONTEXT = 8, 8192
 FUSED_CONTEXT = 192
 PREFILL = 4096
+WINDOW = 1024
+"""Where no preset has a window with such heads."""
 # Norm, rotation and the keys round to bf16 before attention does: see tests/kernels/cases_attention.py.
 FUSED_TOLERANCE = 1.5 * RMS_TOLERANCE
 LAYERS_IN_A_GRAPH = 4
+LAYER_OF: dict[int, Layer] = {64: SINKS_FULL, 128: ("qwen3-30b-a3b", LayerKind.FULL), 256: WIDE_SLIDING, 512: WIDE_FULL}
+"""Head size → the layer that has it; of two the one that sees everything."""
+QUICK = (
+    tiles.Case(Work.DECODE, 64, Kv.BF16),
+    tiles.Case(Work.FUSED_DECODE, 64, Kv.BF16),
+    tiles.Case(Work.PREFILL, 64, Kv.BF16),
+    tiles.Case(Work.DECODE, 128, Kv.BF16),
+    tiles.Case(Work.FUSED_DECODE, 64, Kv.FP8),
+)
+
+
+@dataclass(frozen=True)
+class Windowed(Case):
+    """A layer with another window than its model has, or none."""
+
+    window: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}, {'no window' if self.window is None else f'window {self.window}'}"
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return replace(super().spec, window=self.window)
 
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
-    """Each kind of work, head size and KV format once, by the first layer that has it."""
-    seen = set()
-    for layer in LAYERS[: 1 if quick else None]:
-        heads = Case(layer, 1, 1).spec
-        for work in (Work.DECODE, Work.FUSED_DECODE, Work.PREFILL):
-            if work is Work.FUSED_DECODE and not gpu.has(Feature.PDL):
-                continue
-            for kv in (Kv.BF16,) if quick or work is Work.FUSED_DECODE else Kv:
-                kind = Work.PREFILL_WINDOW if work is Work.PREFILL and heads.window is not None else work
-                key = tiles.Case(kind, heads.head_dim, kv)
-                if key not in seen:
-                    seen.add(key)
-                    yield job_of(key, layer, gpu)
+    """Each kind of work, head size and KV format once."""
+    keys = QUICK if quick else tuple(tiles.Case(*parts) for parts in product(Work, HEAD_DIMS, Kv))
+    for key in keys:
+        if key.work is not Work.FUSED_DECODE or gpu.has(Feature.PDL):
+            yield job_of(key, gpu)
 
 
-def case_of(key: tiles.Case, layer: Layer) -> Case:
-    fp8 = key.kv is Kv.FP8
+def case_of(key: tiles.Case) -> Case:
+    layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work is Work.FUSED_DECODE:
         return Case(layer, 1, FUSED_CONTEXT, fp8=fp8)
     if key.work is Work.DECODE:
         return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, fp8=fp8)
-    return Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
+    if key.work is Work.PREFILL_WINDOW and key.head_dim == 64:
+        layer = SINKS_SLIDING
+    case = Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)
+    if (case.spec.window is not None) == (key.work is Work.PREFILL_WINDOW):
+        return case
+    return Windowed(layer, 1, PREFILL, new=PREFILL, fp8=fp8, window=None if key.work is Work.PREFILL else WINDOW)
 
 
-def job_of(key: tiles.Case, layer: Layer, gpu: Gpu) -> Job:
-    case = case_of(key, layer)
-    prepare = _fused(case, gpu) if key.work is Work.FUSED_DECODE else _plain(case, gpu)
-    fused = " from the projection" if key.work is Work.FUSED_DECODE else ""
-    return Job(tiles.SECTION, key, f"{case.name}{fused}", tiles.candidates(key, gpu), prepare)
+def job_of(key: tiles.Case, gpu: Gpu) -> Job:
+    case = case_of(key)
+    prepare = fused(case, gpu) if key.work is Work.FUSED_DECODE else plain(case, gpu)
+    from_heads = " from the projection" if key.work is Work.FUSED_DECODE else ""
+    return Job(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
 
 
-def _plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+    """From queries."""
+
     def prepare(device: str) -> Problem:
         generator = torch.Generator(device).manual_seed(0)
         spec = case.spec
@@ -84,30 +124,31 @@ def _plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
 
 
 def transform_of(heads: AttentionSpec, generator: torch.Generator) -> HeadTransform:
-    """Rotation, and the norms without which wide heads have no kernel."""
+    """Rotation, and norms as the models with such heads have them: queries and keys from 128 on, values above."""
     device = generator.device
     half = heads.head_dim // 2
     rope = RopeTable(1.0 / 10000 ** (torch.arange(half, device=device) / half), 1.0)
-    if heads.head_dim <= 128:
+    if heads.head_dim < 128:
         return HeadTransform(rope, None, shared=False)
     q, k = (torch.rand(heads.head_dim, device=device, generator=generator).add(0.5).bfloat16() for _ in range(2))
-    return HeadTransform(rope, HeadNorms(q, k, 1e-6), shared=False)
+    return HeadTransform(rope, HeadNorms(q, k, 1e-6, values=heads.head_dim > 128), shared=False)
 
 
-def fused_answer(
-    qkv: Tensor, transform: HeadTransform, kv: PagedKv, batch: AttentionBatch, spec: AttentionSpec, sinks: Tensor | None
-) -> Tensor:
-    """By the two references, on a copy of the cache."""
-    copy = replace(kv, k=kv.k.clone(), v=kv.v.clone())
-    positions = batch.context_lens.long() - 1
-    pages = batch.page_table.long().gather(1, positions[:, None] // spec.page_size)[:, 0]
-    slots = pages * spec.page_size + positions % spec.page_size
-    q = rope_and_write_kv(qkv, spec.num_heads, positions, transform.rope, copy, slots, transform.norms)
-    return attention(q, copy, batch, spec, sinks)
+@dataclass(frozen=True)
+class FromHeads:
+    """Decode from the projection: one token of each sequence, and layers with caches of their own."""
 
+    spec: AttentionSpec
+    batch: AttentionBatch
+    caches: list[PagedKv]
+    qkv: Tensor
+    transform: HeadTransform
+    sinks: Tensor | None
+    positions: Tensor
+    slots: Tensor
 
-def _fused(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
-    def prepare(device: str) -> Problem:
+    @classmethod
+    def of(cls, case: Case, device: str) -> FromHeads:
         generator = torch.Generator(device).manual_seed(0)
         spec = case.spec
         batch = make_batch(case, generator, device)
@@ -116,14 +157,41 @@ def _fused(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
         qkv = torch.randn(case.sequences, all_heads, spec.head_dim, device=device, generator=generator).bfloat16()
         transform = transform_of(spec, generator)
         sinks = torch.randn(spec.num_heads, device=device, generator=generator).bfloat16() if spec.sinks else None
-        expected = fused_answer(qkv, transform, caches[0], batch, spec, sinks)
+        positions = batch.context_lens.long() - 1
+        pages = batch.page_table.long().gather(1, positions[:, None] // spec.page_size)[:, 0]
+        slots = pages * spec.page_size + positions % spec.page_size
+        return cls(spec, batch, caches, qkv, transform, sinks, positions, slots)
 
-        def attend(kv: PagedKv) -> Tensor:
-            return run_fused(PagedAttention(), spec, gpu, qkv, transform, kv, batch, sinks)
+    def answer(self) -> Tensor:
+        """By the two references, on a copy of the first cache."""
+        kv, heads = self.caches[0], (self.spec.num_heads, self.positions, self.transform.rope)
+        copy = replace(kv, k=kv.k.clone(), v=kv.v.clone())
+        q = rope_and_write_kv(self.qkv, *heads, copy, self.slots, self.transform.norms)
+        return attention(q, copy, self.batch, self.spec, self.sinks)
+
+    def in_one_launch(self, gpu: Gpu, kv: PagedKv) -> Tensor:
+        transform, batch = self.transform, self.batch
+        return run_fused(PagedAttention(), self.spec, gpu, self.qkv, transform, kv, batch, self.sinks)
+
+    def apart(self, gpu: Gpu, kv: PagedKv) -> Tensor:
+        heads = (self.spec.num_heads, self.positions, self.transform.rope)
+        q = TritonSmall(gpu).rope_and_write_kv(self.qkv, *heads, kv, self.slots, self.transform.norms)
+        return run_attention(PagedAttention(), self.spec, gpu, q, kv, self.batch, self.sinks)
+
+    def problem(self, attend: Callable[[PagedKv], Tensor]) -> Problem:
+        expected = self.answer()
 
         def error() -> float:
-            return float((attend(caches[0]).float() - expected).norm() / expected.norm())
+            return float((attend(self.caches[0]).float() - expected).norm() / expected.norm())
 
-        return Problem(lambda: [attend(kv) for kv in caches], error, FUSED_TOLERANCE, len(caches))
+        return Problem(lambda: [attend(kv) for kv in self.caches], error, FUSED_TOLERANCE, len(self.caches))
+
+
+def fused(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+    """From the projection."""
+
+    def prepare(device: str) -> Problem:
+        heads = FromHeads.of(case, device)
+        return heads.problem(lambda kv: heads.in_one_launch(gpu, kv))
 
     return prepare

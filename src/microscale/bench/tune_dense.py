@@ -4,6 +4,7 @@ different degrees, weights rotating so that none are read from L2."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,25 +49,42 @@ def job_of(case: Case, gpu: Gpu) -> Job:
     return Job(dense.SECTION, case, about, list(dense.candidates(case, gpu)), _prepared(case, rows, tokens, gpu))
 
 
-def _prepared(case: Case, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
-    def prepare(device: str) -> Problem:
-        generator = torch.Generator(device).manual_seed(rows)
-        shape = Shape("tune", rows, COLUMNS)
-        layers = max(1, -(-ROTATED_BYTES // (rows * COLUMNS * BITS[case.format] // 8)))
-        first = random_weights(shape, case.format, generator)
-        packed = [_packed(first)]
-        packed += [_packed(random_weights(shape, case.format, generator)) for _ in range(layers - 1)]
-        x = torch.randn(tokens, COLUMNS, device=device, generator=generator, dtype=torch.bfloat16)
-        head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
-        expected = reference(x, head)
+@dataclass(frozen=True)
+class Layers:
+    """Dense layers with weights of their own, and a batch."""
 
-        def run(index: int = 0) -> Tensor:
-            return small_batch.run(packed[index], gpu, x, None)
+    packed: list[PackedDense]
+    x: Tensor
+    expected: Tensor
+    """The reference's answer of the first, in its first rows."""
+
+    @classmethod
+    def of(cls, weight_format: str, rows: int, columns: int, tokens: int, device: str) -> Layers:
+        generator = torch.Generator(device).manual_seed(rows)
+        shape = Shape("tune", rows, columns)
+        count = max(1, -(-ROTATED_BYTES // (rows * columns * BITS[DenseFormat(weight_format)] // 8)))
+        first = random_weights(shape, weight_format, generator)
+        packed = [_packed(first)]
+        packed += [_packed(random_weights(shape, weight_format, generator)) for _ in range(count - 1)]
+        x = torch.randn(tokens, columns, device=device, generator=generator, dtype=torch.bfloat16)
+        head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
+        return cls(packed, x, reference(x, head))
+
+    def problem(self, run: Callable[[PackedDense, Tensor], Tensor], roundings: int = 1) -> Problem:
+        """``roundings`` to bf16 on the way to an answer."""
 
         def error() -> float:
-            return float((run()[:, :CHECKED_ROWS].float() - expected).norm() / expected.norm())
+            ours = run(self.packed[0], self.x)[:, :CHECKED_ROWS].float()
+            return float((ours - self.expected).norm() / self.expected.norm())
 
-        return Problem(lambda: [run(index) for index in range(layers)], error, RMS_TOLERANCE, layers)
+        tolerance = RMS_TOLERANCE * roundings**0.5
+        return Problem(lambda: [run(each, self.x) for each in self.packed], error, tolerance, len(self.packed))
+
+
+def _prepared(case: Case, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
+    def prepare(device: str) -> Problem:
+        layers = Layers.of(case.format, rows, COLUMNS, tokens, device)
+        return layers.problem(lambda packed, x: small_batch.run(packed, gpu, x, None))
 
     return prepare
 

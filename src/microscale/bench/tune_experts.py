@@ -1,5 +1,6 @@
 """What ``microscale tune`` runs of the small-batch expert GEMMs: layers of gpt-oss-120b and Gemma 4, weights rotating
-so that none are read from L2. One GEMM's tile is on trial, the other runs as it would."""
+so that none are read from L2. One GEMM's tile is on trial, the other runs as it would. Tiles of gate and up depend on
+how many row tiles there are for an SM, so other layers fill the card less or more than these."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Generator, Tensor
 
 from microscale.bench import moe
+from microscale.bench.layers import layer_spec
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
@@ -17,12 +19,29 @@ from microscale.hardware.tiles.experts import ANY_LOAD, Case, ExpertGemm
 from microscale.hardware.tiles.tuned import Row
 from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.packed import pack_experts
-from microscale.kernels.moe.spec import Activations
+from microscale.kernels.moe.spec import Activations, MoeSpec
 
 MODELS = ("gpt-oss-120b", "gemma-4-26b-a4b")
 NUM_LAYERS = 3
 LIST_TOKENS = 8
 DIRECT = (ExpertGemm.GATE_UP_DIRECT, ExpertGemm.DOWN_DIRECT)
+HALF = "half of gpt-oss-120b"
+"""As on one of two cards that share it."""
+MORE = {4: "gpt-oss-120b with 8 experts a token", 8: "gpt-oss-120b in mxfp8 with 8 experts a token"}
+"""Weight bits → a layer of more than one wave, whose row serves every larger load."""
+
+
+def layer_of(name: str) -> moe.Layer:
+    big = moe.LAYERS["gpt-oss-120b"]
+    if name == HALF:
+        return replace(big, intermediate=big.intermediate // 2)
+    if name in MORE.values():
+        return replace(big, num_experts=32, top_k=8, weight_format="mxfp4" if name == MORE[4] else "mxfp8")
+    if name in moe.LAYERS:
+        return moe.LAYERS[name]
+    spec = layer_spec(name, "experts", MoeSpec)
+    sizes = (spec.num_experts, spec.top_k, spec.hidden, spec.intermediate)
+    return moe.Layer(*sizes, spec.weight_format, spec.gate, spec.bias)
 
 
 @dataclass(frozen=True)
@@ -43,10 +62,13 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
         for tokens in (1,) if quick else (1, 2):
             yield from (job_of(Work(model, gemm, tokens), gpu) for gemm in DIRECT)
         yield job_of(Work(model, ExpertGemm.LIST, LIST_TOKENS), gpu)
+    if not quick:
+        for model, tokens in ((HALF, 1), ("qwen3-30b-a3b", 2), (MORE[4], 2), (MORE[8], 2)):
+            yield job_of(Work(model, ExpertGemm.GATE_UP_DIRECT, tokens), gpu)
 
 
 def job_of(work: Work, gpu: Gpu) -> Job:
-    layer = moe.LAYERS[work.model]
+    layer = layer_of(work.model)
     bits = 4 if layer.weight_format == "mxfp4" else 8
     shapes = (
         experts.Shape(2 * layer.intermediate // 16, -(-layer.hidden // 64), bits),
@@ -72,13 +94,14 @@ def key_of(work: Work, bits: int, top_k: int, load: int, gpu: Gpu) -> Case:
         return serving or Case(work.gemm, bits, small_batch.MAX_TOKENS, 1, ANY_LOAD)
     if work.gemm is ExpertGemm.DOWN_DIRECT:
         return replace(serving or Case(work.gemm, bits, 0, 1, ANY_LOAD), tokens=work.tokens)
-    return serving or Case(work.gemm, bits, small_batch.DIRECT_TOKENS, 1, round(load / gpu.num_sms + 0.01, 2))
+    up_to = ANY_LOAD if work.model in MORE.values() else round(load / gpu.num_sms + 0.01, 2)
+    return serving or Case(work.gemm, bits, small_batch.DIRECT_TOKENS, 1, up_to)
 
 
 def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
     def prepare(device: str) -> Problem:
         generator = Generator(device).manual_seed(0)
-        layer = moe.LAYERS[work.model]
+        layer = layer_of(work.model)
         spec = layer.spec(work.tokens)
         checked = moe.random_experts(layer, generator)
         packed = [pack_experts(checked, layer.gate)]

@@ -50,21 +50,29 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
 
 
 def jobs_of(path: GemmPath, gpu: Gpu, shares: Sequence[int], shape: Shape) -> Iterator[Job]:
-    # One layer for all shares, and only while its jobs run.
-    @cache
-    def packing(device: str) -> tuple[MoeWeights, PackedExperts]:
-        experts = make_experts(shape, path, device)
-        return experts, pack_experts(experts, GATE)
-
+    packing = packing_of(path, shape)
     tiles = list(gemm.candidates(path, gpu))
     for index, share in enumerate(shares):
         last = index + 1 == len(shares)
         up_to = BUSY_PAIRS if last else round((share * shares[index + 1]) ** 0.5)
         about = f"{path}, {shape.num_experts} experts of {shape.hidden} x {shape.intermediate}, {share} pairs each"
-        yield Job(gemm.SECTION, Share(path, up_to), about, tiles, _prepared(path, gpu, packing, share))
+        yield Job(gemm.SECTION, Share(path, up_to), about, tiles, prepared(path, gpu, packing, share))
 
 
-def _prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable[[str], Problem]:
+def packing_of(path: GemmPath, shape: Shape) -> Packing:
+    """One layer for all shares, and only while it is held."""
+
+    @cache
+    def packing(device: str) -> tuple[MoeWeights, PackedExperts]:
+        experts = make_experts(shape, path, device)
+        return experts, pack_experts(experts, GATE)
+
+    return packing
+
+
+def prepared(path: GemmPath, gpu: Gpu, packing: Packing, share: int) -> Callable[[str], Problem]:
+    """One layer at so many pairs an expert."""
+
     def prepare(device: str) -> Problem:
         experts, packed = packing(device)
         x, routing = make_tokens(experts, share)

@@ -32,11 +32,12 @@ COMMANDS = {
     "chat": Place("chat", "Chat with a model in the terminal."),
     "generate": Place("generate", "Complete token ids with token ids, without a tokenizer."),
     "explain": Place("explain", "Say which kernel runs each layer and why, what fits, and how fast it will be."),
-    "doctor": Place("explain", "Say what this machine has, what is missing, and how to mend it."),
-    "bench": Place("measure", "Measure the speed of a model (bench MODEL) or of kernels (bench kernels)."),
+    "doctor": Place("doctor", "Say what this machine has, what is missing, and how to mend it."),
+    "bench": Place("measure", "Measure the speed of a model (bench MODEL), of kernels or of a server."),
     "profile": Place("measure", "Say where one decoding step and one prompt go."),
     "quality": Place("quality", "Say what each precision costs in answers, against float32."),
     "tune": Place("measure", "Measure the expert kernels' tiles on this machine's GPU."),
+    "warm": Place("warm", "Compile a model's kernels ahead, for this machine's GPU or for another."),
     "prove": Place("measure", "Compile every kernel for every architecture, without a GPU."),
 }
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

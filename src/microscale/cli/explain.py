@@ -1,14 +1,11 @@
-"""``microscale explain`` and ``microscale doctor``: what will run, and what this machine has."""
+"""``microscale explain``: what will run, and why."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from microscale import doctor as doctor_module
 from microscale import hardware, settings
 from microscale.backends.oracle import Preference
 from microscale.backends.precision import make_precision
@@ -19,7 +16,9 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ReserveOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
 from microscale.explain import Question, render
 from microscale.explain import explain as run_explain
@@ -42,6 +41,7 @@ def explain(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
@@ -59,6 +59,7 @@ def explain(
             context=context,
             batch=batch,
             utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
             offline=env.offline,
         )
     )
@@ -68,25 +69,3 @@ def explain(
         for line in render(report):
             out.print(line, soft_wrap=True)
     raise typer.Exit(0 if report.refusal is None else 1)
-
-
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Say what this machine has, what is missing, and how to mend it.
-
-    The exit status is 1 when something is broken. No GPU is needed.
-    """
-    settings.load()
-    findings = doctor_module.examine()
-    if as_json:
-        print_json(doctor_module.to_json(findings))
-    else:
-        colours = {"ok": "green", "note": "yellow", "broken": "red"}
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for _ in range(3):
-            table.add_column(overflow="fold")
-        for finding in findings:
-            table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
-            if finding.mend:
-                table.add_row("", "", escape(f"mend: {finding.mend}"))
-        out.print(table)
-    raise typer.Exit(0 if doctor_module.healthy(findings) else 1)

@@ -10,7 +10,7 @@ from microscale import settings
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
-from microscale.cli.model import load_with_progress, parse_overrides
+from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
     KvCacheDtypeOption,
@@ -18,9 +18,12 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ReserveOption,
     ThreadsOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
+from microscale.cli.overrides import parse_overrides
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -66,6 +69,7 @@ def generate(
         int | None, typer.Option(help="Most tokens of prompt and completion together; as asked for without.")
     ] = None,
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.")] = 16,
     max_num_batched_tokens: Annotated[
         int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
@@ -95,6 +99,7 @@ def generate(
             step_tokens=max_num_batched_tokens,
             page_size=block_size,
             utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
         ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,

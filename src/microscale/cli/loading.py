@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from microscale.cli.console import err, progress_bar
+from microscale.cli.console import err, loading_bar
 from microscale.engine.process.launch import Launch
 
 UNFINISHED_S = 0.05
@@ -43,8 +43,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Callable[[], None]]]:
     """How to start the engine so that ``title`` has a bar while it loads, and a function that takes the bar away."""
     with ExitStack() as closing, ExitStack() as loading:
-        start, advance = loading.enter_context(progress_bar(title))
-        bar = _Bar(start, advance)
+        bar = _Bar(loading.enter_context(loading_bar(title)))
         command = launch.command
         pty = _open_pty() if err.is_terminal else None
         if pty is not None:
@@ -56,27 +55,32 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
                 loading.close()
                 bar.drawn = False
 
-        yield replace(launch, command=command, on_progress=bar.on_progress), end
+        yield replace(launch, command=command, on_progress=bar.on_progress, on_kernels=bar.on_kernels), end
 
 
 class _Bar:
-    """The engine says how many layers of all are there; the bar wants the total once, then steps."""
+    """The engine says how many bytes of all are there, then how many of the kernels that it still compiles; the bar is
+    drawn from the first time on."""
 
-    def __init__(self, start: Callable[[int | None], None], advance: Callable[[int], None]) -> None:
-        self._start = start
-        self._advance = advance
-        self._seen = 0
+    def __init__(self, tell: Callable[[int, int, str], None]) -> None:
+        self._tell = tell
         self.drawn = False
         self.lock = threading.Lock()
         """Held by who begins or ends the bar, and by who writes something that goes by whether it is drawn."""
 
     def on_progress(self, done: int, total: int) -> None:
-        if not self.drawn:
-            with self.lock:
-                self.drawn = True
-                self._start(total)
-        self._advance(done - self._seen)
-        self._seen = done
+        self._show(done, total, "bytes")
+
+    def on_kernels(self, done: int, total: int) -> None:
+        self._show(done, total, "kernels")
+
+    def _show(self, done: int, total: int, unit: str) -> None:
+        if self.drawn:
+            self._tell(done, total, unit)
+            return
+        with self.lock:
+            self.drawn = True
+            self._tell(done, total, unit)
 
 
 class _Pty(NamedTuple):

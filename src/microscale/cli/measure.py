@@ -19,19 +19,26 @@ from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
 from microscale.bench.record import record as record_rows
+from microscale.bench.tune import JOBS as TUNED
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
+from microscale.cli.bench_load import bench_load
+from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
-from microscale.cli.model import load_with_progress, parse_overrides
+from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
     PrecisionOption,
+    ReserveOption,
     ThreadsOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
+from microscale.cli.overrides import parse_overrides
+from microscale.cli.played import AsOption, labelled, played_card
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
@@ -42,9 +49,11 @@ from microscale.prove import run_cases, run_prove
 
 
 class ModelOrCommand(TyperGroup):
-    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model."""
+    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model. ``--serve`` stands for ``serve``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--serve" in args:
+            args = ["serve", *(each for each in args if each != "--serve")]
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["model", *args]
         return super().parse_args(ctx, args)
@@ -68,12 +77,14 @@ def bench_model(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.")] = 8192,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
+    card: AsOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
@@ -92,33 +103,40 @@ def bench_model(
         device=device,
         precision=asked,
         workload=Workload(
-            sequences=max(1, *batches), step_tokens=max_num_batched_tokens, utilization=gpu_memory_utilization
+            sequences=max(1, *batches),
+            step_tokens=max_num_batched_tokens,
+            utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
         ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
     )
+    if card is not None and device == "cpu":
+        raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
     show_log()
-    prepared = prepare(options)
-    cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
-    loaded = load_with_progress(prepared)
-    gpu = prepared.setup.gpu.name
-    title = f"{model} on {gpu}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
-    rows = []
-    # Row by row, table and plot: what was measured stays, whatever happens to the rest.
-    if not as_json:
-        print(title, bench_whole.header(), sep="\n", flush=True)
-    with progress_bar("Measuring") as (start, advance):
-        start(len(cases))
-        for row in bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats):
-            rows.append(row)
-            if not as_json:
-                print(bench_whole.line(row), flush=True)
-            if plot is not None:
-                plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
-            advance(1)
+    with played_card(card) as label:
+        prepared = prepare(options)
+        cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
+        loaded = load_with_progress(prepared)
+        where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
+        title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
+        rows = []
+        # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+        if not as_json:
+            print(title, bench_whole.header(), sep="\n", flush=True)
+        with progress_bar("Measuring") as (start, advance):
+            start(len(cases))
+            measured = bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats)
+            for row in measured:
+                rows.append(row)
+                if not as_json:
+                    print(bench_whole.line(row), flush=True)
+                if plot is not None:
+                    plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
+                advance(1)
     if as_json:
-        print_json(bench_whole.as_json(rows))
+        print_json(labelled(bench_whole.as_json(rows), label))
 
 
 def profile(
@@ -137,6 +155,7 @@ def profile(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     hf_overrides: Annotated[
         str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
@@ -157,7 +176,12 @@ def profile(
         load_format=load_format,
         device=device,
         precision=asked,
-        workload=Workload(sequences=batch, step_tokens=max(8192, prompt), utilization=gpu_memory_utilization),
+        workload=Workload(
+            sequences=batch,
+            step_tokens=max(8192, prompt),
+            utilization=gpu_memory_utilization,
+            reserve=reserve_in_bytes(reserve_memory),
+        ),
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
     )
@@ -182,6 +206,7 @@ def bench_kernels(
     ] = None,
     activations: Annotated[Activations, typer.Option(help="moe: bf16, or mxfp8 for 8-bit kernels.")] = Activations.BF16,
     tokens: Annotated[str | None, typer.Option(help="Token counts, such as 1,8,64.")] = None,
+    card: AsOption = None,
     record: Annotated[bool, typer.Option(help="Keep the rows: predictions of this card's family use them.")] = False,
     directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
@@ -191,8 +216,10 @@ def bench_kernels(
     Every row is checked against the reference first; a wrong kernel has no figure.
     """
     settings.load()
+    if card is not None and record:
+        raise BadSetting("--record keeps times of the card itself; with --as they are those of another GPU.")
     rows = []
-    with progress_bar(f"Timing {op.value}") as (start, advance):
+    with played_card(card) as label, progress_bar(f"Timing {op.value}") as (start, advance):
         start(None)
         counts = None if tokens is None else parse_numbers("--tokens", tokens)
         for row in bench_table.run(op, model, counts, activations):
@@ -200,9 +227,9 @@ def bench_kernels(
             advance(1)
     gpu = hardware.detect()
     if as_json:
-        print_json(bench_rows.as_json(rows))
+        print_json(labelled(bench_rows.as_json(rows), label))
     else:
-        print(f"{gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value}")
+        print(f"{label or gpu.name}, torch {torch.__version__}, triton {triton.__version__}: {op.value}")
         print(bench_rows.table(rows))
     if record:
         err.print(f"Wrote {record_rows(rows, gpu, directory)}", soft_wrap=True)
@@ -211,17 +238,17 @@ def bench_kernels(
 def tune(
     kernels: Annotated[
         str | None,
-        typer.Option(help="Only these: grouped_gemm, attention, small_batch_experts, small_batch_dense; with commas."),
+        typer.Option(help=f"Only these: {', '.join(TUNED)}; with commas."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option(help="A few tiles of a few cases, in a minute or two: whether tuning works here.")
+        bool, typer.Option(help="A few tiles of a few cases, in two or three minutes: whether tuning works here.")
     ] = False,
     directory: Annotated[Path | None, typer.Option(help="Write here instead of into the package.")] = None,
 ) -> None:
-    """Measure the kernels' tiles on this machine's GPU and write the file for its family.
+    """Measure the kernels' tiles and thresholds on this machine's GPU and write the file for its family.
 
     Each tile is checked against the reference before it is timed. Until a family is tuned, a rule that knows the card's
-    shared memory, registers and bandwidth chooses the tiles. All kernels take some hours; most of it is compiling.
+    shared memory, registers and bandwidth chooses the tiles. Compiling takes most of the time, on all cores.
     """
     settings.load()
     written = run_tune(hardware.detect(), directory, kernels=parse_kernels(kernels), quick=quick, console=err)
@@ -271,8 +298,10 @@ def prove(
 
 bench = typer.Typer(
     cls=ModelOrCommand,
-    help="Measure the speed of a model (bench MODEL) or of kernels (bench kernels).",
+    help="Measure a model (bench MODEL), kernels (bench kernels), loading (bench load) or a server (bench serve).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench.command("model")(bench_model)
 bench.command("kernels")(bench_kernels)
+bench.command("serve", context_settings=PASSED_ON)(bench_serve)
+bench.command("load")(bench_load)

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from microscale.cli.console import progress_bar
+from microscale.cli.console import loading_bar
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
-from microscale.errors import BadSetting
 from microscale.models.families import AnyModel
-from microscale.models.json_object import parse_json
-
-
-def parse_overrides(text: str | None) -> dict[str, object]:
-    """The JSON object of ``--hf-overrides``."""
-    if text is None:
-        return {}
-    try:
-        value = parse_json(text.encode())
-    except ValueError as error:
-        raise BadSetting(
-            f"--hf-overrides is not JSON ({error}); use for instance '{{\"num_hidden_layers\": 2}}'."
-        ) from None
-    if not isinstance(value, dict):
-        raise BadSetting("--hf-overrides takes a JSON object, for instance '{\"num_hidden_layers\": 2}'.")
-    return value
 
 
 def load_with_progress(prepared: Prepared) -> AnyModel:
-    """Load a model and show each layer as it comes."""
-    with progress_bar(f"Loading {prepared.options.model}") as (start, advance):
-        start(prepared.config.num_layers)
-        return load(prepared, on_layer=lambda: advance(1))
+    """Load a model and show how much of it is there, and how fast it comes."""
+    with loading_bar(f"Loading {prepared.options.model}") as tell:
+        return load(prepared, lambda done, total: tell(done, total, "bytes"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,8 +18,23 @@ LayerFormatOption = Annotated[
 MoeActivationsOption = Annotated[str, typer.Option(help="Activations that meet the experts: auto, bf16 or mxfp8.")]
 KvCacheDtypeOption = Annotated[str, typer.Option(help="The KV cache's numbers: auto, bf16 or fp8.")]
 UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's memory that may be used.")]
+ReserveOption = Annotated[
+    float | None,
+    typer.Option(
+        help="GiB that stay with the system where it shares its memory with the model; 8 on a GPU such as GB10.", min=0
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(help="CPU threads of every step; without, one for small steps and all for large ones.", min=1),
 ]
+KernelCacheOption = Annotated[
+    Path | None,
+    typer.Option(help="The folder of compiled kernels; TRITON_CACHE_DIR or ~/.triton/cache without."),
+]
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
+
+
+def reserve_in_bytes(reserve_memory: float | None) -> int | None:
+    """What ``--reserve-memory`` says in GiB."""
+    return None if reserve_memory is None else int(reserve_memory * (1 << 30))

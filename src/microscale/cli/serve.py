@@ -16,22 +16,25 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.console import err, print_wrapped, show_log
 from microscale.cli.loading import engine_in_terminal
-from microscale.cli.model import parse_overrides
 from microscale.cli.options import (
     MODEL_HELP,
+    KernelCacheOption,
     KvCacheDtypeOption,
     LayerFormatOption,
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    ReserveOption,
     ThreadsOption,
     UtilizationOption,
+    reserve_in_bytes,
 )
+from microscale.cli.overrides import parse_overrides
 from microscale.engine.process.launch import Launch
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.errors import BadSetting
 from microscale.models import embedded, hub
-from microscale.models.families import PRESETS, LoadFormat
+from microscale.models.load_format import LoadFormat
 from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.run import ServeOptions
@@ -90,9 +93,11 @@ def serve(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Keep what prompts have in common.")] = True,
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Capture no CUDA graphs.")] = False,
     gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
     threads: ThreadsOption = None,
+    kernel_cache: KernelCacheOption = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
     metrics_prefix: Annotated[str, typer.Option(help="Before the colon of every metric; vllm fits its dashboards.")] = (
         "microscale"
@@ -145,10 +150,12 @@ def serve(
         prefix_caching=enable_prefix_caching,
         enforce_eager=enforce_eager,
         gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
         block_size=block_size,
         offline=env.offline,
         seed=seed,
         threads=threads,
+        kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
         drain_s=drain_timeout,
     )
     show_log()
@@ -191,8 +198,11 @@ def run(options: ServeOptions) -> int:
 
 
 def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id. A preset has none: its random weights get one of bytes."""
-    if name in PRESETS and not Path(name).is_dir() and is_dummy:
+    """The tokenizer of a folder or a hub id. A preset has none: its random weights get one of bytes.
+
+    Which presets there are the engine knows, and refuses others; here a preset is what cannot be anything else.
+    """
+    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
         return byte_tokenizer()
     return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
 

@@ -42,3 +42,7 @@ class Stats:
     """Those that it had."""
     pages: dict[str, tuple[int, int]]
     """Pages in use and in all, by kind of layer."""
+    kernels_compiled_late: int = 0
+    """After the engine was ready. Somebody waited for each; there should be none."""
+    kernels_loaded_late: int = 0
+    """Compiled before, and brought to the GPU after it was ready."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from microscale.backends.ops import MAX_TOP_LOGPROBS
+from microscale.backends.limits import MAX_TOP_LOGPROBS
 from microscale.errors import BadRequest
 
 MAX_BIAS = 1024

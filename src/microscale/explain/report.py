@@ -39,6 +39,8 @@ class Question:
     """``None``: ``CONTEXT``, or the model's own limit if that is less."""
     batch: int = 1
     utilization: float = 0.9
+    reserve: int | None = None
+    """Bytes that stay with the system where it shares its memory."""
     offline: bool = False
 
 
@@ -83,7 +85,7 @@ def explain(question: Question) -> Report:
     context = min(CONTEXT, config.max_context) if question.context is None else question.context
     if question.batch < 1:
         raise BadSetting(f"--batch {question.batch} is less than 1.")
-    workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization)
+    workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization, question.reserve)
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.preference, question.precision)
     shape = outline(question.model, config, activations, PAGE_SIZE, context)

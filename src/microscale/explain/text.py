@@ -14,6 +14,8 @@ from microscale.explain.report import Report
 from microscale.hardware import GIB
 
 WIDTH = 80
+MOST_NAMES = 3
+"""Of paths that one reason keeps out; the JSON has all."""
 
 
 def render(report: Report, reasons: bool = True) -> list[str]:
@@ -128,7 +130,9 @@ def _together(names: list[str], known: set[str]) -> str:
         alike = {other for other in known if other.partition(",")[0] == own}
         return own if len(alike) > 1 and alike <= set(names) else name
 
-    return " / ".join(dict.fromkeys(kind(name) for name in names))
+    said = list(dict.fromkeys(kind(name) for name in names))
+    rest = f" and {len(said) - MOST_NAMES} others" if len(said) > MOST_NAMES + 1 else ""
+    return " / ".join(said[:MOST_NAMES] if rest else said) + rest
 
 
 def _by_size(reasons: dict[int, str]) -> str:

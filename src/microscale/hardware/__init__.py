@@ -20,6 +20,8 @@ from microscale.hardware.gpu import (
     describe,
     detect,
     known,
+    played,
+    present,
     system_memory,
 )
 
@@ -41,5 +43,7 @@ __all__ = [
     "describe",
     "detect",
     "known",
+    "played",
+    "present",
     "system_memory",
 ]

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from microscale.hardware.triton_faults import installed_triton
+
 GIB = 1 << 30
 LAUNCH_US = 2.5
 """What one kernel of a CUDA graph takes before its first and after its last byte, on any card. An estimate, and only
@@ -107,6 +109,8 @@ class Gpu:
     unified: bool = False
     """Memory is shared with the CPU and the operating system (GB10)."""
     registers_per_sm: int = field(default=65536)
+    triton: str | None = field(default_factory=installed_triton)
+    """The version that compiles for it. What some versions get wrong: ``triton_faults``."""
 
     def has(self, feature: Feature) -> bool:
         return feature in self.family.features

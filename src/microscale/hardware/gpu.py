@@ -1,13 +1,16 @@
 """Which GPU is here, and how much memory it has free.
 
-``detect()`` looks at the machine, ``known(name)`` at the table, ``cpu()`` stands for a machine without a GPU. This is
-the only module that asks the driver for a compute capability.
+``detect()`` looks at the machine, ``known(name)`` at the table, ``cpu()`` stands for a machine without a GPU. Inside
+``played(gpu)`` the machine passes for another one, and ``present()`` still says what is really there. This is the only
+module that asks the driver for a compute capability.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -129,8 +132,27 @@ def describe(name: str, sm: int, num_sms: int, memory_bytes: int, integrated: bo
     return Gpu(name, family, sm, num_sms, bandwidth, peak, memory_bytes, integrated)
 
 
+_played: Gpu | None = None
+
+
+@contextmanager
+def played(gpu: Gpu) -> Iterator[None]:
+    """Inside, ``detect()`` gives ``gpu``, whatever is there: the whole process decides as it would on that card."""
+    global _played
+    before, _played = _played, gpu
+    try:
+        yield
+    finally:
+        _played = before
+
+
 def detect(index: int = 0) -> Gpu:
-    """The GPU with this index, or ``cpu()`` where there is none."""
+    """The GPU with this index, or ``cpu()`` where there is none; inside ``played``, the card that it passes for."""
+    return present(index) if _played is None else _played
+
+
+def present(index: int = 0) -> Gpu:
+    """The GPU that is really there, or ``cpu()``."""
     if not torch.cuda.is_available():
         return cpu()
     props = torch.cuda.get_device_properties(index)
@@ -145,4 +167,6 @@ def available_memory(gpu: Gpu, index: int = 0) -> int:
     if gpu.is_cpu:
         return system_memory()[1]
     free, _ = torch.cuda.mem_get_info(index)
+    if gpu is _played:
+        free = max(min(free, gpu.memory_bytes - torch.cuda.memory_reserved(index)), 0)  # as if it were alone there
     return min(free, system_memory()[1]) if gpu.unified else free

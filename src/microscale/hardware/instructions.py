@@ -70,6 +70,14 @@ def lacked(opcode: str, num_operands: int, sm: int) -> Form | None:
     return None if form is None or sm in form.sms else form
 
 
+_PTX_SINCE = {90: (8, 0), 100: (8, 6), 103: (8, 8), 120: (8, 7), 121: (8, 8)}
+
+
+def oldest_ptx(sm: int) -> tuple[int, int]:
+    """The first version of PTX that knows ``target_name(sm)``."""
+    return _PTX_SINCE.get(sm, (7, 8))
+
+
 def target_name(sm: int) -> str:
     """What ``.target`` says for an SM, its own instructions included."""
     return f"sm_{sm}a" if sm in _HOPPER_ON else f"sm_{sm}"

@@ -12,6 +12,7 @@ integer or an address that varies with the batch must therefore not be specialis
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from microscale.errors import Unsupported
+from microscale.kernels.keys import make_keys_stable
 
+make_keys_stable()
 PLAIN = bool(triton.knobs.runtime.interpret)
 """Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products. It is settled when
 they are imported; asking Triton at every launch reads the environment each time."""
@@ -49,6 +52,11 @@ class Launch(NamedTuple):
         _, specialisation, options = _binder(self.fn)(*self.arguments, **self.constants, **self.options)
         key = tuple(specialisation), tuple(sorted(options.items()))
         return Kernel(_name(self.fn), *key, self.fn, self.promise, self.spills_because)
+
+    def load(self) -> None:
+        """All that this launch would do before it starts: its kernel is compiled, or found in the cache, and loaded to
+        the current device, and later launches find it in Triton's table of this process."""
+        self.fn.run(*self.arguments, grid=self.grid, warmup=True, **self.constants, **self.options)._init_handles()
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,8 @@ class Kernel:
 Listener = Callable[[Launch], bool]
 """Hears of a launch before it starts, and says whether it shall."""
 
-_listener: Listener | None = None
+_listeners: dict[int, Listener] = {}
+"""By thread. Empty while nobody listens, which is all that a launch looks at then."""
 
 
 def launch(
@@ -122,20 +131,21 @@ def launch(
     spills_because: str | None = None,
 ) -> None:
     """Start a kernel: the one way to do so. See ``Launch`` for the arguments."""
-    if _listener is None or _listener(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
+    if not _listeners or _hear(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
         fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
 
 
 @contextmanager
-def recording() -> Iterator[dict[Kernel, None]]:
-    """Inside, kernels are listed and not started. Gives the list, each kernel once, in the order of their first launch.
+def recording() -> Iterator[dict[Kernel, Launch]]:
+    """Inside, kernels are listed and not started. Gives each kernel once, with its first launch, in that order.
 
-    For one thread at a time, and for tensors whose values nobody reads: what a kernel would have written is not there.
+    In this thread alone: what others launch meanwhile is started as usual. For tensors whose values nobody reads: what
+    a kernel would have written is not there.
     """
-    found: dict[Kernel, None] = {}
+    found: dict[Kernel, Launch] = {}
 
     def hear(started: Launch) -> bool:
-        found.setdefault(started.kernel())
+        found.setdefault(started.kernel(), started)
         return False
 
     with _heard_by(hear):
@@ -164,12 +174,23 @@ def taken_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def _heard_by(listener: Listener) -> Iterator[None]:
-    global _listener
-    before, _listener = _listener, listener
+    """``listener`` hears first; what it lets through, whoever listened before in this thread hears too."""
+    here = threading.get_ident()
+    before = _listeners.get(here)
+    _listeners[here] = listener if before is None else lambda started: listener(started) and before(started)
     try:
         yield
     finally:
-        _listener = before
+        if before is None:
+            del _listeners[here]
+        else:
+            _listeners[here] = before
+
+
+def _hear(started: Launch) -> bool:
+    """Whether a launch shall start, as who listens in this thread says."""
+    listener = _listeners.get(threading.get_ident())
+    return listener is None or listener(started)
 
 
 _Binder = Callable[..., tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]]]

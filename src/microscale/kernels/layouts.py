@@ -77,6 +77,7 @@ from torch import Tensor
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, SCALE_NAN, BlockFormat, BlockScaled
+from microscale.kernels.numbers import PEAK_BIAS
 
 TILE_ROWS = 16
 TILE_K = 64
@@ -85,8 +86,6 @@ MAX_SCALE = 192
 """The largest scale byte that every kernel can fold into bf16."""
 CHUNK_BYTES = 32 << 20
 """Of checkpoint bytes that are packed together."""
-PEAK_BIAS = 0x400B
-"""A scale byte plus a row's half-word of ``peaks`` is 0x4000 plus its distance from 11 octaves below the peak."""
 
 # Field f of a half-word: where its sign and its magnitude bits c, b, a stand; `True`: the sign is in the other half.
 _FIELDS = ((15, (8, 7, 6), False), (9, (2, 1, 0), False), (5, (14, 13, 12), True), (11, (4, 3, 10), False))
@@ -275,34 +274,78 @@ def has_numbers(tensor: Tensor) -> bool:
     return tensor.device.type != "meta" and tensor.numel() > 0
 
 
-def _findings(part: BlockScaled) -> Tensor:
-    """int32 ``[E, 2]``: the largest scale byte of each expert, and whether it has a NaN among its values."""
-    largest = part.scales.flatten(1).amax(1).int()
-    nan = ((part.values & 0x7F) == 0x7F).flatten(1).any(1).int() if part.format is MXFP8 else torch.zeros_like(largest)
-    return torch.stack((largest, nan), dim=1)
+class Findings:
+    """What no kernel would treat as a NaN, or cannot scale, found on the device and read by the host in one wait.
+
+    A wait for each chunk or expert would leave the device idle between them, in a load some thousand times.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[list[Tensor]] = []
+        self._flags: list[tuple[Tensor, str]] = []
+
+    def begin(self) -> None:
+        """What is added next is the first expert of another tensor."""
+        self._tensors.append([])
+
+    def add(self, part: BlockScaled) -> None:
+        """Some experts: the largest scale byte of each, and whether it has a NaN among its values."""
+        if not has_numbers(part.scales):
+            return
+        largest = part.scales.flatten(1).amax(1).int()
+        if part.format is MXFP8:
+            nan = ((part.values & 0x7F) == 0x7F).flatten(1).any(1).int()
+        else:
+            nan = torch.zeros_like(largest)
+        self._tensors[-1].append(torch.stack((largest, nan), dim=1))
+
+    def add_nan(self, numbers: Tensor, message: str) -> None:
+        """Numbers among which a NaN is refused with this message."""
+        if has_numbers(numbers):
+            self._flags.append((numbers.isnan().any().int(), message))
+
+    def refuse(self) -> None:
+        """Refuses what was found. Waits for the device once."""
+        parts = [part for tensor in self._tensors for part in tensor]
+        flags = [flag for flag, _ in self._flags]
+        if not parts and not flags:
+            return
+        answers = iter(torch.cat([part.flatten() for part in parts] + [flag.view(1) for flag in flags]).tolist())
+        for tensor in self._tensors:
+            for expert in range(sum(len(part) for part in tensor)):
+                _refuse(expert, largest=next(answers), nan=next(answers))
+        for _, message in self._flags:
+            if next(answers):
+                raise BadCheckpoint(message)
 
 
-def _refuse(findings: Tensor) -> None:
-    """Refuses what no kernel would treat as a NaN, or cannot scale. Waits for the device once."""
-    for expert, (largest, nan) in enumerate(findings.tolist()):
-        if largest == SCALE_NAN:
-            raise BadCheckpoint(f"Expert {expert} has a NaN among its scales; the checkpoint is damaged.")
-        if largest > MAX_SCALE:
-            raise BadCheckpoint(
-                f"Expert {expert} has a group scale of 2**{largest - 127}; the expert kernels read at most "
-                f"2**{MAX_SCALE - 127}."
-            )
-        if nan:
-            raise BadCheckpoint(f"Expert {expert} has a NaN among its values; the checkpoint is damaged.")
+def _refuse(expert: int, largest: int, nan: int) -> None:
+    if largest == SCALE_NAN:
+        raise BadCheckpoint(f"Expert {expert} has a NaN among its scales; the checkpoint is damaged.")
+    if largest > MAX_SCALE:
+        raise BadCheckpoint(
+            f"Expert {expert} has a group scale of 2**{largest - 127}; the expert kernels read at most "
+            f"2**{MAX_SCALE - 127}."
+        )
+    if nan:
+        raise BadCheckpoint(f"Expert {expert} has a NaN among its values; the checkpoint is damaged.")
 
 
-def pack(tensor: BlockScaled, order: RowOrder, device: torch.device | str | None = None) -> Packed:
+def pack(
+    tensor: BlockScaled,
+    order: RowOrder,
+    device: torch.device | str | None = None,
+    findings: Findings | None = None,
+) -> Packed:
     """``[experts, rows, k]`` in the packed layout on ``device`` (by default where it is), some experts at a time.
 
-    Temporary memory is a few times one expert or ``CHUNK_BYTES``, whatever the number of experts.
+    Temporary memory is a few times one expert or ``CHUNK_BYTES``, whatever the number of experts. What is wrong with
+    the numbers goes to ``findings``, for the caller to refuse; without, it is refused here.
     """
     check_packable(tensor)
     device = torch.device(device) if device is not None else tensor.device
+    found = Findings() if findings is None else findings
+    found.begin()
     fmt = tensor.format
     experts, rows, k = tensor.shape
     k_tiles = -(-k // TILE_K)
@@ -311,17 +354,15 @@ def pack(tensor: BlockScaled, order: RowOrder, device: torch.device | str | None
     scales = torch.empty((experts, rows // TILE_ROWS, k_tiles, 8), dtype=torch.int32, device=device)
     peaks = torch.empty((experts, rows // TILE_ROWS, 8), dtype=torch.int32, device=device) if fmt is MXFP4 else None
     step = max(1, CHUNK_BYTES // max(1, tensor.values[:1].nbytes)) if has_numbers(tensor.values) else experts
-    findings = []
     for start in range(0, experts, max(1, step)):
         part, place = tensor[start : start + step].to(device), slice(start, start + step)
         words[place] = _pack_words(part.values, fmt, order, k_tiles)
         scales[place] = _pack_scales(part.scales, order, k_tiles)
         if peaks is not None:
             peaks[place] = _pack_peaks(part.scales, order)
-        if has_numbers(part.scales):
-            findings.append(_findings(part))
-    if findings:
-        _refuse(torch.cat(findings))
+        found.add(part)
+    if findings is None:
+        found.refuse()
     return Packed(words, scales, peaks, fmt, order, k)
 
 

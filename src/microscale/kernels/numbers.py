@@ -1,10 +1,14 @@
 """Whole numbers that launches are made of.
 
 Triton's own functions for them are its language's too: a call from here takes microseconds, and a prompt's layer makes
-dozens of them.
+dozens of them. Constants that a layout and the kernels that read it share stand here too: the kernels' modules must not
+import torch, which a process that only compiles them does without.
 """
 
 from __future__ import annotations
+
+PEAK_BIAS = 0x400B
+"""A scale byte plus a row's half-word of ``peaks`` is 0x4000 plus its distance from 11 octaves below the peak."""
 
 
 def cdiv(number: int, by: int) -> int:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from microscale.hardware import Gpu
+from microscale.hardware.triton_faults import TritonForm
 
 SpecT = TypeVar("SpecT")
 PackedT = TypeVar("PackedT")
@@ -84,6 +85,8 @@ class Path(Generic[SpecT]):
     """Why it goes before the paths behind it, where those could run the spec too."""
     supports: Callable[[SpecT, Gpu], Reason | None]
     """``None`` when this path is meant for the spec on this GPU, else why not."""
+    uses: frozenset[TritonForm] = field(default=frozenset(), kw_only=True)
+    """What its kernels leave to Triton's compiler; a version that is wrong there may not run it."""
 
 
 def always(spec: object, gpu: Gpu) -> None:

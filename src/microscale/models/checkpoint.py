@@ -1,34 +1,34 @@
 """Reads the tensors of a checkpoint folder, one at a time, and only after all of them were checked.
 
 Opening reads headers and index; ``check`` compares every tensor with what the model expects; ``read`` brings one in.
-On a CPU a tensor stays a view of the mapped file, on a GPU the copy to the device is the only one, so that the peak of
-extra memory is what the caller holds, at most a layer.
+Inside of ``reading`` the tensors that come next are read meanwhile (``reading/``). Beside what the caller holds, at
+most a layer, there is never more than that window.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from microscale.errors import BadCheckpoint, BadSetting
-from microscale.formats import SCALE_NAN
 from microscale.models.json_object import read_json_object
+from microscale.models.reading.nan_check import TOGETHER, NanCheck
+from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry, read_header
+
+log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _SHARD_NUMBER = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
-_SCALES = ("_scales", ".scales", "_scale")
-_E4M3_NAN = 0x7F
-"""With either sign."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: Mapping[str, TensorEntry] = _open(folder)
-        self._open_files: dict[Path, Any] = {}
+        self._ahead: ReadAhead | None = None
 
     def check(self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = ()) -> int:
         """Every expected tensor is there, in shape and type, and no other is but those that begin with ``left_out``.
@@ -75,17 +75,64 @@ class Checkpoint:
                 raise BadCheckpoint(f"{entry.file}: tensor {name!r} is no part of the model that the config describes.")
         return len(others)
 
+    @contextmanager
+    def reading(
+        self, names: Sequence[str], device: torch.device, on_read: Callable[[int, int], None] = lambda done, total: None
+    ) -> Iterator[None]:
+        """Read ahead, in the order of ``names``, which are all that will be asked for.
+
+        ``on_read`` hears how many bytes of all were taken.
+        """
+        with ReadAhead([self.entries[name] for name in names], device) as ahead:
+            self._ahead, self._on_read, self._nan = ahead, on_read, NanCheck(TOGETHER[device.type])
+            on_read(0, ahead.total)
+            try:
+                yield
+                self._nan.settle()
+            finally:
+                self._ahead = None
+        ways = ", ".join(sorted(set(ahead.ways.values())))
+        speed = ahead.taken / max(ahead.seconds, 1e-9) / 1e9
+        log.info("Read %.2f GB of weights in %.1f s, %.2f GB/s (%s).", ahead.taken / 1e9, ahead.seconds, speed, ways)
+
     def read(self, name: str, device: torch.device | str) -> Tensor:
-        """One tensor on ``device``. NaN and infinity are refused, and so is 255, the NaN of E8M0, in scales."""
-        entry = self.entries[name]
-        try:
-            if entry.file not in self._open_files:
-                self._open_files[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
-            tensor: Tensor = self._open_files[entry.file].get_tensor(name).to(device)
-        except (SafetensorError, OSError) as exc:
-            raise BadCheckpoint(f"{entry.file}: tensor {name!r} cannot be read: {exc}.") from exc
-        _refuse_nan(entry, tensor)
+        """One tensor on ``device``. NaN is refused: on a CPU at once, on a GPU before ``reading`` ends."""
+        entry, ahead = self.entries[name], self._ahead
+        if ahead is not None and name in ahead and ahead.device == torch.device(device):
+            tensor = ahead.take(name)
+            self._nan.look(entry, tensor)
+            self._on_read(ahead.taken, ahead.total)
+            return tensor
+        with ReadAhead([entry], torch.device(device)) as alone:
+            tensor = alone.take(name)
+        NanCheck(together=1).look(entry, tensor)
         return tensor
+
+
+class FromCheckpoint:
+    """What the checkpoints of all families share. ``order``: the tensors that the model reads, in about its order."""
+
+    def __init__(self, checkpoint: Checkpoint, order: Sequence[TensorSpec]) -> None:
+        self._checkpoint = checkpoint
+        self._order = [spec.name for spec in order]
+
+    def reading(self, device: torch.device, on_read: Callable[[int, int], None]) -> AbstractContextManager[None]:
+        """Inside of it tensors are read ahead, in order, and ``on_read`` hears how many bytes of all were taken."""
+        return self._checkpoint.reading(self._order, device, on_read)
+
+    @property
+    def entries(self) -> Iterator[TensorEntry]:
+        """Where the tensors are that the model reads."""
+        return (self._checkpoint.entries[name] for name in self._order)
+
+    def read_one(self, name: str, device: torch.device) -> Tensor:
+        return self._checkpoint.read(name, device)
+
+    def read_through(self, device: torch.device) -> None:
+        """Bring every tensor to the device and keep none: what files and device allow."""
+        with ReadAhead(list(self.entries), device) as ahead:
+            for name in self._order:
+                ahead.take(name)
 
 
 def check_overrides(
@@ -99,23 +146,6 @@ def check_overrides(
                 f"The overrides {', '.join(overrides)} ask for tensor {spec.name!r} in shape {list(spec.shape)}, "
                 f"which {folder} does not have; such overrides need --load-format dummy."
             )
-
-
-def _refuse_nan(entry: TensorEntry, tensor: Tensor) -> None:
-    if tensor.numel() == 0:
-        return
-    if tensor.dtype == torch.float8_e8m0fnu:
-        tensor = tensor.view(torch.uint8)
-    if tensor.dtype == torch.float8_e4m3fn:
-        if int((tensor.view(torch.uint8) & _E4M3_NAN).max()) == _E4M3_NAN:
-            raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains NaN.")
-    elif tensor.is_floating_point():
-        # Both ends are NaN if any element is. 0.7 ns an element on one core; isfinite takes 9 and twice the memory.
-        ends = torch.stack(torch.aminmax(tensor)).float()
-        if not torch.isfinite(ends).all():
-            raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains NaN or infinity.")
-    elif tensor.dtype == torch.uint8 and entry.name.endswith(_SCALES) and int(tensor.max()) == SCALE_NAN:
-        raise BadCheckpoint(f"{entry.file}: tensor {entry.name!r} contains the scale byte {SCALE_NAN}, which is NaN.")
 
 
 def _open(folder: Path) -> dict[str, TensorEntry]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -153,6 +155,10 @@ class DummyEnds(Generic[ConfigT]):
     @property
     def config(self) -> ConfigT:
         return self._config
+
+    def reading(self, device: torch.device, on_read: Callable[[int, int], None]) -> AbstractContextManager[None]:
+        """Nothing is read."""
+        return nullcontext()
 
     def embed(self, device: torch.device | str) -> Tensor:
         return self._make.normal("embed", (self.config.vocab_size, self.config.hidden), device)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,13 @@ from microscale.models.family import AnyModel, Family, ModelConfig, ModelWeights
 from microscale.models.gemma4.family import GEMMA4
 from microscale.models.gpt_oss.family import GPT_OSS
 from microscale.models.json_object import read_json_object
+from microscale.models.load_format import LoadFormat
 from microscale.models.qwen3_moe.family import QWEN3_MOE
+from microscale.models.random_checkpoint import write_random
 
 FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
-
-
-class LoadFormat(StrEnum):
-    """Where weights come from."""
-
-    AUTO = "auto"
-    SAFETENSORS = "safetensors"
-    DUMMY = "dummy"
 
 
 def read_model_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
@@ -108,6 +101,17 @@ def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
     return weights
 
 
+def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, object]) -> int:
+    """Write random weights of a preset's shapes to ``folder``, as its family is published; returns their bytes."""
+    if name not in PRESETS:
+        raise BadSetting(f"{name!r} is not a preset; presets are {', '.join(PRESETS)}.")
+    config = preset(name, overrides)
+    published = _family_of(config).published
+    if published is None:
+        raise Unsupported(f"Random checkpoints of {name} cannot be written; those of gpt-oss can.")
+    return write_random(published(config), folder)
+
+
 def shape_weights(config: ModelConfig, tensors: ShapeTensors) -> ModelWeights:
     """Weights that are shapes alone, made by ``tensors``."""
     weights: ModelWeights = _family_of(config).dummy(config, tensors)
@@ -127,4 +131,5 @@ __all__ = [
     "preset",
     "read_model_config",
     "shape_weights",
+    "write_random_checkpoint",
 ]

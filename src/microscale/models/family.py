@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
@@ -14,6 +15,7 @@ from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Op
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import TensorMaker
+from microscale.models.random_checkpoint import Published
 
 Config = TypeVar("Config")
 Weights = TypeVar("Weights")
@@ -52,6 +54,9 @@ class ModelWeights(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    def reading(self, device: torch.device, on_read: Callable[[int, int], None]) -> AbstractContextManager[None]:
+        """Inside of it a model is built. ``on_read`` hears how many bytes of all were read, if any are."""
 
 
 class AnyLayer(Protocol):
@@ -109,3 +114,5 @@ class Family(Generic[Config, Weights, Model]):
     """Weights without a checkpoint: random ones, or shapes alone."""
     build: Callable[[Weights, Ops, torch.device, int, Callable[[], None]], Model]
     """The model of these weights, on a device, with pages of this size. Hears each layer as it is ready."""
+    published: Callable[[Config], Published] | None = None
+    """The checkpoint of this shape as it is published, where random ones can be written."""

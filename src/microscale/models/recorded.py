@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Ops, SamplingBatch, recording
+from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Launch, Ops, SamplingBatch, recording
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import ShapeTensors
@@ -86,16 +86,16 @@ def token_counts(most: int = MAX_TOKENS) -> list[int]:
     return sorted({number for number in (*found, most) if number <= most})
 
 
-def page_counts(max_context: int) -> list[int]:
+def page_counts(max_context: int, page_size: int = PAGE_SIZE) -> list[int]:
     """Powers of four, and the widest."""
-    most = -(-max_context // PAGE_SIZE)
+    most = -(-max_context // page_size)
     return sorted({most, *(4**power for power in range(12) if 4**power < most)})
 
 
-def steps(max_context: int) -> Iterator[Step]:
+def steps(max_context: int, page_size: int = PAGE_SIZE, max_tokens: int = MAX_TOKENS) -> Iterator[Step]:
     """Decoding in every number; prompts in every larger one; and every way of attention in every width of table."""
-    widths = page_counts(max_context)
-    for tokens in token_counts():
+    widths = page_counts(max_context, page_size)
+    for tokens in token_counts(max_tokens):
         if tokens <= MAX_SEQUENCES:
             yield Step(tokens, tokens, 1, widths[-1])
         else:
@@ -154,12 +154,13 @@ def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE)
     return kernels
 
 
-def record(model: AnyModel) -> dict[Kernel, None]:
-    """Every kernel that the bound model may start. Nothing is compiled, and no GPU is needed."""
+def record(model: AnyModel, max_tokens: int = MAX_TOKENS) -> dict[Kernel, Launch]:
+    """Every kernel that the bound model may start in steps of up to ``max_tokens``, with a launch of each. Nothing is
+    compiled, and no GPU is needed."""
     kv = model.new_cache(dict.fromkeys(LayerKind, 4))
     vocab = model.config.vocab_size
     with recording() as found:
-        for step in steps(model.config.max_context):
+        for step in steps(model.config.max_context, model.page_size, max_tokens):
             run_step(model, step, kv)
         for rows in (1, 3):
             values = _floats(rows, vocab)

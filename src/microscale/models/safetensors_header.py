@@ -8,12 +8,14 @@ name the file, and some do not name the tensor.
 from __future__ import annotations
 
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from microscale.errors import BadCheckpoint
 from microscale.models.json_object import JsonObject, parse_json
+from microscale.models.reading.file import Stamp
 
 # The library's own bound. The headers of gpt-oss-120b have some 20 kB.
 MAX_HEADER_BYTES = 100_000_000
@@ -49,25 +51,42 @@ class TensorEntry:
     begin: int
     """First byte, counted from the end of the header."""
     end: int
+    data_begin: int
+    """Where the header ends in the file."""
+    stamp: Stamp
+    """The file's state when its header was read."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def file_begin(self) -> int:
+        """First byte, counted from the file's own."""
+        return self.data_begin + self.begin
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Every tensor of the file. The data is exactly as long as they need: no gap, no overlap, nothing behind them."""
     try:
-        file_bytes = path.stat().st_size
         with path.open("rb") as file:
+            stamp = Stamp.of(os.fstat(file.fileno()))
+            file_bytes = stamp.size
             header_bytes = _header_length(path, file.read(8), file_bytes)
             raw = file.read(header_bytes)
     except OSError as exc:
         raise BadCheckpoint(f"{path} cannot be read: {exc.strerror}.") from exc
+    if len(raw) < header_bytes:
+        raise BadCheckpoint(f"{path} ends within its header; it was cut off while it was read.")
     try:
         header = parse_json(raw)
     except ValueError as exc:
         raise BadCheckpoint(f"{path}: the header is not valid JSON: {exc}.") from exc
     if not isinstance(header, dict):
         raise BadCheckpoint(f"{path}: the header must be a JSON object.")
-    entries = [_entry(path, name, value) for name, value in header.items() if name != "__metadata__"]
-    _check_extents(path, entries, file_bytes - 8 - header_bytes)
+    data_begin = 8 + header_bytes
+    entries = [_entry(path, name, value, data_begin, stamp) for name, value in header.items() if name != "__metadata__"]
+    _check_extents(path, entries, file_bytes - data_begin)
     return {entry.name: entry for entry in entries}
 
 
@@ -87,7 +106,7 @@ _MAX_SIZE = 1 << 63
 _MAX_AXES = 16
 
 
-def _entry(path: Path, name: str, value: object) -> TensorEntry:
+def _entry(path: Path, name: str, value: object, data_begin: int, stamp: Stamp) -> TensorEntry:
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{path}: the header's entry for {name!r} must be an object.")
     fields = JsonObject(f"{path}, tensor {name!r}", value, error=BadCheckpoint)
@@ -104,7 +123,7 @@ def _entry(path: Path, name: str, value: object) -> TensorEntry:
     needed = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != needed:
         raise fields.fault("data_offsets", f"span {end - begin} bytes, but {dtype} {shape} needs {needed}")
-    return TensorEntry(path, name, dtype, tuple(shape), begin, end)
+    return TensorEntry(path, name, dtype, tuple(shape), begin, end, data_begin, stamp)
 
 
 def _check_extents(path: Path, entries: list[TensorEntry], data_bytes: int) -> None:

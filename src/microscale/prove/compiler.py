@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
-import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import IO, Any
 
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompilationError, make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.compiler import make_backend
 from triton.runtime.cache import triton_key
 
+from microscale.compiling.complaints import captured, reason
+from microscale.compiling.source import source
 from microscale.hardware.targets import FORBIDDEN_PTX, WARP_SIZE, matrix_instructions
 from microscale.kernels.launch import Kernel
-from microscale.prove.pool import read_log
 
 FACTS_VERSION = 2
 """Part of every cache key: raise it when the meaning of a field of ``Facts`` changes."""
@@ -70,7 +68,11 @@ class Facts:
 def warm_up(sm: int) -> None:
     """Compute once, before workers fork, what every compilation needs: hashes of Triton's own files, ptxas' version."""
     triton_key()
-    make_backend(GPUTarget("cuda", sm, WARP_SIZE)).hash()
+    make_backend(_target(sm)).hash()
+
+
+def _target(sm: int) -> GPUTarget:
+    return GPUTarget("cuda", sm, WARP_SIZE)
 
 
 def cache_key(kernel: Kernel, sm: int) -> str:
@@ -97,15 +99,15 @@ def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
 
     ``log`` is an empty file that takes what the compiler writes to the terminal, and outlives it if it is killed.
     """
-    with _captured(log) as written:
+    with captured(log) as written:
         try:
             with _own_folder(), knobs.nvidia.scope():
                 knobs.nvidia.dump_ptxas_log = True
-                source, options = _source(kernel, sm)
-                compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
+                made, options = source(kernel, _target(sm))
+                compiled = triton.compile(made, target=_target(sm), options=options)
         except Exception as error:  # the compiler raises every kind, and each of them is the finding
             # Triton prints the PTX that ptxas refused, so what is forbidden is found there too.
-            return Facts(error=_reason(error, written()), forbidden=_forbidden(written()))
+            return Facts(error=reason(error, written()), forbidden=_forbidden(written()))
         return _facts(kernel, compiled, written())
 
 
@@ -121,8 +123,8 @@ def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
 
     with _own_folder(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = stop_before_ptxas
-        source, options = _source(kernel, sm)
-        compiled = triton.compile(source, target=GPUTarget("cuda", sm, WARP_SIZE), options=options)
+        made, options = source(kernel, _target(sm))
+        compiled = triton.compile(made, target=_target(sm), options=options)
     return compiled.asm["ptx"], compiled.metadata.shared
 
 
@@ -140,20 +142,6 @@ def _own_folder() -> Iterator[None]:
             yield
         finally:
             tempfile.tempdir = usual
-
-
-def _source(kernel: Kernel, sm: int) -> tuple[ASTSource, dict[str, Any]]:
-    """The source and options that a launch would compile; refuses what the launch would refuse."""
-    fn = kernel.fn
-    known_options = set(vars(make_backend(GPUTarget("cuda", sm, WARP_SIZE)).parse_options({})))
-    options = dict(kernel.options)
-    if unknown := sorted(set(options) - known_options):
-        raise ValueError(f"the kernel has no argument or compile option {', '.join(map(repr, unknown))}")
-    places = {name: (place,) for place, name in enumerate(fn.arg_names)}
-    constants = {places[name]: value for name, value in kernel.constants.items()}
-    divisible = {places[name]: [["tt.divisibility", 16]] for name in kernel.divisible}
-    source = GluonASTSource if fn.is_gluon() else ASTSource
-    return source(fn, kernel.signature, constants, divisible), options
 
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -179,50 +167,3 @@ def _facts(kernel: Kernel, compiled: Any, log: str) -> Facts:
 
 def _forbidden(text: str) -> tuple[str, ...]:
     return tuple(name for name in FORBIDDEN_PTX if name in text)
-
-
-# ``ptxas x.ptx, line 9; error   : Feature … not supported``, ``kernel.py:7:3: error: …`` (MLIR), ``LLVM ERROR: …``
-_COMPLAINTS = (
-    re.compile(r"^ptxas[\w-]* .*?(?:error|fatal)\s*:\s*(\S.*)", re.MULTILINE),
-    re.compile(r"(?:: error|LLVM ERROR): (\S.*)"),
-)
-_REPR = re.compile(r"\w+\((['\"])(.*)\1\)")
-
-
-def _reason(error: Exception, log: str) -> str:
-    """The one line of the compiler's outpouring that says what is wrong."""
-    if complaint := find_complaint(log):
-        return complaint
-    cause: BaseException = error
-    while isinstance(cause, CompilationError) and cause.__cause__ is not None:
-        cause = cause.__cause__
-    # A CompilationError's text is an excerpt of the source and then the message, often the repr of an exception.
-    message = (cause.error_message or "") if isinstance(cause, CompilationError) else str(cause)
-    if wrapped := _REPR.fullmatch(message.strip()):
-        message = wrapped[2]
-    return next(iter(message.strip().splitlines()), type(cause).__name__)
-
-
-def find_complaint(log: str) -> str | None:
-    """The first line in which ptxas, MLIR or LLVM says what is wrong."""
-    for pattern in _COMPLAINTS:
-        if found := pattern.search(log):
-            return found[1].strip()
-    return None
-
-
-@contextlib.contextmanager
-def _captured(log: IO[bytes]) -> Iterator[Callable[[], str]]:
-    """Keep the compiler from the terminal; yields a function that gives all it wrote so far.
-
-    Triton prints in Python, MLIR and LLVM write to file descriptor 2.
-    """
-    printed = io.StringIO()
-    saved = os.dup(2)
-    os.dup2(log.fileno(), 2)
-    try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            yield lambda: printed.getvalue() + read_log(log)
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

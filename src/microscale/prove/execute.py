@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol
 
 import torch
 
+from microscale.compiling.pool import Died, run_forked, usable_cores
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel
@@ -26,7 +27,6 @@ from microscale.prove.cache import PtxCache
 from microscale.prove.compiler import warm_up
 from microscale.prove.interpret.errors import NotInterpreted
 from microscale.prove.interpret.launched import Edit, interpreted
-from microscale.prove.pool import Died, run_forked, usable_cores
 from microscale.prove.selection import CPU, Progress, Selection, Unit, quietly
 
 

@@ -16,7 +16,7 @@ from microscale.backends.precision import Precision, make_precision
 from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
-from microscale.kernels.launch import Kernel
+from microscale.kernels.launch import Kernel, Launch
 from microscale.models.embedded import NAME, embedded_folder
 from microscale.models.families import PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
@@ -83,7 +83,7 @@ def recorded(
 
 def _of_model(
     name: str, config: ModelConfig, gpu: Gpu, settings: Sequence[Setting]
-) -> Iterator[tuple[str, dict[Kernel, None]]]:
+) -> Iterator[tuple[str, dict[Kernel, Launch]]]:
     for setting in settings:
         kernels = record_setting(config, gpu, setting)
         if kernels is not None:
@@ -95,7 +95,7 @@ def _of_model(
             continue
 
 
-def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kernel, None] | None:
+def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kernel, Launch] | None:
     """The kernels of a model as somebody asked for it; ``None`` where the card refuses that."""
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:

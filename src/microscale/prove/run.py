@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from microscale.compiling.complaints import find_complaint
+from microscale.compiling.pool import Died, run_forked, usable_cores
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.targets import target
 from microscale.kernels.launch import Kernel
 from microscale.prove.cache import FactsCache
-from microscale.prove.compiler import Facts, cache_key, compile_kernel, find_complaint, warm_up
+from microscale.prove.compiler import Facts, cache_key, compile_kernel, warm_up
 from microscale.prove.gate import Row, judge
-from microscale.prove.pool import Died, run_forked, usable_cores
 
 Progress = Callable[[int, int], None]
 """Called with how many compilations are done, and how many there are."""

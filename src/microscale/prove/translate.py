@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from microscale.errors import Unsupported
-from microscale.hardware.instructions import lacked, target_name
+from microscale.hardware.instructions import lacked, oldest_ptx, target_name
 from microscale.hardware.targets import target
 from microscale.prove import spelled, spelled_mma
 from microscale.prove.ptx import BadPtx, Instruction, instructions, parse
@@ -35,6 +35,7 @@ SPELLINGS: dict[str, spelled.Spelling] = {
 """How each form of ``hardware.instructions`` is spelled out."""
 
 _TARGET = re.compile(r"^\.target[ \t]+\w+", re.MULTILINE)
+_CLUSTERS = re.compile(r"\.(explicitcluster|reqnctapercluster|maxclusterrank)\b|%(n?cluster|is_explicit_cluster)\w*")
 _VERSION = re.compile(r"^\.version[ \t]+(\d+)\.(\d+)", re.MULTILINE)
 
 
@@ -49,6 +50,9 @@ class Translated:
 
 def translate(ptx: str, sm: int, version: tuple[int, int] | None = None) -> Translated:
     """``ptx`` for ``sm``. ``version``: the newest PTX that the assembler reads."""
+    clusters = _CLUSTERS.search(ptx)
+    if clusters is not None and lacked("barrier.cluster.arrive", 0, sm) is not None:
+        raise Unsupported(f"{clusters[0]} (clusters) cannot be spelled out for {target(sm).label}.")
     counts: Counter[str] = Counter()
     parts, done = [], 0
     for found in instructions(ptx):
@@ -59,7 +63,7 @@ def translate(ptx: str, sm: int, version: tuple[int, int] | None = None) -> Tran
         parts += [ptx[done : found.start], _block(found.instruction, sm)]
         done = found.end
     text = _TARGET.sub(f".target {target_name(sm)}", "".join([*parts, ptx[done:]]), count=1)
-    return Translated(_with_version(text, version), counts)
+    return Translated(_with_version(text, sm, version), counts)
 
 
 def _block(asked: Instruction, sm: int) -> str:
@@ -88,8 +92,11 @@ def _spell(asked: Instruction, sm: int) -> Iterator[str]:
         yield _block(guarded, sm) if lacking else str(guarded)
 
 
-def _with_version(ptx: str, newest: tuple[int, int] | None) -> str:
+def _with_version(ptx: str, sm: int, newest: tuple[int, int] | None) -> str:
+    """A version that the assembler reads and that knows the target."""
     found = _VERSION.search(ptx)
-    if newest is None or found is None or (int(found[1]), int(found[2])) <= newest:
+    if found is None:
         return ptx
-    return _VERSION.sub(f".version {newest[0]}.{newest[1]}", ptx, count=1)
+    said = int(found[1]), int(found[2])
+    version = max(said if newest is None else min(said, newest), oldest_ptx(sm))
+    return ptx if version == said else _VERSION.sub(f".version {version[0]}.{version[1]}", ptx, count=1)

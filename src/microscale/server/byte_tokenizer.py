@@ -1,4 +1,8 @@
-"""A byte tokenizer for random weights, which come without one: 256 bytes, then the chat format's control tokens."""
+"""A tokenizer for random weights, which come without one: 256 bytes, then the chat format's control tokens, then words.
+
+Text becomes bytes. The words are for the other direction: random weights choose any id of their vocabulary, and each
+must show as text, or nobody could see (or time) the tokens of a stream.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,35 @@ from microscale.text.formats import DEFAULT
 from microscale.text.tokenizer import BYTE_OF, Tokenizer
 
 SOURCE = "the byte tokenizer for random weights"
+MAX_ID = 2**20
+"""Ids from here on have no word: no model has so many, and what a client sends must not fill the memory."""
+SYLLABLES = tuple(consonant + vowel for consonant in "bdgjklmnprsvz" for vowel in "aeiou")
+
+
+class ByteTokenizer(Tokenizer):
+    """Every byte is a token, so any text has its tokens. Ids after the control tokens are made-up words."""
+
+    def _spell(self, token: int) -> bytes:
+        first = self._inner.get_vocab_size()
+        if not first <= token < MAX_ID:
+            return super()._spell(token)
+        self._bytes[token] = spelt = word(token - first)
+        return spelt
+
+
+def word(number: int) -> bytes:
+    """A word for each number: a space, then its digits as syllables, so that no two are the same."""
+    text = ""
+    while not text or number:
+        number, digit = divmod(number, len(SYLLABLES))
+        text += SYLLABLES[digit]
+    return f" {text}".encode()
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every byte is a token, so any text has its tokens, and any vocabulary of 264 or more has room."""
+    """Any vocabulary of 264 or more has room for it."""
     inner = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in DEFAULT.CONTROL])
-    return Tokenizer(inner, SOURCE)
+    return ByteTokenizer(inner, SOURCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -45,6 +45,8 @@ class Host:
     """Requests that are being answered."""
     strict_requests: bool = False
     """Refuse keys that are not known, instead of passing them over."""
+    start_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the parts of the engine's start took."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
     created: int = field(default_factory=lambda: int(time.time()))
     stored: ResponseStore = field(default_factory=ResponseStore)

@@ -115,6 +115,8 @@ class _EngineCounters(Collector):
             "num_preemptions": last.num_preemptions,
             "prefix_cache_queries": last.prefix_queries,
             "prefix_cache_hits": last.prefix_hits,
+            "kernels_compiled_after_ready": last.kernels_compiled_late,
+            "kernels_loaded_after_ready": last.kernels_loaded_late,
         }
         families: list[Metric] = []
         for name, value in counts.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -14,6 +16,8 @@ class PlanReply(Struct, frozen=True):
     max_model_len: int
     plan: str
     """Which kernel runs what, as a table."""
+    start_s: Mapping[str, float]
+    """Seconds of the engine's start: its process, what it loaded, the rest."""
     gpu: str | UnsetType = UNSET
     precision: str | UnsetType = UNSET
     decisions: Raw | UnsetType = UNSET
@@ -39,5 +43,5 @@ def plan_reply(host: Host) -> PlanReply:
         told = msgspec.json.decode(ready.plan, type=_Document)
     except msgspec.DecodeError:
         # Another engine's: its text is all there is.
-        return PlanReply(*common, ready.plan)
-    return PlanReply(*common, told.table, told.gpu, told.precision, told.decisions, told.memory)
+        return PlanReply(*common, ready.plan, host.start_s)
+    return PlanReply(*common, told.table, host.start_s, told.gpu, told.precision, told.decisions, told.memory)

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import uvicorn
@@ -30,6 +30,7 @@ from microscale.server.http.connection import bounded_protocol
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
 from microscale.server.selftest import self_test
+from microscale.server.startup import StartClock
 from microscale.server.structured.check import GrammarChecker
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
@@ -106,8 +107,10 @@ async def serve(options: ServeOptions) -> int:
             control_tokens=tuple(vocabulary.control),
             split_pattern=vocabulary.split,
         )
-        async with await EngineClient.start(config, options.launch) as engine:
-            ready = engine.ready
+        clock = StartClock(options.launch.on_progress)
+        launch = replace(options.launch, on_progress=clock.heard)
+        async with await EngineClient.start(config, launch) as engine:
+            ready, start_s = engine.ready, clock.parts()
             eos = ready.eos_token_ids if options.strict_eos else ()
             self_test(chat_format, ready.vocab_size, eos)
             grammars = GrammarChecker(vocabulary, options.limits.compile_timeout_s)
@@ -123,6 +126,7 @@ async def serve(options: ServeOptions) -> int:
                 options.allowed_hosts,
                 allowed_origins=options.allowed_origins,
                 strict_requests=options.strict_requests,
+                start_s=start_s,
             )
             try:
                 return await _serve(host, options, bound)

@@ -13,11 +13,13 @@ from microscale.backends import quantise, registry
 from microscale.backends.ops import Activations, Ops, Preference
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS, make_precision
-from microscale.engine.loading.fit import check_fits, plan_and_reckon, ways
-from microscale.engine.loading.memory import ROOM, Memory, Workload, usable_memory, weight_bytes
+from microscale.engine.loading.fit import check_fits, plan_and_reckon, refusal, ways
+from microscale.engine.loading.memory import Memory, Workload, weight_bytes
+from microscale.engine.loading.usable import check_left, reserve_bytes, usable_memory
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
+from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.dummy_weights import DummyWeights
@@ -97,10 +99,53 @@ def test_tied_embeddings_are_one_tensor_while_lm_head_stays_bf16() -> None:
 def test_unified_memory_is_what_the_system_reports_less_room() -> None:
     gb10 = KNOWN["gb10"]
     assert usable_memory(gb10, 0.9, None)[0] == int(0.9 * gb10.memory_bytes)
-    assert usable_memory(gb10, 0.9, 70 * GIB)[0] == 70 * GIB - ROOM
+    assert usable_memory(gb10, 0.9, 70 * GIB) == (62 * GIB, "70.0 GiB free, 8.0 of them left to the system")
+    assert usable_memory(gb10, 0.9, 70 * GIB, 3 * GIB) == (67 * GIB, "70.0 GiB free, 3.0 of them left to the system")
+    assert usable_memory(gb10, 1.0, None)[0] == gb10.memory_bytes - 8 * GIB
     assert usable_memory(KNOWN["h100"], 0.9, 50 * GIB) == (50 * GIB, "50.0 GiB free")
     machine = hardware.cpu()
     assert usable_memory(machine, 0.9, machine.memory_bytes)[0] < machine.memory_bytes
+
+
+def test_a_start_on_unified_memory_is_refused_before_the_system_has_less_than_its_reserve() -> None:
+    """120b fits an idle GB10. With less free it would leave too little; the refusal says what helps, and that fits."""
+    model, chosen, workload = shape("gpt-oss-120b"), setup("gb10"), Workload(context=4096)
+    _, idle = plan_and_reckon(model, chosen, workload, 120 * GIB)
+    assert idle.fits
+    free = idle.needed + 6 * GIB
+    _, memory = plan_and_reckon(model, chosen, workload, free)
+    assert not memory.fits
+    text = refusal(model, chosen, memory)
+    assert f"{free / GIB:.1f} GiB free, 8.0 of them left to the system" in text
+    assert "it fits with --reserve-memory 4 (" in text
+    assert plan_and_reckon(model, chosen, replace(workload, reserve=4 * GIB), free)[1].fits
+    assert plan_and_reckon(model, chosen, workload, idle.needed + 8 * GIB)[1].fits
+
+
+def test_pages_leave_the_reserve_too() -> None:
+    _, memory = plan_and_reckon(shape("gpt-oss-20b"), setup("gb10"), Workload(), 100 * GIB)
+    pages = memory.pages()
+    kv = memory.kv.page_size * (
+        pages[LayerKind.FULL] * memory.kv.full_per_token + pages[LayerKind.SLIDING] * memory.kv.sliding_per_position
+    )
+    assert 100 * GIB - memory.fixed - kv >= 8 * GIB
+
+
+def test_a_reserve_is_for_memory_that_is_shared() -> None:
+    with pytest.raises(BadSetting, match=r"--reserve-memory is for memory that a GPU shares .* H200 has its own"):
+        reserve_bytes(KNOWN["h200"], GIB)
+    with pytest.raises(BadSetting, match=r"--reserve-memory 200 is not between 0 and the 120\.0 GiB of NVIDIA GB10"):
+        reserve_bytes(KNOWN["gb10"], 200 * GIB)
+    assert reserve_bytes(KNOWN["h200"], None) == 0
+
+
+def test_a_load_ends_when_others_take_the_reserve() -> None:
+    gb10 = KNOWN["gb10"]
+    check_left(gb10, None, 8 * GIB)
+    check_left(KNOWN["h200"], None, 0)
+    with pytest.raises(Unsupported, match=r"fell to 7\.5 GiB, and 8\.0 stay with the system: end other programs"):
+        check_left(gb10, None, int(7.5 * GIB))
+    check_left(gb10, 2 * GIB, int(7.5 * GIB))
 
 
 def test_a_refusal_names_three_ways_and_each_of_them_fits() -> None:

@@ -73,7 +73,8 @@ def test_the_engine_has_the_pages_that_were_reckoned() -> None:
     prepared = prepare.prepare(TINY)
     told: list[tuple[int, int]] = []
     built = build_engine(prepared, Queueing(), lambda done, total: told.append((done, total)))
-    assert told == [(done, 4) for done in range(5)]
+    weights = sum(prepared.memory.weights.values())
+    assert told == [(weights * layers // 4, weights) for layers in range(5)]
     pages = prepared.memory.pages()
     assert built.engine.stats().pages == {kind.value: (0, pages[kind]) for kind in LayerKind}
     assert json.loads(built.plan)["memory"]["full_positions"] == 8 * pages[LayerKind.FULL]

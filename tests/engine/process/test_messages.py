@@ -93,6 +93,7 @@ TO_ENGINE = [
 ]
 FROM_ENGINE = [
     Loading(1, 2),
+    Loading(3, 4, kernels=True),
     Ready(97, 512, (1, 2), "plan"),
     Accepted(1),
     Refused(1, "BadRequest", "no"),
@@ -104,7 +105,7 @@ FROM_ENGINE = [
         )
     ),
     Tokens((RequestOutput(1, None, num_cached=3, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, FLOOR, ()))),)),
-    StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}),
+    StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}, 6, 7),
     Drained(0),
     Failed("EngineDied", "why"),
 ]

@@ -49,7 +49,7 @@ def build_engine(
     enforce_eager: bool = False,
     vocabulary: Vocabulary | None = None,
 ) -> Built:
-    """Load a model and make an engine of it. ``on_progress`` hears how many layers of all are ready."""
+    """Load a model and make an engine of it. ``on_progress`` hears how many bytes of all are there."""
     config, workload, pages = prepared.config, prepared.memory.workload, prepared.memory.pages()
     # Where the user named no context, it is the model's, as far as the pages reach.
     max_model_len = workload.context or min(config.max_context, pages[LayerKind.FULL] * workload.page_size)
@@ -62,15 +62,7 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
-    done = 0
-
-    def layer_done() -> None:
-        nonlocal done
-        done += 1
-        on_progress(done, config.num_layers)
-
-    on_progress(0, config.num_layers)
-    model = load(prepared, layer_done)
+    model = load(prepared, on_progress)
     engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary)
     return Built(
         engine, config, max_model_len, describe(prepared.plan, prepared.setup.precision, prepared.memory, pages)

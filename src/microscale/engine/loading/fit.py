@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
-from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon, usable_memory
+from microscale.engine.loading.memory import LEAST_CONTEXT, Memory, Workload, reckon
+from microscale.engine.loading.usable import reserve_bytes, usable_memory
 from microscale.errors import Unsupported
 from microscale.hardware import GIB, KNOWN
 from microscale.models.outline import Outline
 
 NUM_WAYS = 3
+LEAST_RESERVE = 4 * GIB
+"""The least that a refusal proposes to leave to a system that shares its memory."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def _candidates(outline: Outline, setup: Setup, memory: Memory) -> Iterator[tupl
     workload = memory.workload
     if workload.utilization < 0.95 and not setup.gpu.is_cpu:
         yield "--gpu-memory-utilization 0.95", setup, replace(workload, utilization=0.95)
+    if setup.gpu.unified and reserve_bytes(setup.gpu, workload.reserve) > LEAST_RESERVE:
+        yield f"--reserve-memory {LEAST_RESERVE // GIB}", setup, replace(workload, reserve=LEAST_RESERVE)
     setups = [("", setup), *_precisions(setup)]
     for options, other in setups:
         if options:

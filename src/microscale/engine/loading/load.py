@@ -7,23 +7,67 @@ from collections.abc import Callable
 
 import torch
 
+from microscale import hardware
 from microscale.backends.ops import Ops
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.loading.usable import check_left
 from microscale.engine.step.threads import all_threads
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, build_model
 
 log = logging.getLogger(__name__)
 
+STEP = 64 << 20
+"""Bytes between two messages of progress."""
 
-def load(prepared: Prepared, on_layer: Callable[[], None] = lambda: None) -> AnyModel:
-    """Read the weights onto the device, in the layouts of the plan. ``on_layer`` hears each layer as it is ready."""
+
+def load(prepared: Prepared, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AnyModel:
+    """Read the weights onto the device, in the layouts of the plan. ``on_progress`` hears how many bytes of all are
+    there."""
     setup, threads = prepared.setup, prepared.options.threads
     log.info("%s\n%s", _headline(prepared), prepared.plan.table())
     # Packing has all of them, also after a model whose last step had few.
     torch.set_num_threads(threads or all_threads())
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, prepared.plan, threads)
-    return build_model(prepared.weights, ops, prepared.device, prepared.page_size, on_layer)
+    progress = _Progress(prepared, on_progress)
+    with prepared.weights.reading(prepared.device, progress.on_read):
+        progress.start()
+        model = build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
+    if prepared.device.type == "cuda":
+        torch.cuda.empty_cache()  # what held the checkpoint's own layout until it was packed
+    return model
+
+
+class _Progress:
+    """Bytes that were read. Where none are, since the weights are made and not read, layers in their bytes."""
+
+    def __init__(self, prepared: Prepared, on_progress: Callable[[int, int], None]) -> None:
+        self._tell = on_progress
+        self._num_layers = prepared.config.num_layers
+        self._weights = sum(prepared.memory.weights.values())
+        self._layers = 0
+        self._told = -STEP
+        self._reads = False
+        self._prepared = prepared
+
+    def start(self) -> None:
+        if not self._reads:
+            self._tell(0, self._weights)
+
+    def on_read(self, done: int, total: int) -> None:
+        self._reads = True
+        if done == total or done - self._told >= STEP:
+            self._told = done
+            self._tell(done, total)
+
+    def on_layer(self) -> None:
+        self._layers += 1
+        gpu = self._prepared.setup.gpu
+        if gpu.unified and not gpu.is_cpu:
+            left = hardware.available_memory(gpu, self._prepared.device.index or 0)
+            check_left(gpu, self._prepared.memory.workload.reserve, left)
+        if not self._reads:
+            self._tell(self._weights * self._layers // self._num_layers, self._weights)
 
 
 def _headline(prepared: Prepared) -> str:

@@ -16,6 +16,7 @@ from microscale.backends.decision import Plan
 from microscale.backends.ops import AttentionSpec, DenseSpec, MoeSpec
 from microscale.backends.plan import Setup
 from microscale.backends.precision import BITS
+from microscale.engine.loading.usable import usable_memory
 from microscale.engine.step.graphs import GRAPH_MEMORY
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
@@ -25,8 +26,6 @@ from microscale.models.outline import AT_THE_END, Outline
 
 RUNTIME = GIB
 """CUDA's context, cuBLAS's workspaces and compiled kernels on a GPU. An estimate."""
-ROOM = 4 * GIB
-"""Left to the rest of the machine where memory is shared with it, or a sixteenth if that is less."""
 LEAST_CONTEXT = 1024
 """Without ``--max-model-len`` a start needs room for this many tokens, or the model's own limit if that is less."""
 
@@ -51,6 +50,8 @@ class Workload:
     """Positions in one page of the KV cache (``--block-size``)."""
     utilization: float = 0.9
     """The part of the memory that may be used (``--gpu-memory-utilization``)."""
+    reserve: int | None = None
+    """Bytes that stay with the system where it shares its memory (``--reserve-memory``); ``None``: by the machine."""
 
     def check_page_size(self) -> None:
         if not 1 <= self.page_size <= MAX_PAGE_SIZE:
@@ -201,7 +202,7 @@ def _most(limit: int, needed: Callable[[int], int], usable: int) -> int:
 def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, available: int | None = None) -> Memory:
     """The sums. ``available`` is what the machine reports as free; without it the card is taken to be empty."""
     workload.check(outline.name, outline.max_context)
-    usable, because = usable_memory(setup.gpu, workload.utilization, available)
+    usable, because = usable_memory(setup.gpu, workload.utilization, available, workload.reserve)
     on_gpu = not setup.gpu.is_cpu
     return Memory(
         model=outline.name,
@@ -218,20 +219,6 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
         logits_row=_logits_row(outline),
         available=available,
     )
-
-
-def usable_memory(gpu: Gpu, utilization: float, available: int | None) -> tuple[int, str]:
-    """Bytes that may be used, and how they came about."""
-    share = int(utilization * gpu.memory_bytes)
-    free = gpu.memory_bytes if available is None else available
-    if gpu.unified:
-        room = min(ROOM, gpu.memory_bytes // 16)
-        # A CPU's programs share all of its memory; the option speaks of GPUs.
-        if gpu.is_cpu or free - room < share:
-            return max(free - room, 0), f"{free / GIB:.1f} GiB free, {room / GIB:.1f} of them left to the system"
-    elif free < share:
-        return free, f"{free / GIB:.1f} GiB free"
-    return share, f"{utilization:.2f} of {gpu.memory_bytes / GIB:.1f} GiB"
 
 
 def weight_bytes(outline: Outline, plan: Plan, setup: Setup) -> dict[str, int]:

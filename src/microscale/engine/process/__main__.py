@@ -59,7 +59,11 @@ def serve(connection: Connection, factory: str) -> None:
     config = greet(connection)
     module, _, name = factory.partition(":")
     load: Factory = getattr(importlib.import_module(module), name)
-    service = load(config, lambda done, total: connection.send(Loading(done, total)))
+
+    def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
+        connection.send(Loading(done, total, kernels))
+
+    service = load(config, on_progress)
     # A step must not wait for the collector to walk through what was loaded.
     gc.collect()
     gc.freeze()

@@ -21,7 +21,9 @@ class Launch:
     silence_s: float = 300.0
     """An engine with work that tells of no step for so long is taken for hung. A first step may compile kernels."""
     on_progress: Callable[[int, int], None] = lambda done, total: None
-    """Hears how many layers of all are loaded."""
+    """Hears how many bytes of all are loaded."""
+    on_kernels: Callable[[int, int], None] = lambda done, total: None
+    """Hears, after that, how many of the kernels are compiled that were not."""
 
 
 async def wait_ready(link: Link, launch: Launch) -> Ready:
@@ -29,8 +31,8 @@ async def wait_ready(link: Link, launch: Launch) -> Ready:
     check_hello(await link.next_frame())
     while True:
         match decode_for_owner(await link.next_frame()):
-            case Loading(done, total):
-                launch.on_progress(done, total)
+            case Loading(done, total, kernels):
+                (launch.on_kernels if kernels else launch.on_progress)(done, total)
             case Ready() as ready:
                 return ready
             case Failed(kind, text):

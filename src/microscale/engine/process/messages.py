@@ -90,10 +90,14 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     prefix_caching: bool = True
     enforce_eager: bool = False
     gpu_memory_utilization: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
+    reserve_memory: Natural | None = None
+    """In bytes."""
     block_size: Positive = 16
     offline: bool = False
     seed: Natural = 0
     threads: Positive | None = None
+    kernel_cache: Text | None = None
+    """The folder of compiled kernels; Triton's own without."""
     drain_s: Seconds = 30.0
     """How long requests may go on after SIGTERM."""
     vocabulary: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=2**20)] = ()
@@ -155,10 +159,11 @@ class Drain(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """So many layers of all are ready."""
+    """So many bytes of the weights are there, of all; or so many of the kernels that were not compiled."""
 
     done: Natural
     total: Natural
+    kernels: bool = False
 
 
 class Ready(Message, frozen=True):
@@ -215,6 +220,8 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     prefix_queries: Natural
     prefix_hits: Natural
     pages: Annotated[dict[str, tuple[Natural, Natural]], Meta(max_length=16)]
+    kernels_compiled_late: Natural = 0
+    kernels_loaded_late: Natural = 0
 
 
 class Drained(Message, frozen=True):

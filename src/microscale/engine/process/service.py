@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
 
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
+from microscale.compiling.loading import LateKernels
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.warming import start_warming
 from microscale.engine.output import Output
 from microscale.engine.process.convert import request_of, stats_reply, to_wire
 from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
@@ -32,9 +36,11 @@ WAIT_S = 0.01
 class Service:
     """An engine and the numbers of its requests."""
 
-    def __init__(self, engine: Engine, ready: Ready) -> None:
+    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None) -> None:
+        """``late``: counts what is compiled or loaded from now on."""
         self.ready = ready
         self._engine = engine
+        self._late = late or LateKernels()
         self._ids: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._compiler = ThreadPoolExecutor(1, "grammar")
@@ -97,7 +103,10 @@ class Service:
         return [RequestOutput(number, None, finish=Finish.ABORT.value) for number in numbers]
 
     def stats(self) -> StatsReply:
-        return stats_reply(self._engine.stats())
+        late = self._late
+        return stats_reply(
+            replace(self._engine.stats(), kernels_compiled_late=late.compiled, kernels_loaded_late=late.loaded)
+        )
 
     def _told(self, output: Output) -> RequestOutput:
         number = self._numbers[output.request_id]
@@ -106,16 +115,25 @@ class Service:
         return to_wire(number, output)
 
 
-def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:
-    """The real engine."""
+def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
+    """The real engine. ``on_progress`` hears how many bytes of all are there; with ``kernels``, how many kernels."""
     queueing = Queueing(config.max_queue, config.prefix_caching)
     vocabulary = None
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
     prepared = prepare(load_options(config))
+    warming = start_warming(prepared, None if config.kernel_cache is None else Path(config.kernel_cache))
+
     built = build_engine(prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
+    if warming is not None:
+        warming.finish(lambda: on_progress(warming.done, warming.total, kernels=True))
+    # Captures graphs, in which nothing may be loaded: after the kernels are.
+    built.engine.prepare()
     model = built.config
-    return Service(built.engine, Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan))
+    ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
+    late = LateKernels()
+    late.watch()
+    return Service(built.engine, ready, late)
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
@@ -132,6 +150,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
             step_tokens=config.max_num_batched_tokens,
             page_size=config.block_size,
             utilization=config.gpu_memory_utilization,
+            reserve=config.reserve_memory,
         ),
         overrides=config.hf_overrides,
         offline=config.offline,

@@ -206,7 +206,15 @@ class SplitKv:
         return max(1, self.least_keys // tile.block_n)
 
 
-SPLIT_SECTION = Section(Kernels.SPLIT_KV, Heads, SplitKv, lambda key, tile, family: None)
+def _split_misfit(key: Heads, tile: SplitKv, family: Family) -> str | None:
+    if key.head_dim not in HEAD_DIMS:
+        return f"is for heads of {key.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
+    if min(tile.splits_per_sm, tile.least_keys) < 1 or min(tile.merged_inside, tile.fused_sequences) < 0:
+        return "has a figure that is too small"
+    return None
+
+
+SPLIT_SECTION = Section(Kernels.SPLIT_KV, Heads, SplitKv, _split_misfit)
 
 # The rule, as measured on SM90: what ``merged_inside`` allows is at most 40 times 2 KB, or 16 KB once.
 _SPLITS = {
@@ -220,6 +228,25 @@ _SPLITS = {
 def split_kv(head_dim: int, gpu: Gpu) -> SplitKv:
     row = measured(SPLIT_SECTION, gpu.family).get(Heads(head_dim))
     return _SPLITS[head_dim] if row is None else row.tile
+
+
+EVERY = 1 << 16
+"""More splits of a sequence, and more sequences, than any batch has."""
+
+
+def candidates_per_sm(start: SplitKv) -> list[SplitKv]:
+    """What ``tune`` measures for the splits of an SM."""
+    return [replace(start, splits_per_sm=number) for number in (1, 2, 3, 4, 5, 6, 8)]
+
+
+def candidates_least_keys(start: SplitKv) -> list[SplitKv]:
+    """What ``tune`` measures for the keys of a split, added up in either way, where decode is fused or not."""
+    fused = replace(start, fused_sequences=EVERY)
+    return [
+        replace(fused, least_keys=keys, merged_inside=inside)
+        for keys in (32, 64, 128, 256, 512)
+        for inside in (0, EVERY)
+    ]
 
 
 def wanted_splits(kv_heads: int, per_sm: int, gpu: Gpu) -> int:

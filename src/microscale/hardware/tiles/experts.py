@@ -32,6 +32,9 @@ class ExpertGemm(StrEnum):
     DOWN_WITH_MLP = "down_with_mlp"
 
 
+WITH_MLP = (ExpertGemm.GATE_UP_WITH_MLP, ExpertGemm.DOWN_WITH_MLP)
+
+
 @dataclass(frozen=True)
 class Case:
     """What a tile was measured for."""
@@ -79,6 +82,8 @@ class Shape:
 def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
     if case.bits not in (4, 8):
         return f"is for weights of {case.bits} bits; there are kernels for 4 and 8"
+    if case.gemm in WITH_MLP and case.bits != 8:
+        return f"is for weights of {case.bits} bits; with an MLP there are kernels for 8"
     if tile.registers is not None and not 24 <= tile.registers <= MAX_REGISTERS:
         return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
     if min(tile.row_tiles, tile.warps_n, tile.slices, tile.ahead) < 1 or tile.row_tiles % tile.warps_n:
@@ -165,6 +170,20 @@ def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[T
                 held = 2 * ahead * (shape.bits + 1) * row_tiles // warps_n
                 if held + 40 <= (registers or MAX_REGISTERS) and ahead <= -(-shape.k_tiles // slices):
                     found[Tile(row_tiles, warps_n, slices, ahead, registers)] = None
+    return list(found)
+
+
+def candidates_with_mlp(case: Case, k_tiles: int, gpu: Gpu) -> list[Tile]:
+    """The same for a GEMM with an MLP in its launch, the tile in use first if there is one. Its programs have one row
+    tile; those of ``DOWN_WITH_MLP`` have a warp for each expert and no slices. Registers always have a limit: they
+    decide what is one wave."""
+    row = measured(SECTION, gpu.family).get(case)
+    found = {} if row is None else {row.tile: None}
+    for slices in (1, 2) if case.gemm is ExpertGemm.GATE_UP_WITH_MLP else (1,):
+        for registers in (128, 80, 96, 168, 255):
+            for ahead in (2, 1, 3, 4, 5, 6):
+                if 2 * ahead * (case.bits + 1) + 40 <= registers and ahead <= -(-k_tiles // slices):
+                    found[Tile(1, 1, slices, ahead, registers)] = None
     return list(found)
 
 

@@ -8,6 +8,9 @@ from enum import StrEnum
 from microscale.hardware.families import Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
+NEVER = 1 << 20
+"""More tokens, and more pairs an expert, than any batch has: a path that paid at no size that was measured."""
+
 
 class Name(StrEnum):
     WGMMA_PAIRS = "wgmma_pairs"

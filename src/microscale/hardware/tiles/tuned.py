@@ -92,9 +92,16 @@ def forget() -> None:
 @contextmanager
 def trial(section: Section[Key, Tile], family: Family, key: Key, tile: Tile) -> Iterator[None]:
     """Meanwhile ``tile`` is what was measured for ``key``, before all others: how ``tune`` runs its candidates."""
+    others = [row for other, row in measured(section, family).items() if other != key]
+    with in_effect(section, family, [Row(key, tile, Measurement("", "", "", "", "a trial", None)), *others]):
+        yield
+
+
+@contextmanager
+def in_effect(section: Section[Key, Tile], family: Family, rows: Sequence[Row[Key, Tile]]) -> Iterator[None]:
+    """Meanwhile these are all rows of the section: what ``tune`` found is used for what it measures next."""
     before = measured(section, family)
-    others = {other: row for other, row in before.items() if other != key}
-    _KEPT[section.name, family.name] = {key: Row(key, tile, Measurement("", "", "", "", "a trial", None)), **others}
+    _KEPT[section.name, family.name] = {row.key: row for row in rows}
     try:
         yield
     finally:

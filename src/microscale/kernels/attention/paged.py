@@ -20,6 +20,7 @@ from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
+from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
@@ -240,13 +241,17 @@ def _fused(
     return call.out
 
 
+USES = USED_BY["paged attention"]
 PATHS = (
-    *(AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way)) for way in Split),
-    AttentionPath("prefill", "no sequence decodes", paths.prefills, _prefill),
-    *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way)) for way in Split),
+    *(
+        AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way), uses=USES)
+        for way in Split
+    ),
+    AttentionPath("prefill", "no sequence decodes", paths.prefills, _prefill, uses=USES),
+    *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way), uses=USES) for way in Split),
 )
 FUSED_PATHS = tuple(
-    FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way)) for way in Split
+    FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way), uses=USES) for way in Split
 )
 
 

@@ -154,6 +154,21 @@ def prefetch_keys(
 
 
 @triton.jit
+def _rounded_product(a, b, PLAIN: tl.constexpr):
+    """``a * b``, rounded before it is added to anything.
+
+    Where lanes sum up products in pairs the compiler would fuse each lane's own product into the sum. Then both lanes
+    have the same sum in different last bits, and which of them a store to shared memory leaves there is undefined.
+    """
+    if PLAIN:
+        return a * b
+    else:
+        return tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def merge_in_place(
     partial_ptr, summary_ptr, out_ptr, first, splits, kv_head, kv_heads, query_first, num_rows, group, stride_out_token,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
@@ -181,7 +196,7 @@ def merge_in_place(
             new_top = tl.maximum(top, tl.max(tops, axis=0))
             weight = tl.exp2(tops - new_top[None, :])
             shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.sum(totals * weight, axis=0)
+            total = total * shrink + tl.sum(_rounded_product(totals, weight, PLAIN), axis=0)
             acc = acc * shrink[:, None] + tl.sum(parts * weight[:, :, None], axis=0)
             top = new_top
         query = (query_first + row // group).to(tl.int64)

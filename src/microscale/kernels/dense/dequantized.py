@@ -6,7 +6,6 @@ On a GPU this is what runs large batches of bf16 weights: cuBLAS there is as fas
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.hardware import Gpu
@@ -14,12 +13,13 @@ from microscale.kernels.dense import logits_epilogue, reference
 from microscale.kernels.dense.cost import CUBLAS_REACHED, activation_bytes, dense_flops
 from microscale.kernels.dense.packed import ROW_MAJOR, to_row_major
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.linear import linear
 from microscale.kernels.op import Activations, Cost, Reason, always, torch_dtype
 
 
 def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
     assert isinstance(packed.weight, Tensor)  # what pack() made
-    y = F.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
+    y = linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
     return y if residual is None else y + residual
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.cost import (
     CUBLAS_REACHED,
@@ -88,12 +89,13 @@ SMALL_BATCH_BF16 = DensePath("small batch, bf16", READS_ONCE, _reads_weights_onc
 UNPACKED = DensePath(
     "bf16 copy, cuBLAS", "the copy costs less than a GEMM that decodes loses against cuBLAS", _unpack, _run_unpacked
 )
-GEMM = DensePath("GEMM", LAST, always, _run_gemm)
-BLOCK_SCALED = DensePath("GEMM, block-scaled", LAST, always, _run_block_scaled)
+DOT, SCALED = USED_BY["dense GEMM"], USED_BY["dense GEMM, block-scaled"]
+GEMM = DensePath("GEMM", LAST, always, _run_gemm, uses=DOT)
+BLOCK_SCALED = DensePath("GEMM, block-scaled", LAST, always, _run_block_scaled, uses=SCALED)
 SMALL_BATCH_LOGITS = LogitsPath("small batch", READS_ONCE, _reads_weights_once, _small_batch_logits)
 SMALL_BATCH_BF16_LOGITS = replace(SMALL_BATCH_LOGITS, name="small batch, bf16")
-GEMM_LOGITS = LogitsPath("GEMM", LAST, always, _gemm_logits)
-BLOCK_SCALED_LOGITS = LogitsPath("GEMM, block-scaled", LAST, always, _block_scaled_logits)
+GEMM_LOGITS = LogitsPath("GEMM", LAST, always, _gemm_logits, uses=DOT)
+BLOCK_SCALED_LOGITS = LogitsPath("GEMM, block-scaled", LAST, always, _block_scaled_logits, uses=SCALED)
 
 
 class Fragments(DenseOp[PackedDense]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from microscale.errors import BadCheckpoint, Unsupported
+from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP8, BlockScaled, ChannelScaled, decode
 from microscale.kernels import layouts
 from microscale.kernels.dense.spec import DenseWeights
@@ -67,22 +67,26 @@ def pack(weights: DenseWeights) -> PackedDense:
         raise Unsupported("Fragments hold fp8, mxfp8 and mxfp4 weights, not bf16.")
     rows, k = weight.shape
     channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None
-    if channels is not None and layouts.has_numbers(channels) and bool(channels.isnan().any()):
-        raise BadCheckpoint("An fp8 weight has a NaN among its scales; the checkpoint is damaged.")
-    words, groups = _pack_chunks(weight, keep_scales=channels is None)
+    findings = layouts.Findings()
+    if channels is not None:
+        findings.add_nan(channels, "An fp8 weight has a NaN among its scales; the checkpoint is damaged.")
+    words, groups = _pack_chunks(weight, findings, keep_scales=channels is None)
     bias = None if weights.bias is None else weights.bias.bfloat16().contiguous()
+    findings.refuse()
     return PackedDense(words, groups, channels, bias, weights.format, rows, k)
 
 
-def _pack_chunks(weight: BlockScaled | ChannelScaled, keep_scales: bool) -> tuple[Tensor, Tensor | None]:
+def _pack_chunks(
+    weight: BlockScaled | ChannelScaled, findings: layouts.Findings, *, keep_scales: bool
+) -> tuple[Tensor, Tensor | None]:
     """Words and scale words ``[rows / 16, ...]``; besides them there is never more than a few chunks."""
     step = CHUNK_ROWS if layouts.has_numbers(weight.values) else weight.shape[0]
-    first = _pack_rows(weight[:step])
+    first = _pack_rows(weight[:step], findings)
     tiles = weight.shape[0] // layouts.TILE_ROWS
     words = first.words.new_empty((tiles, *first.words.shape[2:]))
     groups = first.scales.new_empty((tiles, *first.scales.shape[2:])) if keep_scales else None
     for start in range(0, weight.shape[0], step):
-        chunk = first if start == 0 else _pack_rows(weight[start : start + step])
+        chunk = first if start == 0 else _pack_rows(weight[start : start + step], findings)
         place = slice(start // layouts.TILE_ROWS, start // layouts.TILE_ROWS + chunk.words.shape[1])
         words[place] = chunk.words[0]
         if groups is not None:
@@ -90,8 +94,9 @@ def _pack_chunks(weight: BlockScaled | ChannelScaled, keep_scales: bool) -> tupl
     return words, groups
 
 
-def _pack_rows(weight: BlockScaled | ChannelScaled) -> layouts.Packed:
+def _pack_rows(weight: BlockScaled | ChannelScaled, findings: layouts.Findings) -> layouts.Packed:
     if isinstance(weight, ChannelScaled):
         ones = torch.full((weight.shape[0], weight.shape[1] // BLOCK), 127, dtype=torch.uint8, device=weight.device)
         weight = BlockScaled(weight.values, ones, MXFP8)
-    return layouts.pack(BlockScaled(weight.values[None], weight.scales[None], weight.format), RowOrder.PLAIN)
+    stack = BlockScaled(weight.values[None], weight.scales[None], weight.format)
+    return layouts.pack(stack, RowOrder.PLAIN, None, findings)

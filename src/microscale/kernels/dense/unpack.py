@@ -7,7 +7,6 @@ the way loses against cuBLAS. The copy lasts for the call.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.hardware import Gpu
@@ -16,6 +15,7 @@ from microscale.kernels.dense import unpack_jit
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
+from microscale.kernels.linear import linear
 from microscale.kernels.numbers import cdiv
 
 TILES = 4
@@ -41,5 +41,5 @@ def unpack(packed: PackedDense) -> Tensor:
 
 def run(packed: PackedDense, x: Tensor, residual: Tensor | None) -> Tensor:
     """``x [tokens, k]`` bf16 → bf16 ``[tokens, rows]``."""
-    y = F.linear(x, unpack(packed), packed.bias)
+    y = linear(x, unpack(packed), packed.bias)
     return y if residual is None else y + residual

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.formats import FORMATS, BlockScaled, decode
 from microscale.hardware import Gpu
+from microscale.kernels.linear import linear
 from microscale.kernels.moe.cost import activation_bytes, expected_experts, expert_flops, weights_per_expert
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
@@ -44,10 +44,10 @@ def _run(packed: DequantizedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing
     for expert in routing.expert_ids.unique().tolist():
         token, slot = (routing.expert_ids == expert).nonzero(as_tuple=True)
         bias = None if packed.gate_up_bias is None else packed.gate_up_bias[expert]
-        h = F.linear(x[token], packed.gate_up[expert], bias)
+        h = linear(x[token], packed.gate_up[expert], bias)
         a = apply_gate(h.float(), spec.gate).to(h.dtype)
         bias = None if packed.down_bias is None else packed.down_bias[expert]
-        out = F.linear(a, packed.down[expert], bias).float()
+        out = linear(a, packed.down[expert], bias).float()
         y.index_add_(0, token, out * routing.weights[token, slot, None])
     return y.to(x.dtype)
 

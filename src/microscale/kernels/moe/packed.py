@@ -51,14 +51,17 @@ def packed_bytes(spec: MoeSpec) -> int:
 def pack_experts(weights: MoeWeights, gate: Gate, device: torch.device | str | None = None) -> PackedExperts:
     """The checkpoint's experts in the packed layout on ``device`` (by default where they are)."""
     order = RowOrder.INTERLEAVED if gate.interleaved else RowOrder.HALVES
-    gate_up = layouts.pack(weights.gate_up, order, device)
-    down = layouts.pack(weights.down, RowOrder.PLAIN, device)
-    return PackedExperts(
+    findings = layouts.Findings()
+    gate_up = layouts.pack(weights.gate_up, order, device, findings)
+    down = layouts.pack(weights.down, RowOrder.PLAIN, device, findings)
+    packed = PackedExperts(
         gate_up,
         down,
         _bias(weights.gate_up_bias, order, gate_up.device),
         _bias(weights.down_bias, RowOrder.PLAIN, down.device),
     )
+    findings.refuse()
+    return packed
 
 
 def _bias(bias: Tensor | None, order: RowOrder, device: torch.device) -> Tensor | None:

@@ -17,6 +17,7 @@ from microscale.formats import MXFP4
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import choose
 from microscale.hardware.tiles.thresholds import Name, crowd, threshold
+from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.grouped_wgmma import MIN_K_TILES, gemm_path
@@ -150,12 +151,13 @@ LIST = MoePath("small batch, list", READS_ONCE, _up_to(MAX_TOKENS), small_batch.
 WGMMA_RESIDENT = MoePath("wgmma, resident", RESIDENT, _resident(fp8=False), _on_wgmma)
 WGMMA_LIST = MoePath("wgmma, list", "sorting so few pairs is one launch", _wgmma_list, _on_wgmma_list)
 WGMMA = MoePath("wgmma", "it reads tokens from shared memory, not from registers", _wgmma_bf16, _on_wgmma)
-GROUPED = MoePath("grouped", "it is the last", always, _grouped)
+GROUPED = MoePath("grouped", "it is the last", always, _grouped, uses=USED_BY["grouped experts"])
 FP8_RESIDENT = MoePath("wgmma FP8, resident", RESIDENT, _resident(fp8=True), _on_wgmma_fp8)
 WGMMA_FP8 = MoePath("wgmma FP8", "FP8 units are twice as fast as bf16 ones", _wgmma_fp8, _on_wgmma_fp8)
 BLOCK_SCALED = MoePath(
-    "grouped, block-scaled", "the matrix instruction applies the scales", _block_scaled, _grouped_block_scaled
-)
+    "grouped, block-scaled", "the matrix instruction applies the scales", _block_scaled, _grouped_block_scaled,
+    uses=USED_BY["grouped experts, block-scaled"],
+)  # fmt: skip
 
 BF16_PATHS = (DIRECT, WGMMA_RESIDENT, WGMMA_LIST, WGMMA, LIST, GROUPED)
 """With bf16 activations."""

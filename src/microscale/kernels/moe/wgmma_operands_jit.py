@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from microscale.kernels.fragments_jit import MXFP4_TO_BF16
-from microscale.kernels.layouts import PEAK_BIAS
+from microscale.kernels.numbers import PEAK_BIAS
 
 _MXFP4_TO_WORDS: tl.constexpr = tl.constexpr(MXFP4_TO_BF16)
 # Four scale bytes b → four words with 2**(b - 127 + 62) twice in bf16: 62 is 126, the weights' constant, less the

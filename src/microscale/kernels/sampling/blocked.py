@@ -9,13 +9,15 @@
 | penalties, mask (bias) | … and a second ``scan`` (and ``add_bias``) | 1 more, and a copy |
 | top log-probabilities | … and ``top_blocks``, ``top_merge`` | at most 1 more |
 
-Which of them run is decided on the host from the flags of the batch; nothing waits for the device.
+Which of them run is the path, which the oracle picks by what the batch asks for (``paths``); nothing waits for the
+device.
 A row with k of at most the number of blocks needs no ``narrow``: its programs leave at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +30,15 @@ from microscale.kernels.launch import launch
 from microscale.kernels.op import Cost, Reason
 from microscale.kernels.sampling import draw_jit, search_jit
 from microscale.kernels.sampling.cost import logit_bytes
+from microscale.kernels.sampling.limits import MAX_TOP_LOGPROBS
+from microscale.kernels.sampling.paths import NO_SCAN, Stages, every
 from microscale.kernels.sampling.spec import (
-    MAX_TOP_LOGPROBS,
     Sampled,
     SamplingBatch,
     SamplingOp,
+    SamplingPath,
     SamplingSpec,
+    ScorePath,
     TopLogprobs,
 )
 
@@ -68,66 +73,35 @@ class _Blocks:
         return self.max.shape[1]
 
 
-class TritonSampling(SamplingOp):
-    """Integer weights, so that no sum depends on its order."""
-
-    name = "triton_sampling"
-
-    def supports(self, spec: SamplingSpec, gpu: Gpu) -> Reason | None:
-        if not gpu.has(Feature.MMA_BF16):
-            return f"runs on GPUs, and this is a {gpu.name}"
-        if spec.vocab > MAX_VOCAB:
-            return f"samples from up to {MAX_VOCAB} tokens, not {spec.vocab}"
-        return None
-
-    def cost(self, spec: SamplingSpec, gpu: Gpu) -> Cost:
-        return Cost(logit_bytes(spec), 0, efficiency=0.3)
-
-    def run(
-        self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None
-    ) -> Sampled:
-        job = _Job(spec, logits, batch)
-        if not spec.tokens:
-            return job.finish(_empty_blocks(logits), None, None)
-        plain = not (batch.draws or batch.adjusts or batch.top_logprobs)
-        if blocks is not None and plain:
-            given = _Blocks(blocks.block_max, blocks.block_argmax, blocks.block_sum, MERGE_GIVEN)
-            return job.finish(given, None, None)
-        raw = job.scan(logits)
-        if batch.adjusts:
-            job.add_bias()
-        sampled = job.scan(job.values, first=False) if batch.adjusts else raw
-        cutoff = job.cut(sampled) if batch.draws and batch.filters else None
-        weights = job.weigh(sampled, cutoff) if batch.draws else None
-        return job.finish(raw, weights, cutoff, sampled)
-
-    def score(self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
-        job = _Job(spec, logits, None, top_logprobs)
-        raw = job.scan(logits) if spec.tokens else _empty_blocks(logits)
-        return job.finish(raw, None, None, given=tokens.int().contiguous())
-
-
 def _empty_blocks(logits: Tensor) -> _Blocks:
     return _Blocks(logits[:, :0], logits[:, :0], logits[:, :0], MERGE_OWN)
 
 
-class _Job:
-    """One call: its sizes, its scratch, its launches."""
+def _given_blocks(blocks: Logits | None) -> _Blocks:
+    """Those of the lm_head."""
+    assert blocks is not None
+    return _Blocks(blocks.block_max, blocks.block_argmax, blocks.block_sum, MERGE_GIVEN)
 
-    def __init__(self, spec: SamplingSpec, logits: Tensor, batch: SamplingBatch | None, top_logprobs: int = 0) -> None:
+
+class _Job:
+    """One call by one path: its sizes, its scratch, its launches."""
+
+    def __init__(
+        self, stages: Stages, spec: SamplingSpec, logits: Tensor, batch: SamplingBatch | None, top_logprobs: int
+    ) -> None:
         if tuple(logits.shape) != (spec.tokens, spec.vocab):
             raise Unsupported(f"Logits have shape {tuple(logits.shape)}, not {(spec.tokens, spec.vocab)}.")
         if logits.dtype != torch.float32 or logits.stride(-1) != 1:
             raise Unsupported(f"Logits are float32 with contiguous rows, not {logits.dtype}.")
-        self.top_logprobs = min(top_logprobs if batch is None else batch.top_logprobs, spec.vocab)
+        self.stages = stages
+        self.top_logprobs = min(top_logprobs, spec.vocab)
         if self.top_logprobs > MAX_TOP_LOGPROBS:
             raise Unsupported(f"At most {MAX_TOP_LOGPROBS} top log-probabilities, not {self.top_logprobs}.")
         self.rows, self.vocab = spec.tokens, spec.vocab
         self.blocks = -(-spec.vocab // BLOCK)
         self.logits = logits
         self.batch = batch
-        adjusts = batch is not None and batch.adjusts
-        self.values = self.empty(self.vocab) if adjusts else logits
+        self.values = self.empty(self.vocab) if stages.adjust else logits
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((self.rows, *shape), dtype=dtype, device=self.logits.device)
@@ -146,13 +120,12 @@ class _Job:
     def words(self) -> int:
         return -(-self.vocab // 32)
 
-    def scan(self, source: Tensor, first: bool = True) -> _Blocks:
-        """The blocks of ``source``; the first time, the adjusted copy is made on the way, where one is needed."""
+    def scan(self, source: Tensor, copy: bool) -> _Blocks:
+        """The blocks of ``source``; ``copy``: the adjusted logits are made on the way."""
         found = _Blocks(
             self.empty(self.blocks), self.empty(self.blocks, dtype=torch.int32), self.empty(self.blocks), MERGE_OWN
         )
         tensors, flags = self.adjustments()
-        copy = first and self.values is not self.logits
         flags = flags if copy else dict.fromkeys(flags, False)
         arguments = (
             source, self.values, *tensors, found.max, found.argmax, found.sum,
@@ -163,8 +136,8 @@ class _Job:
         return found
 
     def add_bias(self) -> None:
-        if self.batch is None or self.batch.bias is None:
-            return
+        assert self.batch is not None
+        assert self.batch.bias is not None
         tokens, values = self.batch.bias.tokens, self.batch.bias.values
         tensors, flags = self.adjustments()
         arguments = (
@@ -238,7 +211,7 @@ class _Job:
                 "HISTORY": history is not None, "GIVEN": given is not None,
             }  # fmt: skip
             launch(draw_jit.pick, (self.rows,), arguments, constants, OPTIONS)
-        top = self.top(raw) if self.top_logprobs else None
+        top = self.top(raw) if self.stages.top else None
         return Sampled(tokens, logprobs, status, top, together if given is None else None)
 
     def top(self, raw: _Blocks) -> TopLogprobs:
@@ -253,3 +226,48 @@ class _Job:
             arguments = (found, raw.max, raw.sum, top.tokens, top.logprobs, self.blocks, count)
             launch(search_jit.top_merge, (self.rows,), arguments, constants, OPTIONS)
         return top
+
+
+def _run(
+    stages: Stages, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None
+) -> Sampled:
+    job = _Job(stages, spec, logits, batch, batch.top_logprobs)
+    if not spec.tokens:
+        return job.finish(_empty_blocks(logits), None, None)
+    raw = job.scan(logits, copy=stages.adjust) if stages.scan else _given_blocks(blocks)
+    if stages.bias:
+        job.add_bias()
+    sampled = job.scan(job.values, copy=False) if stages.adjust else raw
+    cutoff = job.cut(sampled) if stages.cut else None
+    weights = job.weigh(sampled, cutoff) if stages.weigh else None
+    return job.finish(raw, weights, cutoff, sampled)
+
+
+def _score(stages: Stages, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
+    job = _Job(stages, spec, logits, None, top_logprobs)
+    raw = job.scan(logits, copy=False) if spec.tokens else _empty_blocks(logits)
+    return job.finish(raw, None, None, given=tokens.int().contiguous())
+
+
+class TritonSampling(SamplingOp):
+    """Integer weights, so that no sum depends on its order."""
+
+    name = "triton_sampling"
+    paths = tuple(SamplingPath(stages.name, NO_SCAN, stages.supports, partial(_run, stages)) for stages in every())
+    score_paths = tuple(
+        ScorePath(name, NO_SCAN, stages.supports, partial(_score, stages))
+        for name, stages in (
+            ("given tokens", Stages()),
+            ("given tokens, top log-probabilities", Stages(top=True)),
+        )
+    )
+
+    def supports(self, spec: SamplingSpec, gpu: Gpu) -> Reason | None:
+        if not gpu.has(Feature.MMA_BF16):
+            return f"runs on GPUs, and this is a {gpu.name}"
+        if spec.vocab > MAX_VOCAB:
+            return f"samples from up to {MAX_VOCAB} tokens, not {spec.vocab}"
+        return None
+
+    def cost(self, spec: SamplingSpec, gpu: Gpu) -> Cost:
+        return Cost(logit_bytes(spec), 0, efficiency=0.3)

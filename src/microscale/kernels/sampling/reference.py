@@ -7,14 +7,16 @@ from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
-from microscale.kernels.op import Cost, Reason
+from microscale.kernels.op import Cost, Reason, always
 from microscale.kernels.sampling.cost import logit_bytes
 from microscale.kernels.sampling.spec import (
     PROMPT_BIT,
     Sampled,
     SamplingBatch,
     SamplingOp,
+    SamplingPath,
     SamplingSpec,
+    ScorePath,
     Status,
     TopLogprobs,
 )
@@ -136,21 +138,23 @@ def _scored(logits: Tensor, tokens: Tensor, status: Tensor, top_logprobs: int) -
     return Sampled(tokens, chosen, status, top)
 
 
+def _run(spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None) -> Sampled:
+    return sample(logits, batch)
+
+
+def _score(spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int) -> Sampled:
+    return score(logits, tokens, top_logprobs)
+
+
 class ReferenceSampling(SamplingOp):
     """Plain torch; synchronises with the device for every row."""
 
     name = "reference"
+    paths = (SamplingPath("row by row", "it is the only one", always, _run),)
+    score_paths = (ScorePath("row by row", "it is the only one", always, _score),)
 
     def supports(self, spec: SamplingSpec, gpu: Gpu) -> Reason | None:
         return None
 
     def cost(self, spec: SamplingSpec, gpu: Gpu) -> Cost:
         return Cost(logit_bytes(spec), 0, efficiency=0.001)
-
-    def run(
-        self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None
-    ) -> Sampled:
-        return sample(logits, batch)
-
-    def score(self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
-        return score(logits, tokens, top_logprobs)

@@ -20,19 +20,38 @@ Log-probabilities are those of the raw logits, before 1 to 6 and without tempera
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
-from microscale.kernels.op import Implementation
+from microscale.kernels.op import Implementation, Path
 
-MAX_TOP_LOGPROBS = 20
 PROMPT_BIT = 1 << 30
 """In an entry of ``History.counts``: the token is in the prompt. The bits below count it in the output."""
+
+
+class Asks(NamedTuple):
+    """What some row of a batch asks for. With the vocabulary and the rows this decides which kernels run."""
+
+    draws: bool = False
+    """A temperature above 0."""
+    filters: bool = False
+    """Top-k or top-p, by a row that draws."""
+    adjusts: bool = False
+    """Penalties, a bias or a mask: the logits change first."""
+    biases: bool = False
+    tops: bool = False
+    """The likeliest tokens and their log-probabilities."""
+    blocks: bool = False
+    """The lm_head's own blocks lie beside the logits."""
+
+
+GREEDY = Asks()
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,7 @@ class SamplingSpec:
 
     vocab: int
     tokens: int
+    asks: Asks = GREEDY
 
 
 class Status(IntEnum):
@@ -92,10 +112,12 @@ class SamplingBatch:
     allowed: Tensor | None = None  # int32 [rows, ceil(vocab / 32)]: bit t % 32 of word t // 32 admits token t
     top_logprobs: int = 0
 
-    @property
-    def adjusts(self) -> bool:
-        """Some row's logits change before temperature."""
-        return self.history is not None or self.bias is not None or self.allowed is not None
+    def asks(self, blocks: Logits | None) -> Asks:
+        """What the paths of an implementation differ in."""
+        biases = self.bias is not None
+        adjusts = biases or self.history is not None or self.allowed is not None
+        filters = self.draws and self.filters
+        return Asks(self.draws, filters, adjusts, biases, self.top_logprobs > 0, blocks is not None)
 
 
 @dataclass(frozen=True)
@@ -117,19 +139,40 @@ class Sampled:
     together: Tensor | None = None  # int32 [3, rows or more]: the three, where they lie side by side, for one copy
 
 
+@dataclass(frozen=True)
+class SamplingPath(Path[SamplingSpec]):
+    """One way from logits to tokens."""
+
+    start: Callable[[SamplingSpec, Gpu, Tensor, SamplingBatch, Logits | None], Sampled]
+
+
+@dataclass(frozen=True)
+class ScorePath(Path[SamplingSpec]):
+    """One way to the log-probabilities of given tokens."""
+
+    start: Callable[[SamplingSpec, Gpu, Tensor, Tensor, int], Sampled]
+
+
 class SamplingOp(Implementation[SamplingSpec]):
     """What every implementation of ``sampling`` has."""
 
     op = "sampling"
     layout = "none"
     uncapturable = "runs after the model's step, which alone is captured"
+    paths: tuple[SamplingPath, ...]
+    score_paths: tuple[ScorePath, ...]
+    """The ways of ``score``."""
 
-    @abstractmethod
     def run(
-        self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None = None
-    ) -> Sampled:
-        """Sample ``logits`` (float32 [rows, vocab]); ``blocks`` are those that the lm_head made beside them."""
+        self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, batch: SamplingBatch, blocks: Logits | None,
+        path: SamplingPath,
+    ) -> Sampled:  # fmt: skip
+        """Sample ``logits`` (float32 [rows, vocab]) by ``path``; ``blocks`` are those that the lm_head made beside
+        them."""
+        return path.start(spec, gpu, logits, batch, blocks)
 
-    @abstractmethod
-    def score(self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int = 0) -> Sampled:
+    def score(
+        self, spec: SamplingSpec, gpu: Gpu, logits: Tensor, tokens: Tensor, top_logprobs: int, path: ScorePath
+    ) -> Sampled:
         """Log-probabilities of given ``tokens`` (int32 [rows]), a prompt's own for instance, and of the likeliest."""
+        return path.start(spec, gpu, logits, tokens, top_logprobs)

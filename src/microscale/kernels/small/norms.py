@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.errors import Unsupported
@@ -14,6 +13,7 @@ from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.linear import linear
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
@@ -175,7 +175,7 @@ def _route_apart(
 ) -> Routed:
     """Sum and norm; the router's product; top-k."""
     normed, total = norm(x, residual, norm_weight, epsilon, pdl)
-    logits = F.linear(normed, router.weight, router.bias)
+    logits = linear(normed, router.weight, router.bias)
     return normed, total, routing.route(logits, top_k, router.expert_scale)
 
 
@@ -206,7 +206,7 @@ def _sandwich_route_apart(
 ) -> Routed:
     """Norm, sum and norms; the router's product; top-k."""
     normed, total = norm_add_norm(x, None, residual, sandwich, pdl)
-    logits = F.linear(normed[-1], router.weight, router.bias)
+    logits = linear(normed[-1], router.weight, router.bias)
     return normed[:-1], total, routing.route(logits, top_k, router.expert_scale)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from microscale.errors import BadCheckpoint
 from microscale.formats import BLOCK, MXFP8, BlockScaled
-from microscale.models.checkpoint import Checkpoint, TensorSpec, check_overrides
+from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.gemma4.config import Gemma4Config
 from microscale.models.gemma4.config_file import read_gemma4
 from microscale.models.gemma4.quantization import PREFIXES
@@ -38,12 +38,12 @@ _NORMS = (
 )  # fmt: skip
 
 
-class Gemma4Checkpoint:
+class Gemma4Checkpoint(FromCheckpoint):
     """A ``Gemma4Weights`` that reads a checkpoint. ``prefix`` stands before the names of all tensors but lm_head's."""
 
-    def __init__(self, config: Gemma4Config, checkpoint: Checkpoint, prefix: str) -> None:
+    def __init__(self, config: Gemma4Config, checkpoint: Checkpoint, prefix: str, specs: Sequence[TensorSpec]) -> None:
+        super().__init__(checkpoint, specs)
         self.config = config
-        self._checkpoint = checkpoint
         self._prefix = prefix
 
     def embed(self, device: torch.device | str) -> Tensor:
@@ -135,15 +135,16 @@ def _weight(tensors: Sequence[Tensor]) -> Weight:
 
 
 def tensor_specs(c: Gemma4Config, prefix: str, *, experts_apart: bool) -> list[TensorSpec]:
-    """Every tensor of the text model in such a checkpoint. ``experts_apart``: each expert on its own, also in BF16."""
-    specs = [
-        TensorSpec(f"{prefix}embed_tokens.weight", (c.vocab_size, c.hidden), _BF16),
-        TensorSpec(f"{prefix}norm.weight", (c.hidden,), _SMALL),
-    ]
-    if not c.tied:
-        specs.append(TensorSpec(LM_HEAD, (c.vocab_size, c.hidden), _BF16))
+    """Every tensor of the text model in such a checkpoint, in the order in which the model is built.
+
+    ``experts_apart``: each expert on its own, also in BF16.
+    """
+    specs = [TensorSpec(f"{prefix}embed_tokens.weight", (c.vocab_size, c.hidden), _BF16)]
     for layer_idx in range(c.num_layers):
         specs += _layer_specs(c, layer_idx, f"{prefix}layers.{layer_idx}.", experts_apart)
+    specs.append(TensorSpec(f"{prefix}norm.weight", (c.hidden,), _SMALL))
+    if not c.tied:
+        specs.append(TensorSpec(LM_HEAD, (c.vocab_size, c.hidden), _BF16))
     return specs
 
 
@@ -176,6 +177,7 @@ def _layer_specs(c: Gemma4Config, layer_idx: int, prefix: str, experts_apart: bo
     for expert in range(c.num_experts):
         for part in ("gate", "up"):
             specs += _linear(f"{prefix}experts.{expert}.{part}_proj", c.intermediate, c.hidden, formats.experts)
+    for expert in range(c.num_experts):
         specs += _linear(f"{prefix}experts.{expert}.down_proj", c.hidden, c.intermediate, formats.experts)
     return specs
 
@@ -199,10 +201,11 @@ def open_gemma4(folder: Path, overrides: Mapping[str, object]) -> Gemma4Checkpoi
     apart = f"{prefix}layers.0.experts.0.gate_proj.weight" in checkpoint.entries
     whole = tensor_specs(read_gemma4(folder), prefix, experts_apart=apart)
     num_left_out = checkpoint.check(whole, tuple(f"{p}{part}." for p in ("", "model.") for part in OTHER_SENSES))
-    check_overrides(folder, overrides, whole, tensor_specs(config, prefix, experts_apart=apart))
+    asked = tensor_specs(config, prefix, experts_apart=apart)
+    check_overrides(folder, overrides, whole, asked)
     if num_left_out:
         log.info("%s: only text is computed; %d tensors of pictures and sound are left out.", folder, num_left_out)
-    return Gemma4Checkpoint(config, checkpoint, prefix)
+    return Gemma4Checkpoint(config, checkpoint, prefix, asked)
 
 
 def _find_prefix(checkpoint: Checkpoint) -> str:

@@ -8,7 +8,7 @@ from microscale.models.gpt_oss.config_file import MODEL_TYPE, read_config
 from microscale.models.gpt_oss.dummy_weights import DummyWeights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.gpt_oss.presets import PRESETS, preset
-from microscale.models.gpt_oss.weights import CheckpointWeights, open_gpt_oss
+from microscale.models.gpt_oss.weights import CheckpointWeights, open_gpt_oss, published
 
 GPT_OSS: Family[GptOssConfig, CheckpointWeights | DummyWeights, GptOss] = Family(
     model_types=(MODEL_TYPE,),
@@ -19,4 +19,5 @@ GPT_OSS: Family[GptOssConfig, CheckpointWeights | DummyWeights, GptOss] = Family
     open=open_gpt_oss,
     dummy=DummyWeights,
     build=GptOss,
+    published=published,
 )

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, BlockScaled
-from microscale.models.checkpoint import Checkpoint, TensorSpec, check_overrides
+from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import Layout, read_config
+from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
 from microscale.models.gpt_oss.tensors import LayerTensors
+from microscale.models.random_checkpoint import Published
 
 _BF16 = ("BF16",)
 # The published norms are BF16; OpenAI's own model keeps them in float32, and so may what is saved from it.
@@ -83,12 +84,12 @@ NAMES: dict[Layout, Names] = {
 }
 
 
-class CheckpointWeights:
+class CheckpointWeights(FromCheckpoint):
     """A ``GptOssWeights`` that reads a checkpoint in either layout."""
 
     def __init__(self, config: GptOssConfig, checkpoint: Checkpoint, names: Names) -> None:
+        super().__init__(checkpoint, tensor_specs(config, names))
         self.config = config
-        self._checkpoint = checkpoint
         self._names = names
 
     def embed(self, device: torch.device | str) -> Tensor:
@@ -133,12 +134,8 @@ class CheckpointWeights:
 
 
 def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
-    """Every tensor of the checkpoint of such a model."""
-    specs = [
-        TensorSpec(names.embed, (c.vocab_size, c.hidden), _BF16),
-        TensorSpec(names.norm, (c.hidden,), names.norm_dtypes),
-        TensorSpec(names.lm_head, (c.vocab_size, c.hidden), _BF16),
-    ]
+    """Every tensor of the checkpoint of such a model, in the order in which that is built."""
+    specs = [TensorSpec(names.embed, (c.vocab_size, c.hidden), _BF16)]
     heads = (c.num_heads, c.num_kv_heads, c.num_kv_heads)
     qkv_rows = [c.qkv_rows] if len(names.qkv) == 1 else [count * c.head_dim for count in heads]
     for layer in range(c.num_layers):
@@ -153,7 +150,16 @@ def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
         specs += _linear(prefix + names.router, c.num_experts, c.hidden)
         specs += _experts(prefix + names.gate_up, names.packed, c.num_experts, 2 * c.intermediate, c.hidden)
         specs += _experts(prefix + names.down, names.packed, c.num_experts, c.hidden, c.intermediate)
-    return specs
+    return [
+        *specs,
+        TensorSpec(names.norm, (c.hidden,), names.norm_dtypes),
+        TensorSpec(names.lm_head, (c.vocab_size, c.hidden), _BF16),
+    ]
+
+
+def published(config: GptOssConfig) -> Published:
+    """A checkpoint of this shape as OpenAI publishes it on the hub."""
+    return Published(to_hugging_face(config), tensor_specs(config, NAMES[Layout.HUGGING_FACE]))
 
 
 def open_gpt_oss(folder: Path, overrides: Mapping[str, object]) -> CheckpointWeights:

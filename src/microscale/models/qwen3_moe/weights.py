@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from microscale.models.checkpoint import Checkpoint, TensorSpec, check_overrides
+from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import read_qwen3_moe
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer
@@ -26,12 +26,12 @@ _BF16 = ("BF16",)
 _SMALL = ("BF16", "F32")
 
 
-class Qwen3MoeCheckpoint:
+class Qwen3MoeCheckpoint(FromCheckpoint):
     """A ``Qwen3MoeWeights`` that reads a checkpoint. ``apart``: it has a tensor for each matrix of each expert."""
 
     def __init__(self, config: Qwen3MoeConfig, checkpoint: Checkpoint, apart: bool) -> None:
+        super().__init__(checkpoint, tensor_specs(config, apart=apart))
         self.config = config
-        self._checkpoint = checkpoint
         self._apart = apart
 
     def embed(self, device: torch.device | str) -> Tensor:
@@ -73,12 +73,13 @@ class Qwen3MoeCheckpoint:
 
 
 def tensor_specs(c: Qwen3MoeConfig, *, apart: bool) -> list[TensorSpec]:
-    """Every tensor of the checkpoint of such a model."""
-    specs = [TensorSpec(EMBED, (c.vocab_size, c.hidden), _BF16), TensorSpec(NORM, (c.hidden,), _SMALL)]
-    if not c.tied:
-        specs.append(TensorSpec(LM_HEAD, (c.vocab_size, c.hidden), _BF16))
+    """Every tensor of the checkpoint of such a model, in the order in which that is built."""
+    specs = [TensorSpec(EMBED, (c.vocab_size, c.hidden), _BF16)]
     for layer_idx in range(c.num_layers):
         specs += _layer_specs(c, f"model.layers.{layer_idx}.", apart)
+    specs.append(TensorSpec(NORM, (c.hidden,), _SMALL))
+    if not c.tied:
+        specs.append(TensorSpec(LM_HEAD, (c.vocab_size, c.hidden), _BF16))
     return specs
 
 
@@ -101,6 +102,7 @@ def _layer_specs(c: Qwen3MoeConfig, prefix: str, apart: bool) -> list[TensorSpec
         for expert in range(c.num_experts):
             for part in ("gate", "up"):
                 matrices[f"mlp.experts.{expert}.{part}_proj"] = (c.intermediate, c.hidden)
+        for expert in range(c.num_experts):
             matrices[f"mlp.experts.{expert}.down_proj"] = (c.hidden, c.intermediate)
     specs = [TensorSpec(f"{prefix}{name}.weight", shape, _SMALL) for name, shape in small.items()]
     specs += [TensorSpec(f"{prefix}{name}.weight", shape, _BF16) for name, shape in matrices.items()]

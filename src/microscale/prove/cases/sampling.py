@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends import registry
+from microscale.backends.calls import run_sampling, run_score
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.op import Reason
@@ -219,7 +220,7 @@ class SamplingCase(Case):
         logits, batch = self.make(device)
         before = counted_apart(batch)
         blocks = blocks_of(logits, 24) if self.given_blocks else None
-        got = registry.sampling("triton_sampling").run(self.spec, gpu, logits, batch, blocks)
+        got = run_sampling(registry.sampling("triton_sampling"), gpu, logits, batch, blocks)
 
         return lambda: hold_sampled(got, logits, before, batch)
 
@@ -231,7 +232,7 @@ class ScoreCase(SamplingCase):
     def start(self, gpu: Gpu, device: str) -> Finish:
         logits, batch = self.make(device)
         tokens = (torch.arange(len(logits)) * 4096 % logits.shape[1]).int().to(device)
-        got = registry.sampling("triton_sampling").score(self.spec, gpu, logits, tokens, batch.top_logprobs)
+        got = run_score(registry.sampling("triton_sampling"), gpu, logits, tokens, batch.top_logprobs)
 
         def finish() -> Iterator[Compared]:
             want = reference.score(logits, tokens, batch.top_logprobs)

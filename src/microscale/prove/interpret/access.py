@@ -65,8 +65,7 @@ def load_rows(lanes: Lanes, space: str, addresses: Array, width: int, count: int
     if space == "shared":
         return lanes.shared.load(addresses, width, count, selected)
     memory = lanes.local if space == "local" else lanes.memory
-    loaded: Array = memory.rows(width, count)[memory.places(lanes, addresses, width * count, selected)]
-    return loaded
+    return memory.load(lanes, addresses, width, count, selected)
 
 
 def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
@@ -95,7 +94,7 @@ def build_store(ops: Operands, asked: Instruction) -> Step:
             lanes.shared.store(addresses, width, rows, selected)
             return
         memory = lanes.local if space == "local" else lanes.memory
-        memory.rows(width, len(sources))[memory.places(lanes, addresses, width * len(sources), selected)] = rows
+        memory.store(lanes, addresses, width, rows, selected)
 
     return step
 
@@ -165,7 +164,7 @@ def build_copy(ops: Operands, asked: Instruction) -> Step:
             raise unknown(asked)
         taken = np.flatnonzero(wanted)
         addresses = lanes.wide(source(lanes, active))[selected][taken]
-        rows[taken] = lanes.memory.rows(4, size // 4)[lanes.memory.places(lanes, addresses, size, selected[taken])]
+        rows[taken] = lanes.memory.load(lanes, addresses, 4, size // 4, selected[taken])
         targets = lanes.wide(to(lanes, active))[selected]
         lanes.refuse_undefined("copies from or to an address", active)
         lanes.shared.store(targets, 4, rows, selected, copied=True)

@@ -47,7 +47,7 @@ def build_sum(ops: Operands, asked: Instruction) -> Step:
             ops.write(target, wide), lambda a, b, c: a.astype(dtype) * b.astype(dtype) + c, *reads[:2], last
         )
     if "hi" in parts:
-        if name != "mul" or bits != 32:
+        if name != "mul" or bits not in (32, 64):
             raise unknown(asked)
         return elementwise(ops.write(target), numbers.high_product, *reads)
     functions: dict[str, Callable[..., Array]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microscale.prove.interpret import access, arithmetic, bits, convert, matrix, warp
+from microscale.prove.interpret import access, arithmetic, bits, convert, matrix, mbarrier, warp, wgmma
 from microscale.prove.interpret.errors import NotInterpreted
 from microscale.prove.interpret.lanes import Lanes, Mask
 from microscale.prove.interpret.operands import Operands, Step
@@ -32,8 +32,11 @@ _BUILDERS: dict[str, warp.Builder] = {
     "ldmatrix": warp.build_load_matrix,
     "stmatrix": warp.build_store_matrix,
     "mma": matrix.build_mma,
+    "wgmma": wgmma.build_wgmma,
+    "mbarrier": mbarrier.build_mbarrier,
+    "elect": warp.build_election,
 }
-_WITHOUT_EFFECT = ("griddepcontrol", "membar", "fence", "prefetch", "nanosleep", "discard", "pragma")
+_WITHOUT_EFFECT = ("griddepcontrol", "membar", "fence", "prefetch", "nanosleep", "discard", "pragma", "setmaxnreg")
 
 
 def build(ops: Operands, placed: Placed) -> Step:
@@ -68,6 +71,10 @@ def _bare(ops: Operands, asked: Instruction) -> Step:
     name = asked.opcode.partition(".")[0]
     if asked.opcode.startswith("bar.warp.sync"):
         return warp.build_warp_barrier(ops, asked)
+    if asked.opcode.startswith("fence.proxy.async"):
+        return lambda lanes, active: lanes.shared.fence(active)
+    if asked.opcode.startswith("cp.async.mbarrier"):
+        return mbarrier.build_copy_arrival(ops, asked)
     if name in _WITHOUT_EFFECT:
         return lambda lanes, active: None
     if name == "createpolicy":  # a hint to the cache

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from microscale.prove.interpret.errors import InterpretError, NotInterpreted
-from microscale.prove.interpret.memory import GlobalMemory, LocalMemory, SharedMemory
+from microscale.prove.interpret.flights import Products
+from microscale.prove.interpret.memory import GlobalMemory, LocalMemory
 from microscale.prove.interpret.numbers import UNSIGNED, Array
+from microscale.prove.interpret.phases import Mbarriers
 from microscale.prove.interpret.program import Program
+from microscale.prove.interpret.shared import SharedMemory
 
 WARP = 32
 Mask = Array | None
@@ -51,7 +54,9 @@ class Lanes:
         """Lanes in which a number that this instruction has read is undefined; ``None``: in no lane."""
         self.carry = np.zeros(self.num, np.uint64)
         self.memory = memory
-        self.shared = SharedMemory(self.block, self.thread, shared_bytes, grain, self)
+        self.shared = SharedMemory(self, shared_bytes, grain)
+        self.mbarriers = Mbarriers()
+        self.products = Products(self.num // WARP)
         self.local = LocalMemory(self.num, program.local_bytes)
 
     # ---- registers ---------------------------------------------------------------------------------------------------
@@ -59,6 +64,8 @@ class Lanes:
     def get(self, place: int, active: Mask) -> Array:
         """A register. Where it was not written the lanes are noted: what is computed from them is undefined as well,
         and ``refuse_undefined`` stops it where it would count."""
+        if self.products.using(place, active, writing=False):
+            raise InterpretError(f"{self.where}: reads a register before the wgmma that writes it was waited for.")
         value = self._registers[place]
         unset = np.ones(self.num, np.bool_) if value is None else self._unset.get(place)
         if unset is not None:
@@ -76,6 +83,9 @@ class Lanes:
         return value if unset is None else np.where(unset, garbage, value)
 
     def put(self, place: int, value: Array, active: Mask) -> None:
+        if self.products.using(place, active, writing=True):
+            raise InterpretError(f"{self.where}: overwrites a register of a wgmma that was not waited for.")
+        self.products.changed(place)
         undefined = self.undefined
         if active is None:
             self._registers[place] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
     def take(started: Launch) -> bool:
         kernel = started.kernel()
         if kernel not in compiled:
-            ptx, shared = (to_ptx or compile_to_ptx)(kernel, sm)
+            ptx, shared = (to_ptx or _ptx)(kernel, sm)
             compiled[kernel] = Interpreted(ptx if edit is None else edit(kernel, ptx), shared)
         ran[kernel] = ran.get(kernel, 0) + 1
         _run(compiled[kernel], kernel, started)
@@ -42,23 +43,28 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
         yield ran
 
 
+@lru_cache(maxsize=64)
+def _ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+    return compile_to_ptx(kernel, sm)
+
+
 def _run(program: Interpreted, kernel: Kernel, started: Launch) -> None:
     memory = GlobalMemory()
-    storages: dict[int, int] = {}
     given = [
         value for value, (kind, _) in zip(started.arguments, kernel.specialisation, strict=False) if kind != "constexpr"
     ]
-    program.run(started.grid, [_bits(value, memory, storages) for value in given], memory)
+    program.run(started.grid, [_bits(value, memory) for value in given], memory)
 
 
-def _bits(value: Any, memory: GlobalMemory, storages: dict[int, int]) -> int:
+def _bits(value: Any, memory: GlobalMemory) -> int:
     """An argument as the kernel gets it: an address, or a number's bits."""
     if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in storages:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            storages[storage.data_ptr()] = memory.add(whole.numpy() if whole.numel() else np.empty(0, np.uint8))
-        return storages[storage.data_ptr()] + int(value.storage_offset()) * value.element_size()
+        whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+        first = int(value.storage_offset())
+        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        end = first + last + 1 if value.numel() else first
+        width = value.element_size()
+        return memory.add(whole.numpy() if whole.numel() else np.empty(0, np.uint8), first * width, end * width)
     if isinstance(value, float):
         return int(struct.unpack("<I", struct.pack("<f", value))[0])
     return int(value)

@@ -1,4 +1,4 @@
-"""``mma.sync``: where each lane's numbers are in the matrices (PTX manual, "Matrix Fragments"), and their product.
+"""``mma.sync``: where each lane's numbers are in the matrices (PTX manual, "Matrix Fragments"). ``products`` sums them.
 
 Lane ``4 g + t`` is lane ``t`` of group ``g``. Of A, ``[16, k]``, registers 0 and 1 hold rows ``g`` and ``g + 8`` of the
 first half of k, 2 and 3 of the second; of B, ``[k, 8]``, registers 0 and 1 hold column ``g`` of both halves. In each
@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from microscale.prove.interpret import numbers
+from microscale.hardware.matrix_units import MatrixUnit, summation
 from microscale.prove.interpret.access import spread
 from microscale.prove.interpret.lanes import WARP, Lanes, Mask
-from microscale.prove.interpret.numbers import Array
+from microscale.prove.interpret.numbers import UNSIGNED, Array
 from microscale.prove.interpret.operands import Operands, Read, Step, unknown
+from microscale.prove.interpret.products import NAN, WIDTH, Rows, dot_add
 from microscale.prove.ptx import Instruction, vector
 
 _PLAIN = re.compile(r"mma\.sync\.aligned\.m16n8k(?P<k>\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32")
@@ -25,23 +26,18 @@ _SCALED = re.compile(
     r"mma\.sync\.aligned\.m16n8k32\.row\.col\.kind::mxf8f6f4\.block_scale(?:\.scale_vec::1X)?"
     r"\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32\.ue8m0"
 )
-_DECODED: dict[str, Callable[[Array], Array]] = {
-    "bf16": lambda words: numbers.from_bf16(words.view(np.uint16)).astype(np.float64),
-    "f16": lambda words: words.view(np.float16).astype(np.float64),
-    "e4m3": lambda words: numbers.E4M3[words.view(np.uint8)],
-    "e5m2": lambda words: numbers.E5M2[words.view(np.uint8)],
-}
-_COLUMNS = {"bf16": 16, "f16": 16, "e4m3": 32, "e5m2": 32}
 
 
 def build_mma(ops: Operands, asked: Instruction) -> Step:
     plain, scaled = _PLAIN.fullmatch(asked.opcode), _SCALED.fullmatch(asked.opcode)
     found = plain or scaled
-    if found is None or found["a"] not in _DECODED or found["b"] not in _DECODED:
-        raise unknown(asked)
-    if plain is not None and int(plain["k"]) != _COLUMNS[plain["a"]]:
+    if found is None or found["a"] not in WIDTH or found["b"] not in WIDTH:
         raise unknown(asked)
     kind_a, kind_b = found["a"], found["b"]
+    if WIDTH[kind_a] != WIDTH[kind_b] or (plain is not None and int(plain["k"]) * WIDTH[kind_a] != 256):
+        raise unknown(asked)
+    unit = MatrixUnit.MMA_BLOCK_SCALED if scaled else MatrixUnit.MMA_16 if WIDTH[kind_a] == 16 else MatrixUnit.MMA_8
+    how = summation(ops.sm, unit)
     writes = [ops.write(name) for name in vector(asked.operands[0])]
     reads = [[ops.read(name, 32) for name in vector(operand)] for operand in asked.operands[1:4]]
     scales = None if scaled is None else _scales(ops, asked)
@@ -53,38 +49,43 @@ def build_mma(ops: Operands, asked: Instruction) -> Step:
             """``[registers, warps, 8, 4]``"""
             return np.stack([lanes.wide(read(lanes, active)).reshape(-1, 8, 4)[warps] for read in sources])
 
-        product = left(words(reads[0]), kind_a) @ right(words(reads[1]), kind_b)
-        if scales is not None:
-            rows, columns = scales(lanes, active, warps)
-            product = product * rows[:, :, None] * columns[:, None, :]
-        # [warps, 16, 8] → [half, warps, 8, 4, column of two]
-        sums = product.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1, 8, 4)
-        total = (sums + words(reads[2]).view(np.float32)).astype(np.float32).view(np.uint32)
+        a, b = Rows.decode(left(words(reads[0]), kind_a), kind_a), Rows.decode(right(words(reads[1]), kind_b), kind_b)
+        # [half, column of two, warps, 8, 4] → [warps, 16, 8], and back
+        addend = words(reads[2]).view(np.float32).reshape(2, 2, -1, 8, 4).transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
+        if scales is None:
+            result = dot_add(a, b, addend, how)
+        else:
+            exponents, valid = scales(lanes, active, warps)
+            result = np.where(valid, dot_add(a, b, addend, how, exponents), NAN)
+        total = result.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1).view(np.uint32)
         lanes.undefined_in_warps()
         selected = (warps[:, None] * WARP + np.arange(WARP)).ravel()
         for at, write in enumerate(writes):
-            write(lanes, spread(lanes, total[at].ravel(), selected, active), active)
+            write(lanes, spread(lanes, total[at], selected, active), active)
 
     return step
 
 
 def left(words: Array, kind: str) -> Array:
-    """A, ``[warps, 16, k]`` in float64, of registers ``[4, warps, 8, 4]``."""
-    parts = _DECODED[kind](np.ascontiguousarray(words)).reshape(2, 2, *words.shape[1:], -1)
+    """The codes of A, ``[warps, 16, k]``, of registers ``[4, warps, 8, 4]``."""
+    parts = np.ascontiguousarray(words).view(UNSIGNED[WIDTH[kind]]).reshape(2, 2, *words.shape[1:], -1)
     # [half of k, half of rows, warps, g, t, neighbours] → [warps, half of rows, g, half of k, t, neighbours]
     return parts.transpose(2, 1, 3, 0, 4, 5).reshape(words.shape[1], 16, -1)
 
 
 def right(words: Array, kind: str) -> Array:
-    """B, ``[warps, k, 8]``, of registers ``[2, warps, 8, 4]``."""
-    parts = _DECODED[kind](np.ascontiguousarray(words)).reshape(2, *words.shape[1:], -1)
-    # [half of k, warps, g, t, neighbours] → [warps, half of k, t, neighbours, g]
-    return parts.transpose(1, 0, 3, 4, 2).reshape(words.shape[1], -1, 8)
+    """The codes of B by columns, ``[warps, 8, k]``, of registers ``[2, warps, 8, 4]``."""
+    parts = np.ascontiguousarray(words).view(UNSIGNED[WIDTH[kind]]).reshape(2, *words.shape[1:], -1)
+    # [half of k, warps, g, t, neighbours] → [warps, g, half of k, t, neighbours]
+    return parts.transpose(1, 2, 0, 3, 4).reshape(words.shape[1], 8, -1)
 
 
 def _scales(ops: Operands, asked: Instruction) -> Callable[[Lanes, Mask, Array], tuple[Array, Array]]:
-    """Of the 16 rows and the 8 columns. A's are in lanes ``2 thread_id`` and the next of each group of four, for rows
-    ``g`` and ``g + 8``; B's in lane ``thread_id``; ``byte_id`` is the byte."""
+    """Exponents for each row and column, and which of them are numbers (255 is NaN).
+
+    A's are in lanes ``2 thread_id`` and the next of each group of four, for rows ``g`` and ``g + 8``; B's in lane
+    ``thread_id``; ``byte_id`` is the byte.
+    """
     read_a, read_b = ops.read(asked.operands[4], 32), ops.read(asked.operands[6], 32)
     (byte_a, thread_a), (byte_b, thread_b) = (map(int, vector(asked.operands[at])) for at in (5, 7))
 
@@ -95,6 +96,8 @@ def _scales(ops: Operands, asked: Instruction) -> Callable[[Lanes, Mask, Array],
 
         a, b = exponents(read_a), exponents(read_b)
         rows = np.concatenate([a[:, :, 2 * thread_a, byte_a], a[:, :, 2 * thread_a + 1, byte_a]], 1)
-        return numbers.E8M0[rows], numbers.E8M0[b[:, :, thread_b, byte_b]]
+        columns = b[:, None, :, thread_b, byte_b]
+        sums: Array = rows[:, :, None].astype(np.int16) + columns - np.int16(254)
+        return sums, (rows[:, :, None] != 255) & (columns != 255)
 
     return scales

@@ -19,7 +19,6 @@ _E4M3_VALUES = np.where(
 E4M3 = np.where(_MAGNITUDES == 0x7F, np.nan, np.where(np.arange(256) >= 128, -_E4M3_VALUES, _E4M3_VALUES))
 """The value of every byte, in float64."""
 E5M2 = (np.arange(256).astype(np.uint16) << 8).view(np.float16).astype(np.float64)
-E8M0 = np.where(np.arange(256) == 255, np.nan, 2.0 ** (np.arange(256) - 127.0))
 
 
 def bits_of(kind: str) -> int:
@@ -96,7 +95,10 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 def high_product(a: Array, b: Array) -> Array:
-    """The upper half of the product of 32-bit integers."""
+    """The upper half of the product of integers of 32 or 64 bits."""
+    if a.dtype.itemsize == 8:
+        exact = a.astype(object) * b.astype(object)
+        return np.array([int(each) >> 64 & (2**64 - 1) for each in np.ravel(exact)], np.uint64)
     wide: Any = np.int64 if a.dtype.kind == "i" else np.uint64
     upper: Array = ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(np.uint32)
     return upper

@@ -27,6 +27,7 @@ class Operands:
 
     def __init__(self, program: Program, constants: dict[str, int]) -> None:
         self._program = program
+        self.sm = program.sm
         self._symbols = {**program.symbols, **constants}
 
     def read(self, operand: str, bits: int) -> Read:
@@ -81,6 +82,10 @@ class Operands:
         if bits_of(kind) == self._program.registers[operand]:
             return lambda lanes, value, active: lanes.put(place, value.view(dtype), active)
         return lambda lanes, value, active: lanes.put(place, value.astype(dtype), active)
+
+    def place(self, operand: str) -> int:
+        """The number of a register."""
+        return self._program.places[operand]
 
     def bits_of_register(self, operand: str) -> int:
         return self._program.registers[operand]

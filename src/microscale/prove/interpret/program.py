@@ -11,6 +11,7 @@ from microscale.prove.ptx import Declared, Found, Instruction, Label, Scope, sta
 _WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 _ENDS_BLOCK = ("bra", "ret", "exit", "bar", "barrier")
+WAITS = "mbarrier.try_wait"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Program:
     """What ``Program.parse`` found."""
 
     name: str
+    sm: int
     threads: int
     """Of one block."""
     params: list[tuple[str, int]]
@@ -47,10 +49,11 @@ class Program:
         text = re.sub(r"//[^\n]*", "", ptx)
         entry = re.search(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{", text)
         threads = re.search(r"\.reqntid\s+(\d+)", entry[3]) if entry else None
-        if entry is None or threads is None:
-            raise NotInterpreted("The PTX has no .entry with .reqntid.")
+        target = re.search(r"\.target\s+sm_(\d+)", text)
+        if entry is None or threads is None or target is None:
+            raise NotInterpreted("The PTX has no .target, or no .entry with .reqntid.")
         params = [(part.split()[-1], _param_bytes(part)) for part in entry[2].split(",") if part.strip()]
-        program = cls(entry[1], int(threads[1]), params)
+        program = cls(entry[1], int(target[1]), int(threads[1]), params)
         program._read_variables(text)
         program._read_body(ptx)
         return program
@@ -83,17 +86,20 @@ class Program:
                 if block:
                     self.blocks.append(block)
                     block = []
-                self.labels[statement.name] = len(self.blocks)
+                name = statement.name if len(scopes) == 1 else f"{statement.name}@{num_scopes}"
+                scopes[-1][statement.name] = name
+                self.labels[name] = len(self.blocks)
             elif isinstance(statement, Found):
                 line += ptx.count("\n", counted, statement.start)
                 counted = statement.start
                 instruction = statement.instruction
                 if len(scopes) > 1:
                     instruction = _renamed(instruction, scopes)
+                if block and instruction.opcode.startswith(WAITS):  # it may be run again
+                    self.blocks.append(block)
+                    block = []
                 block.append(Placed(instruction, line))
-                if instruction.opcode.partition(".")[0] in _ENDS_BLOCK and not instruction.opcode.startswith(
-                    "bar.warp"
-                ):
+                if _ends_block(instruction.opcode):
                     self.blocks.append(block)
                     block = []
         if block:
@@ -103,6 +109,12 @@ class Program:
         bits = _WIDTHS.get(kind) or int(re.sub(r"\D", "", kind))
         self.places[name] = len(self.registers)
         self.registers[name] = bits
+
+
+def _ends_block(opcode: str) -> bool:
+    if opcode.startswith("bar.warp"):
+        return False
+    return opcode.partition(".")[0] in _ENDS_BLOCK or opcode.startswith(WAITS)
 
 
 def _param_bytes(text: str) -> int:

@@ -15,11 +15,12 @@ import numpy as np
 from microscale.prove.interpret.access import space_of, store_bytes
 from microscale.prove.interpret.build import build
 from microscale.prove.interpret.errors import InterpretError, NotInterpreted
-from microscale.prove.interpret.lanes import Lanes, Mask
+from microscale.prove.interpret.lanes import WARP, Lanes, Mask
+from microscale.prove.interpret.mbarrier import Wait, build_wait
 from microscale.prove.interpret.memory import GlobalMemory
 from microscale.prove.interpret.numbers import Array
 from microscale.prove.interpret.operands import Operands, Read, Step
-from microscale.prove.interpret.program import Program
+from microscale.prove.interpret.program import WAITS, Placed, Program
 
 LANES_AT_ONCE = 8192
 """Blocks run together up to so many threads: NumPy's cost for a call is then small against that of the numbers."""
@@ -29,9 +30,13 @@ LANES_AT_ONCE = 8192
 class _Block:
     steps: tuple[Step, ...]
     ends: str
-    """``bra``, ``ret``, ``bar``, or ``next``: it runs on into the next one."""
+    """``bra``, ``ret``, ``bar``, ``wait``, or ``next``: it runs on into the next one."""
     target: int = 0
     condition: Read | None = None
+    wait: Wait | None = None
+    """At an mbarrier."""
+    barrier: tuple[int, int | None] = (0, None)
+    """Its number, and how many threads it waits for; ``None``: for all of the block."""
 
 
 class Kernel:
@@ -82,10 +87,20 @@ class Kernel:
                 raise NotInterpreted(f"line {placed[-1].line}: a {name} under a predicate is not interpreted.")
             return _Block(tuple(build(ops, each) for each in placed[:-1]), "ret")
         if name in ("bar", "barrier") and not last.opcode.startswith("bar.warp"):
-            if last.operands[1:] and last.operands[1] != str(self.program.threads):
-                raise NotInterpreted(f"line {placed[-1].line}: a barrier of a part of the block is not interpreted.")
-            return _Block(tuple(build(ops, each) for each in placed[:-1]), "bar")
+            return _Block(tuple(build(ops, each) for each in placed[:-1]), "bar", barrier=_barrier(placed[-1]))
+        if last.opcode.startswith(WAITS):
+            return _Block((), "wait", wait=build_wait(ops, last))
         return _Block(tuple(build(ops, each) for each in placed), "next")
+
+
+def _barrier(placed: Placed) -> tuple[int, int | None]:
+    """``bar.sync 1, 128;``"""
+    asked = placed.instruction
+    parts = asked.opcode.split(".")
+    if "sync" not in parts or asked.guard is not None or not all(part.isdecimal() for part in asked.operands):
+        raise NotInterpreted(f"line {placed.line}: {asked} is not interpreted.")
+    number, count = (*map(int, asked.operands), None, None)[:2]
+    return number or 0, count
 
 
 class _Flow:
@@ -96,21 +111,29 @@ class _Flow:
         self._blocks = blocks
         self._work: dict[int, Mask] = {0: None}
         self._waiting: dict[int, Array] = {}
+        self._parked: dict[int, Array] = {}
+        """Lanes that wait at an mbarrier for a phase to end."""
+        self._phases = 0
         self._ended = np.zeros(lanes.num, np.bool_)
 
     def run(self) -> None:
-        while self._work or self._waiting:
+        while self._work or self._waiting or self._parked:
             if not self._work:
-                places = ", ".join(map(str, sorted(self._waiting)))
+                places = ", ".join(map(str, sorted({*self._waiting, *self._parked})))
                 raise InterpretError(
                     f"{self._lanes.program.name}: threads of one block wait at different barriers or for threads that "
-                    f"have branched away (basic blocks {places})."
+                    f"have branched away (after basic blocks {places})."
                 )
             at = min(self._work)
             active = self._work.pop(at)
             if at >= len(self._blocks):
                 raise InterpretError(f"{self._lanes.program.name}: control runs past the last instruction.")
             self._run_block(at, active)
+            if self._lanes.mbarriers.phases > self._phases:
+                self._phases = self._lanes.mbarriers.phases
+                for place, parked in self._parked.items():
+                    self._join(place, parked)
+                self._parked = {}
 
     def _run_block(self, at: int, active: Mask) -> None:
         lanes, block = self._lanes, self._blocks[at]
@@ -123,12 +146,23 @@ class _Flow:
         elif block.ends == "ret":
             self._ended |= True if active is None else active
             self._release()
-        elif active is None:
+        elif block.wait is not None:
+            self._await(at, block.wait, active)
+        elif active is None and block.barrier[1] in (None, lanes.program.threads):
             lanes.shared.barrier(None)
             self._join(at + 1, None)
         else:
-            self._waiting[at + 1] = self._waiting.get(at + 1, np.zeros(lanes.num, np.bool_)) | active
+            everyone = np.ones(lanes.num, np.bool_) if active is None else active
+            self._waiting[at] = self._waiting.get(at, np.zeros(lanes.num, np.bool_)) | everyone
             self._release()
+
+    def _await(self, at: int, wait: Wait, active: Mask) -> None:
+        everyone = np.ones(self._lanes.num, np.bool_) if active is None else active
+        ready = wait(self._lanes, active)
+        if ready.any():
+            self._join(at + 1, None if ready.all() else ready)
+        if (everyone & ~ready).any():
+            self._parked[at] = self._parked.get(at, np.zeros(self._lanes.num, np.bool_)) | (everyone & ~ready)
 
     def _branch(self, at: int, block: _Block, active: Mask) -> None:
         if block.condition is None:
@@ -152,17 +186,50 @@ class _Flow:
         self._work[at] = None if active is None or active.all() else active
 
     def _release(self) -> None:
-        """Let go the blocks all of whose living threads wait at one barrier."""
-        lanes = self._lanes
-        for at, waiting in list(self._waiting.items()):
-            ready: Array = np.all((waiting | self._ended).reshape(lanes.num_blocks, -1), axis=1)
-            free = waiting & ready[lanes.block]
-            if not free.any():
-                continue
-            left = waiting & ~free
-            if left.any():
-                self._waiting[at] = left
-            else:
-                del self._waiting[at]
-            lanes.shared.barrier(free)
-            self._join(at, None if free.all() else free)
+        """Let go the blocks for which a barrier has all the threads that it waits for."""
+        for number, count in {self._blocks[at].barrier for at in self._waiting}:
+            places = [at for at in self._waiting if self._blocks[at].barrier[0] == number]
+            if len({self._blocks[at].barrier for at in places}) > 1:
+                raise InterpretError(
+                    f"{self._lanes.program.name}: barrier {number} is for different numbers of threads."
+                )
+            arrived = np.zeros(self._lanes.num, np.bool_)
+            for at in places:
+                arrived |= self._whole_warps(self._waiting[at])
+            free = arrived & self._ready(arrived, count)[self._lanes.block]
+            if free.any():
+                self._let_go(places, free)
+
+    def _whole_warps(self, waiting: Array) -> Array:
+        """A warp arrives when all its lanes wait at the same instruction."""
+        warps = waiting.reshape(-1, WARP)
+        living = ~self._ended.reshape(-1, WARP)
+        whole: Array = (warps & (warps == living).all(1)[:, None]).reshape(-1)
+        return whole
+
+    def _ready(self, arrived: Array, count: int | None) -> Array:
+        """Which blocks a barrier lets go."""
+        shape = (self._lanes.num_blocks, -1)
+        here, ended = arrived.reshape(shape).sum(1), self._ended.reshape(shape).sum(1)
+        if count is not None:
+            met: Array = here == count
+            return met
+        missing = (here > 0) & (ended > 0) & (here + ended == self._lanes.program.threads)
+        if missing.any():
+            block = int(np.flatnonzero(missing)[0])
+            raise InterpretError(
+                f"{self._lanes.program.name}: a barrier for all threads of a block, of which {int(ended[block])} have "
+                f"ended, in block {block}."
+            )
+        ready: Array = here == self._lanes.program.threads
+        return ready
+
+    def _let_go(self, places: Sequence[int], free: Array) -> None:
+        self._lanes.shared.barrier(free)
+        for at in places:
+            waiting = self._waiting.pop(at)
+            if (waiting & ~free).any():
+                self._waiting[at] = waiting & ~free
+            if (waiting & free).any():
+                here = waiting & free
+                self._join(at + 1, None if here.all() else here)

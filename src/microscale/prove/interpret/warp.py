@@ -140,4 +140,17 @@ def build_warp_barrier(ops: Operands, asked: Instruction) -> Step:
     return lambda lanes, active: lanes.shared.warp_barrier(active)
 
 
+def build_election(ops: Operands, asked: Instruction) -> Step:
+    """``elect.sync``: the first lane of each warp."""
+    target, chosen = (name.strip() for name in asked.operands[0].split("|"))
+    write, write_chosen = ops.write(target), ops.write(chosen)
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        lanes.warps(active)
+        write(lanes, np.zeros(lanes.num, np.uint32), active)
+        write_chosen(lanes, lanes.thread % WARP == 0, active)
+
+    return step
+
+
 Builder = Callable[[Operands, Instruction], Step]

@@ -10,6 +10,7 @@ no thread (the progress bar is drawn by hand), so no lock is held when it forks.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from typing import IO, Any
 Job = Callable[[IO[bytes]], dict[str, Any]]
 """Takes an empty file for its log, which the parent can read when the job dies."""
 
+PR_SET_PDEATHSIG = 1
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -64,6 +66,11 @@ class _Worker:
         self.process.join()
         self.receiver.close()
         self.log.close()
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """This process gets the signal when the thread that started it ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
 
 
 def usable_cores() -> int:
@@ -113,6 +120,7 @@ def _start(index: int, job: Job, deadline: float) -> _Worker:
 
 
 def _child(job: Job, log: IO[bytes], sender: Connection) -> None:
+    die_with_parent(signal.SIGKILL)
     # A group of its own, so that ending a stuck compilation ends its ptxas too.
     os.setpgid(0, 0)
     sender.send_bytes(json.dumps(job(log)).encode())

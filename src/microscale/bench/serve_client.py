@@ -1,0 +1,254 @@
+"""A light HTTP client for ``bench serve``: many streams in one thread, every event stamped when it arrives.
+
+It shares the machine with the server, so while streams run it only cuts bytes into events. All sockets that are ready
+at one time get the same stamp: what this client takes to read the first of them is not counted against the last. JSON
+is decoded when everything has arrived.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from microscale.errors import MicroscaleError
+
+SILENCE_S = 600.0
+"""A server that says nothing for so long is given up. Its first step may compile kernels."""
+RECEIVE_BYTES = 2**18
+DONE = b"[DONE]"
+FLOOR_RUNS = 50
+
+
+class BenchFailed(MicroscaleError):
+    """What was to be measured did not run: the server ended, refused a request, or answered another question."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request and when it is sent."""
+
+    body: bytes
+    at_s: float = 0.0
+    """After the start; of an ask that is not ``running``, after all running ones have begun."""
+    running: bool = False
+    """A stream that goes on until all others have ended, and is then hung up."""
+
+
+@dataclass
+class Answer:
+    """When what came. Times are those of ``time.perf_counter``."""
+
+    sent: float
+    first: float
+    """The first event with a token in it."""
+    texts: list[float]
+    """Events with text, the first one included if it has some."""
+    ended: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def first_s(self) -> float:
+        return self.first - self.sent
+
+    def gaps(self, since: float = 0.0, until: float = float("inf")) -> list[float]:
+        """Seconds between events with text, of those in a span of time."""
+        inside = [at for at in self.texts if since <= at <= until]
+        return [after - before for before, after in pairwise(inside)]
+
+
+@dataclass
+class _Stream:
+    """The bytes of one reply on their way to events."""
+
+    sock: socket.socket
+    ask: Ask
+    sent: float = 0.0
+    ended: float = 0.0
+    head: bytes | None = None
+    events: list[tuple[float, bytes]] = field(default_factory=list)
+    _raw: bytearray = field(default_factory=bytearray)
+    """Received, and not yet a whole chunk."""
+    _text: bytearray = field(default_factory=bytearray)
+    """Of chunks, and not yet a whole event."""
+
+    def feed(self, now: float, data: bytes) -> None:
+        self._raw += data
+        if self.head is None:
+            head, found, rest = bytes(self._raw).partition(b"\r\n\r\n")
+            if not found:
+                return
+            self.head, self._raw = head, bytearray(rest)
+        if not self.is_events:
+            return
+        while (line := self._raw.find(b"\r\n")) >= 0:
+            size = int(self._raw[:line], 16)
+            end = line + 2 + size
+            if len(self._raw) < end + 2:
+                break
+            self._text += self._raw[line + 2 : end]
+            del self._raw[: end + 2]
+        while (end := self._text.find(b"\n\n")) >= 0:
+            event = bytes(self._text[:end])
+            del self._text[: end + 2]
+            if event.startswith(b"data: "):
+                self.events.append((now, event[6:]))
+                if event[6:] == DONE:
+                    self.ended = now
+
+    @property
+    def is_events(self) -> bool:
+        return self.head is not None and self.head.split(b" ", 2)[1] == b"200"
+
+    def answer(self) -> Answer:
+        """What the events say. A reply that is no stream, or holds an error, is refused."""
+        if not self.is_events:
+            told = (self.head or b"").split(b"\r\n")[0] + b" " + bytes(self._raw)
+            raise BenchFailed(f"The server refused a request: {told[:400].decode('utf-8', 'replace')}")
+        found = Answer(self.sent, 0.0, [], self.ended)
+        for at, payload in self.events:
+            if payload != DONE:
+                _read_event(found, at, payload)
+        if not found.first:
+            raise BenchFailed("The server ended a stream without a token.")
+        return found
+
+
+def _read_event(found: Answer, at: float, payload: bytes) -> None:
+    event = json.loads(payload)
+    if "error" in event:
+        raise BenchFailed(f"The server ended a stream: {payload[:400].decode('utf-8', 'replace')}")
+    for choice in event["choices"]:
+        found.first = found.first or at
+        delta = choice.get("delta", {})
+        if choice.get("text") or delta.get("content") or delta.get("reasoning"):
+            found.texts.append(at)
+    if usage := event.get("usage"):
+        found.prompt_tokens = usage["prompt_tokens"]
+        found.completion_tokens = usage["completion_tokens"]
+        found.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def post(host: str, port: int, path: str, fields: dict[str, object]) -> bytes:
+    """A request as bytes. The server closes the connection after its reply."""
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def exchange(host: str, port: int, asks: Sequence[Ask], settled: int = 8) -> list[Answer]:
+    """Send every ask at its time and read all answers to their ends.
+
+    ``settled``: so many events each running stream has had before the others are sent.
+    """
+    streams = [_Stream(_connect(host, port), ask) for ask in asks]
+    try:
+        with selectors.DefaultSelector() as ready, _no_garbage_collection():
+            _run(streams, ready, settled)
+    finally:
+        for stream in streams:
+            stream.sock.close()
+    return [stream.answer() for stream in streams]
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    """Before the clock starts: clients keep connections open, so a handshake is no part of a first token."""
+    sock = socket.create_connection((host, port), timeout=SILENCE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _run(streams: Sequence[_Stream], ready: selectors.BaseSelector, settled: int) -> None:
+    running = [stream for stream in streams if stream.ask.running]
+    others = sorted((stream for stream in streams if not stream.ask.running), key=lambda stream: stream.ask.at_s)
+    waiting = list(others)
+    for stream in running:
+        _send(stream, ready)
+    begun: float | None = None
+    open_streams = set(map(id, others or running))
+    while open_streams:
+        if begun is None and all(len(stream.events) >= settled or stream.ended for stream in running):
+            begun = time.perf_counter()
+        while begun is not None and waiting and time.perf_counter() - begun >= waiting[0].ask.at_s:
+            _send(waiting.pop(0), ready)
+        next_s = SILENCE_S
+        if begun is not None and waiting:
+            next_s = max(0.0, begun + waiting[0].ask.at_s - time.perf_counter())
+        arrived = ready.select(next_s)
+        now = time.perf_counter()
+        if not arrived and next_s == SILENCE_S:
+            raise BenchFailed(f"The server said nothing for {SILENCE_S:.0f} s.")
+        for key, _ in arrived:
+            stream = key.data
+            data = stream.sock.recv(RECEIVE_BYTES)
+            stream.feed(now, data)
+            if stream.ended or not data:
+                ready.unregister(stream.sock)
+                stream.ended = stream.ended or now
+                open_streams.discard(id(stream))
+    for stream in running:
+        stream.ended = stream.ended or time.perf_counter()
+
+
+def _send(stream: _Stream, ready: selectors.BaseSelector) -> None:
+    ready.register(stream.sock, selectors.EVENT_READ, stream)
+    stream.sent = time.perf_counter()
+    stream.sock.sendall(stream.ask.body)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection would be a pause of every stream."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def client_floor_s() -> float:
+    """What this client and the loopback take by themselves: send to first event, from a thread that answers at once."""
+    event = b'data: {"choices": [{"text": "x"}]}\n\n'
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (event, b"data: [DONE]\n\n"))
+    reply = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        ask = Ask(post(host, port, "/v1/completions", {"prompt": "x" * 512}))
+
+        def answer() -> None:
+            for _ in range(FLOOR_RUNS):
+                with listening.accept()[0] as each:
+                    got = b""
+                    while len(got) < len(ask.body):
+                        got += each.recv(RECEIVE_BYTES)
+                    each.sendall(reply)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        found = median(exchange(host, port, [ask])[0].first_s for _ in range(FLOOR_RUNS))
+        thread.join()
+        return found
+
+
+def round_trip_s(host: str, port: int, path: str) -> float:
+    """From a GET to the first byte of its reply."""
+    with _connect(host, port) as sock:
+        began = time.perf_counter()
+        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        sock.recv(RECEIVE_BYTES)
+        return time.perf_counter() - began

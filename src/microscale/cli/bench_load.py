@@ -1,0 +1,63 @@
+"""``microscale bench load``: how fast a checkpoint is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from microscale import settings
+from microscale.backends.oracle import Preference
+from microscale.backends.precision import make_precision
+from microscale.bench import load as bench_loading
+from microscale.cli.console import print_json, progress_bar
+from microscale.cli.options import PrecisionOption
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
+from microscale.errors import BadSetting
+from microscale.models.families import write_random_checkpoint
+
+
+def bench_load(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder or a hub id; with --make a preset.")],
+    make: Annotated[
+        Path | None, typer.Option(help="Write random weights of the preset here first, as they are published.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="--make: so many layers; the preset's own without.", min=1)] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.", min=1)] = 3,
+    backend: Annotated[
+        str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
+    ] = None,
+    precision: PrecisionOption = "exact",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Measure how fast a checkpoint is loaded, beside the same files read raw, and what memory that takes.
+
+    Without files: microscale bench load gpt-oss-20b --make /tmp/weights --layers 8
+    """
+    env = settings.load()
+    if make is not None:
+        overrides = {} if layers is None else {"num_hidden_layers": layers}
+        with progress_bar(f"Writing {make}") as (start, _):
+            start(None)
+            write_random_checkpoint(model, make, overrides)
+        model = str(make)
+    elif layers is not None:
+        raise BadSetting("--layers says how much --make writes; it goes with that.")
+    options = LoadOptions(
+        model=model,
+        device=device,
+        preference=Preference(backend),
+        precision=make_precision(precision),
+        offline=env.offline,
+    )
+    prepared = prepare(options)
+    result = bench_loading.run(prepared, repeats)
+    if as_json:
+        print_json(bench_loading.as_json(result))
+    else:
+        print(f"{model} on {prepared.setup.gpu.name}, torch {torch.__version__}")
+        print(bench_loading.table(result))

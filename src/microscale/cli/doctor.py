@@ -1,0 +1,35 @@
+"""``microscale doctor``: what this machine has. Apart from ``explain``, whose kernels take seconds to import."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from microscale import doctor as doctor_module
+from microscale import settings
+from microscale.cli.console import out, print_json
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+    """Say what this machine has, what is missing, and how to mend it.
+
+    The exit status is 1 when something is broken. No GPU is needed.
+    """
+    settings.load()
+    findings = doctor_module.examine()
+    if as_json:
+        print_json(doctor_module.to_json(findings))
+    else:
+        colours = {"ok": "green", "note": "yellow", "broken": "red"}
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
+        for finding in findings:
+            table.add_row(f"[{colours[finding.status]}]{finding.status}[/]", finding.name, escape(finding.value))
+            if finding.mend:
+                table.add_row("", "", escape(f"mend: {finding.mend}"))
+        out.print(table)
+    raise typer.Exit(0 if doctor_module.healthy(findings) else 1)

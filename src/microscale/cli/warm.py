@@ -1,0 +1,129 @@
+"""``microscale warm``: a model's kernels into the cache, before any server starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from triton.backends.compiler import GPUTarget
+
+from microscale import hardware, settings
+from microscale.backends.ops import Activations, Kernel, Preference
+from microscale.backends.plan import Setup
+from microscale.backends.precision import make_precision
+from microscale.cli.console import err, out, print_json, progress_bar
+from microscale.cli.options import (
+    KernelCacheOption,
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    MoeBackendOption,
+    PrecisionOption,
+)
+from microscale.compiling.cache import folder_bytes, use_cache
+from microscale.compiling.job import Job, missing, run_job, workers
+from microscale.engine.loading.warming import recorded
+from microscale.errors import BadSetting
+from microscale.explain.report import read_model
+from microscale.hardware import Gpu
+from microscale.hardware.targets import WARP_SIZE
+from microscale.models.recorded import MAX_TOKENS
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done."""
+
+    model: str
+    gpu: str
+    kernels: int
+    compiled: int
+    """Of ``kernels``: now. The others were there."""
+    failed: list[str]
+    """Name and reason of each kernel that does not compile."""
+    seconds: float
+    cache_mb: float
+    folder: str
+
+
+def warm(
+    model: Annotated[
+        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), demo, a checkpoint folder or a hub id.")
+    ] = "gpt-oss-20b",
+    gpu: Annotated[
+        str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")
+    ] = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    backend: Annotated[str | None, typer.Option(help="One implementation for every op that has it.")] = None,
+    moe_backend: MoeBackendOption = None,
+    block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Most tokens in one step; a server with fewer needs no others.", min=1)
+    ] = MAX_TOKENS,
+    kernel_cache: KernelCacheOption = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; what cores and memory allow without.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Compile every kernel that a model may launch, so that a server which starts later compiles nothing.
+
+    No weights and no GPU are needed: microscale warm openai/gpt-oss-20b --gpu gb10 fills the cache of an image for a
+    DGX Spark, by the Python that the image will run. The exit status is 1 when a kernel does not compile.
+    """
+    env = settings.load()
+    card = hardware.detect() if gpu is None else hardware.known(gpu)
+    if card.is_cpu:
+        raise BadSetting(f"There is no GPU here; name the card with --gpu: {', '.join(hardware.KNOWN)}.")
+    setup = Setup(
+        card,
+        Activations.BF16,
+        Preference(backend, moe_backend),
+        make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
+    )
+    config = read_model(model, env.offline)
+    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens))
+    summary = fill(model, card, kernels, use_cache(kernel_cache), jobs or workers(hardware.system_memory()[1]))
+    if as_json:
+        print_json(asdict(summary))
+    else:
+        show(summary)
+    raise typer.Exit(1 if summary.failed else 0)
+
+
+def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_workers: int) -> Summary:
+    """Compile what the cache in use lacks."""
+    began = time.monotonic()
+    target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
+    lacking = missing(kernels, target)
+    failed: list[str] = []
+    compiled = 0
+    with progress_bar(f"Compiling for {gpu.name}") as (start, advance):
+        start(len(lacking))
+        for result in run_job(Job(lacking, target, folder, num_workers)):
+            if result.error is not None:
+                failed.append(f"{result.name}: {result.error}")
+            if result.kernel is not None:
+                compiled += result.error is None
+                advance(1)
+    seconds = round(time.monotonic() - began, 1)
+    size = round(folder_bytes(folder) / 1e6, 1)
+    return Summary(model, gpu.name, len(kernels), compiled, failed, seconds, size, str(folder))
+
+
+def show(summary: Summary) -> None:
+    for failure in summary.failed:
+        err.print(f"[red]failed[/] {escape(failure)}", soft_wrap=True)
+    there = summary.kernels - summary.compiled - len(summary.failed)
+    out.print(
+        f"{summary.model} on {summary.gpu}: {summary.kernels} kernels, {summary.compiled} compiled in "
+        f"{summary.seconds} s, {there} were there. The cache in {summary.folder} holds {summary.cache_mb} MB.",
+        soft_wrap=True,
+        markup=False,
+    )

@@ -1,0 +1,83 @@
+"""Compiles and loads kernels in a thread while its owner does something else, such as read the weights."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from triton.backends.compiler import GPUTarget
+
+from microscale.compiling.cache import use_cache
+from microscale.compiling.job import Job, missing, run_job, shared_missing
+from microscale.compiling.loading import load_kernels
+from microscale.kernels.launch import Kernel, Launch
+
+log = logging.getLogger(__name__)
+POLL_S = 0.1
+
+
+class Warming:
+    """``start`` it, do the other work, then ``finish``: what could be made ready is ready.
+
+    A kernel that cannot be compiled is told by name and left to the launch that wants it, if one ever does. So is all
+    the rest where warming itself fails: a server then starts as slowly as without it, and answers.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[], Mapping[Kernel, Launch]],
+        target: GPUTarget,
+        folder: Path | None,
+        num_workers: int,
+    ) -> None:
+        """``record`` is called in the thread, whose device must then be the target."""
+        self.done = 0
+        self.total = 0
+        """Kernels that the cache did not have."""
+        self.loaded = 0
+        self.failed: dict[Kernel | None, str] = {}
+        """What is not ready, and why; ``None``: what all launches share."""
+        self._record = record
+        self._target = target
+        self._folder = use_cache(folder)
+        self._num_workers = num_workers
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="warming", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Wait for the rest. ``on_progress`` is called now and then, and finds ``done`` and ``total`` changed."""
+        while self._thread.is_alive():
+            self._thread.join(POLL_S)
+            on_progress()
+        for kernel, reason in self.failed.items():
+            log.warning("%s is not ready: %s", kernel.label if kernel else "What all launches share", reason)
+        seconds = time.monotonic() - self._began
+        log.info("%d kernels are ready, %d of them compiled now, after %.1f s.", self.loaded, self.done, seconds)
+
+    def _run(self) -> None:
+        try:
+            self._warm()
+        except Exception:
+            log.exception("Kernels could not be made ready ahead; each is compiled when it is first launched.")
+
+    def _warm(self) -> None:
+        launches = self._record()
+        lacking = missing(launches, self._target)
+        if lacking or shared_missing():
+            self.total = len(lacking)
+            for result in run_job(Job(lacking, self._target, self._folder, self._num_workers)):
+                self.done += result.kernel is not None
+                if result.error is not None:
+                    self.failed[result.kernel] = result.error
+        ready = [kernel for kernel in launches if kernel not in self.failed]
+        for kernel, error in zip(ready, load_kernels(launches[kernel] for kernel in ready), strict=True):
+            if error is None:
+                self.loaded += 1
+            else:
+                self.failed[kernel] = error

@@ -1,0 +1,49 @@
+"""Which kernels an engine may launch, made ready while its weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from triton.backends.compiler import GPUTarget
+
+from microscale import hardware
+from microscale.backends.ops import Kernel, Launch, Ops
+from microscale.backends.plan import Setup
+from microscale.compiling.job import workers
+from microscale.compiling.warming import Warming
+from microscale.engine.loading.prepare import Prepared
+from microscale.hardware.targets import WARP_SIZE
+from microscale.models.families import ModelConfig
+from microscale.models.recorded import MAX_TOKENS, bind_shapes, record
+
+SPARE_CORES = 1
+"""For reading and packing the weights."""
+
+
+def recorded(
+    config: ModelConfig, setup: Setup, page_size: int, max_tokens: int = MAX_TOKENS
+) -> Mapping[Kernel, Launch]:
+    """Every kernel that the model may start on this card, in steps of up to ``max_tokens``."""
+    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
+    return record(bind_shapes(config, ops, page_size), max_tokens)
+
+
+def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | None:
+    """Begin to make the model's kernels ready; nothing on a CPU, which has none."""
+    device, setup, memory = prepared.device, prepared.setup, prepared.memory
+    if setup.gpu.is_cpu:
+        return None
+    step = max(memory.workload.step_tokens, memory.workload.sequences)
+
+    def record_here() -> Mapping[Kernel, Launch]:
+        torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
+        return recorded(prepared.config, setup, prepared.page_size, step)
+
+    # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
+    left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)
+    target = GPUTarget("cuda", setup.gpu.sm, WARP_SIZE)
+    warming = Warming(record_here, target, kernel_cache, workers(left, SPARE_CORES))
+    warming.start()
+    return warming

@@ -1,0 +1,154 @@
+"""One file that several threads read at any offset, past the page cache where the system allows that.
+
+A file is untrusted and may change while it is read: every range is as long as it was asked for, or it is an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+
+from microscale.errors import BadCheckpoint
+from microscale.models.reading.page_cache import resident_bytes
+
+log = logging.getLogger(__name__)
+
+BLOCK = 4096
+"""Direct reads want offset, length and memory in multiples of the disk's logical block: 512 bytes or this."""
+CACHED_SHARE = 0.99
+"""A file that is in the page cache as a whole is read from there: memory is faster, and nothing is added to it."""
+
+
+class Way(StrEnum):
+    """How a file is read."""
+
+    DIRECT = "direct"
+    CACHED = "from the page cache"
+    PLAIN = "through the page cache"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells one state of a file from another."""
+
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+    @staticmethod
+    def of(stat: os.stat_result) -> Stamp:
+        return Stamp(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+class FileChanged(BadCheckpoint):
+    """Somebody wrote to a file or cut it off while it was read."""
+
+
+class WeightFile:
+    """An open file. ``stamp`` is the state in which its header was read; any other is refused."""
+
+    def __init__(self, path: Path, stamp: Stamp, *, direct: bool = True) -> None:
+        self.path = path
+        self._stamp = stamp
+        self._plain = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._direct: int | None = None
+        self.way = Way.PLAIN
+        try:
+            self.check_unchanged()
+            if (resident_bytes(self._plain) or 0) >= CACHED_SHARE * stamp.size:
+                self.way = Way.CACHED
+            elif direct:
+                self._open_direct()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def cold(cls, path: Path) -> WeightFile:
+        """A file as it is now, read past the page cache whatever is in that."""
+        file = cls(path, Stamp.of(path.stat()))
+        if file.way is Way.CACHED:
+            file._open_direct()
+        return file
+
+    @property
+    def size(self) -> int:
+        return self._stamp.size
+
+    def __enter__(self) -> WeightFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for fd in (self._plain, self._direct):
+            if fd is not None:
+                os.close(fd)
+        self._direct = None
+
+    def check_unchanged(self) -> None:
+        if Stamp.of(os.fstat(self._plain)) != self._stamp:
+            raise FileChanged(f"{self.path} changed while it was read; load it again when nobody writes to it.")
+
+    def read_into(self, memory: memoryview, offset: int, end: int) -> None:
+        """Fill ``memory`` from ``offset``, both whole blocks, at least up to byte ``end`` of the file.
+
+        A read may bring less than it was asked for: the rest is asked for again, from the last whole block.
+        """
+        done = 0
+        while offset + done < end:
+            got = self._read(memory[done:], offset + done)
+            if offset + done + got >= end:
+                break
+            if got < BLOCK:
+                raise FileChanged(
+                    f"{self.path} ends at byte {offset + done + got}, before byte {end} that its header promised; "
+                    f"it was cut off while it was read."
+                )
+            done += got // BLOCK * BLOCK
+        if self.way is Way.PLAIN and hasattr(os, "posix_fadvise"):
+            # What was read stays in the page cache otherwise, as large as the model.
+            os.posix_fadvise(self._plain, offset, len(memory), os.POSIX_FADV_DONTNEED)
+
+    def _read(self, memory: memoryview, offset: int) -> int:
+        direct = self._direct
+        if direct is not None and self.way is Way.DIRECT:
+            try:
+                return os.preadv(direct, [memory], offset)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                self._fall_back(error)  # some file systems open a file and then refuse to read it so
+        return os.preadv(self._plain, [memory], offset)
+
+    def _open_direct(self) -> None:
+        try:
+            self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except (OSError, AttributeError) as error:  # a system without O_DIRECT has no such name
+            self._fall_back(error)
+            return
+        self.way = Way.DIRECT
+        if Stamp.of(os.fstat(self._direct)) != self._stamp:  # another file has taken its name
+            raise FileChanged(f"{self.path} was replaced while it was read; load it again.")
+
+    def _fall_back(self, error: Exception) -> None:
+        self.way = Way.PLAIN
+        reason = error.strerror if isinstance(error, OSError) else "this system has none"
+        _say_once(str(self.path.parent), f"direct reads are refused there ({reason})")
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def _say_once(folder: str, reason: str) -> None:
+    """Once for a folder: a checkpoint has many files."""
+    if (folder, reason) not in _said:
+        _said.add((folder, reason))
+        log.warning("%s: %s; reading %s, which is dropped behind.", folder, reason, Way.PLAIN)

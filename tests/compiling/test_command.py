@@ -1,0 +1,61 @@
+"""``microscale warm``: what it compiles, what it finds there, and what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from triton import knobs
+
+from microscale.backends.ops import Activations, Kernel, Ops, Preference
+from microscale.cli.warm import fill, show
+from microscale.compiling.cache import use_cache
+from microscale.hardware import KNOWN, known
+from microscale.models.recorded import bind_shapes, record
+from microscale.prove import inventory
+
+GB10 = known("gb10")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with knobs.cache.scope(), knobs.compilation.scope():
+        yield use_cache(tmp_path / "kernels")
+
+
+def small_kernels() -> list[Kernel]:
+    model = bind_shapes(inventory.models()["demo"], Ops(GB10, Activations.BF16, Preference()))
+    return [kernel for kernel in record(model) if kernel.short_name == "rms_norm"][:2]
+
+
+def test_a_folder_is_filled_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = small_kernels()
+    first = fill("demo", GB10, kernels, folder, 2)
+    assert (first.kernels, first.compiled, first.failed) == (2, 2, [])
+    assert first.folder == str(folder)
+    assert 0.01 < first.cache_mb < 1.0
+    bad = replace(kernels[0], options=(("num_warps", 3),))
+    again = fill("demo", GB10, [*kernels, bad], folder, 2)
+    assert (again.kernels, again.compiled) == (3, 0)
+    assert len(again.failed) == 1
+    assert again.failed[0].startswith(bad.label)
+    assert json.loads(json.dumps(asdict(again)))["failed"] == again.failed
+    show(again)
+    shown = capsys.readouterr()
+    assert f"demo on NVIDIA GB10: 3 kernels, 0 compiled in {again.seconds} s, 2 were there." in shown.out
+    assert str(folder) in shown.out
+    assert "power of 2" in shown.err
+
+
+def test_without_a_gpu_a_card_must_be_named() -> None:
+    code = "import torch; torch.cuda.is_available = lambda: False; from microscale.cli import main; main()"
+    command = [sys.executable, "-c", code, "warm", "demo"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "name the card with --gpu" in found.stderr
+    assert all(card in found.stderr for card in KNOWN)

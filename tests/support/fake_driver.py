@@ -1,0 +1,71 @@
+"""Triton's driver on a machine without a GPU: kernels are specialised, compiled and loaded as on one, and not started.
+
+What it loads and starts is listed, so a test sees the machine code and the attributes of a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from microscale.hardware import Gpu
+
+
+@dataclass
+class Loaded:
+    name: str
+    cubin: bytes
+    shared: int
+
+
+@dataclass
+class FakeUtils:
+    gpu: Gpu
+    loaded: list[Loaded] = field(default_factory=list)
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        assert type(device) is int
+        return {"max_shared_mem": self.gpu.shared_per_block, "multiprocessor_count": self.gpu.num_sms, "warpSize": 32}
+
+    def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        assert type(device) is int
+        self.loaded.append(Loaded(name, cubin, shared))
+        return 1, 1, 32, 0, 1024
+
+
+@dataclass
+class FakeDriver:
+    gpu: Gpu
+    utils: FakeUtils
+    launched: list[Any] = field(default_factory=list)
+    """The metadata of every launch."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.gpu.sm, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        assert type(device) is int
+        return 0
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *arguments: self.launched.append(metadata)
+
+
+@contextmanager
+def faked(gpu: Gpu) -> Iterator[FakeDriver]:
+    """Inside, Triton believes that ``gpu`` is here."""
+    before = driver._active
+    found = FakeDriver(gpu, FakeUtils(gpu))
+    driver.set_active(found)
+    try:
+        yield found
+    finally:
+        driver._active = before
