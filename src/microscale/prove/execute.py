@@ -7,7 +7,6 @@ that process alone.
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from microscale.compiling.pool import Died, run_forked, usable_cores
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel
+from microscale.prove.as_card import as_card
 from microscale.prove.cache import PtxCache
 from microscale.prove.compiler import warm_up
 from microscale.prove.interpret.errors import NotInterpreted
@@ -167,8 +167,7 @@ def _as(gpu: Gpu, device: str, cache: PtxCache, edit: Edit | None) -> Iterator[P
         with interpreted(gpu.sm, edit, cache.compiled) as ran:
             yield _Interpreted(ran)
     else:
-        # By name: it talks to CUDA's driver, and the rest of this module must load where there is none.
-        with importlib.import_module("microscale.prove.as_card").as_card(gpu, edit) as played:
+        with as_card(gpu, edit) as played:
             yield played
 
 
