@@ -70,7 +70,7 @@ FAULTS: tuple[TritonFault, ...] = (
         TritonForm.SCALED_E2M1_MN, frozenset({"3.8.0"}), frozenset({120, 121}), "nearly every element is wrong",
         f"{_ISSUES}/11733",
     ),
-    # A scale byte of 0 is 2**-127. Compiled with 3.7.1 for SM 9.0 the bytes are shifted into an exponent, no more.
+    # A scale byte of 0 is 2**-127. Which releases have it: those that we use are listed, whether reported or not.
     TritonFault(
         TritonForm.SCALED_IN_BF16, _TO_3_8, None, "a scale byte of 0 counts as 0 and not as 2**-127",
         f"{_ISSUES}/11735",
@@ -85,7 +85,7 @@ FAULTS: tuple[TritonFault, ...] = (
         TritonForm.RECURRENT_DOT, _TO_3_8, frozenset({100, 103}), "the next product reads a sum that is out of step",
         f"{_PULLS}/10993",
     ),
-    # Seen here too: wrong numbers on SM 9.0 with 3.6.0 and 3.7.1.
+    # Seen on an H200 too.
     TritonFault(
         TritonForm.PACKED_ASM_BROADCAST, _TO_3_8, None, "the assembly runs before the broadcast, on other neighbours",
         f"{_PULLS}/11238",
