@@ -87,7 +87,7 @@ def assert_as_good_as_bf16(run: Run, plain: Run, truth: Run) -> None:
 
 @contextmanager
 def replaced(layer: object, name: str, part: object) -> Iterator[None]:
-    """Meanwhile a layer, which is frozen, has another part."""
+    """Meanwhile a layer has another part."""
     usual = getattr(layer, name)
     object.__setattr__(layer, name, part)
     try:

@@ -77,8 +77,9 @@ def live(
 ) -> Any:
     """``options``: those of ``ServeOptions`` that JSON can say, ``limits`` as a dictionary, ``tokenizer`` as a folder,
     and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
-    told = json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options})
-    return command(["support.live_server", told], log, under)
+    told = log.with_name(f"{log.name}.json")  # a plan is too long for an argument
+    told.write_text(json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options}))
+    return command(["support.live_server", str(told)], log, under)
 
 
 def main() -> int:
@@ -91,7 +92,7 @@ def main() -> int:
     from support.tiny_tokenizers import tiny
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    told = json.loads(sys.argv[1])
+    told = json.loads(Path(sys.argv[1]).read_text())
     folder = told.pop("tokenizer", None)
     tokenizer = tiny() if folder is None else Tokenizer.load(Path(folder))
     if folder is None:

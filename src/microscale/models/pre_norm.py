@@ -42,9 +42,9 @@ class LayerSizes:
     rms_epsilon: float
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PreNormLayer:
-    """One layer, bound to its kernels."""
+    """One layer, bound to its kernels. A profile puts its own in their place."""
 
     kind: LayerKind
     sizes: LayerSizes
