@@ -52,7 +52,7 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) browser ## Run every test that needs no GPU (under 10 minutes on two cores)
+test: $(INSTALLED) browser ## Run every test that needs no GPU (a quarter of an hour on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
@@ -68,7 +68,7 @@ lint: $(INSTALLED) ## Lint, format and types of src, demo and tests (a minute on
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: $(INSTALLED) lint ## Lint and the fast tests (under four minutes on two cores)
+check: $(INSTALLED) lint ## Lint and the fast tests (some minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
 
 prove: $(INSTALLED) $(OLD_INSTALLED) ## Compile every kernel for every architecture, with the pinned Triton and with 3.6.0

