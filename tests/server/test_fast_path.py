@@ -85,14 +85,15 @@ def test_the_events_are_those_of_the_usual_way(
     assert short == usual
 
 
-def connect(server: Live) -> socket.socket:
+def connect(server: Live, **options: Any) -> socket.socket:
     """A client that has little room for what it has not read, and asks for more than fits."""
     where = urlsplit(server.address)
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.connect((where.hostname, where.port))
     made.settimeout(20)
-    body = json.dumps(CHAT[1] | {"seed": len(TURNS), "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True})
+    asked = {"seed": len(TURNS), "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True, **options}
+    body = json.dumps(CHAT[1] | asked)
     head = "POST /v1/chat/completions HTTP/1.0\r\nContent-Length: " + str(len(body))
     head += "".join(f"\r\n{name}: {value}" for name, value in HEADERS.items())
     made.sendall(f"{head}\r\n\r\n{body}".encode())
@@ -107,7 +108,8 @@ def num_sent(server: Live) -> float:
 
 def test_clients_that_do_not_read(server: Live) -> None:
     """One that pauses loses nothing, one that never reads is hung up on."""
-    with connect(server) as pausing, connect(server):
+    # Log-probabilities take room for every token, also where a busy server joins many in one event.
+    with connect(server) as pausing, connect(server, logprobs=True, top_logprobs=5):
         before, now = -1.0, 0.0
         while now != before or not now:
             time.sleep(0.7)  # counters are told every half second
