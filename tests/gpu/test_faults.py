@@ -6,8 +6,7 @@ Missing barriers and waits are the interpreter's to find (``tests/prove/test_fau
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -29,7 +28,8 @@ from microscale.prove.as_card import as_card
 from support.errors import errors, rms_step
 from support.moe_cases import Case, Problem
 from support.ptx_faults import (
-    Fault,
+    Run,
+    Seeded,
     always_visible,
     mask_left_out,
     nibbles_swapped,
@@ -48,9 +48,6 @@ FAR_OVER = 15 * rms_step("bf16")
 """Five times what the tests of these kernels allow."""
 HIDDEN, INTERMEDIATE = 352, 160
 """Widths with tails: no multiple of a tile of K."""
-
-Run = Callable[[Gpu], tuple[Tensor, Tensor]]
-"""What a kernel gives, and what it should."""
 
 
 @cache
@@ -97,17 +94,6 @@ def dense(gpu: Gpu) -> tuple[Tensor, Tensor]:
 def prompt(gpu: Gpu) -> tuple[Tensor, Tensor]:
     spec, q, kv, batch = cases_attention.make_case(8, 1, 64, None, 16, [(0, 37)], False)
     return run_attention(PagedAttention(), spec, gpu, q, kv, batch, None), attention(q, kv, batch, spec, None)
-
-
-@dataclass(frozen=True)
-class Seeded:
-    name: str
-    run: Run
-    function: str
-    fault: Fault
-
-    def __str__(self) -> str:
-        return f"{self.run.__name__}: {self.name} in {self.function}"
 
 
 SEEDED = [

@@ -4,8 +4,6 @@ explains; a missing barrier or wait must be noticed by the checks, whatever the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 from torch import Tensor
@@ -23,7 +21,7 @@ from microscale.prove.interpret.launched import Edit, interpreted
 from prove.test_interpret import problem, run_grouped, run_small_batch
 from support.errors import errors, rms_step
 from support.ptx_faults import (
-    Fault,
+    Seeded,
     always_visible,
     bytes_swapped,
     mask_left_out,
@@ -85,20 +83,6 @@ def decode_fp8(edit: Edit | None) -> tuple[Tensor, Tensor]:
 
 def prefill(edit: Edit | None) -> tuple[Tensor, Tensor]:
     return _attention([(0, 37)], False, edit)
-
-
-Run = Callable[[Edit | None], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Seeded:
-    name: str
-    run: Run
-    function: str
-    fault: Fault
-
-    def __str__(self) -> str:
-        return f"{self.run.__name__}: {self.name} in {self.function}"
 
 
 def shows(seeded: Seeded) -> str | None:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from microscale.kernels.launch import Kernel
 from microscale.prove.interpret.launched import Edit
 from microscale.prove.ptx import Found, Instruction, instructions, vector
 
 Fault = Callable[[Kernel, str], str]
+Run = Callable[..., tuple[Tensor, Tensor]]
+"""What a kernel gives, and what it should."""
 Spelling = Callable[[Instruction], list[str]]
 """An instruction, or several in its place."""
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """A fault in one function of what ``run`` starts."""
+
+    name: str
+    run: Run
+    function: str
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.run.__name__}: {self.name} in {self.function}"
 
 
 class NoSuchPlace(AssertionError):

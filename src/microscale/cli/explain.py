@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from microscale import hardware, settings
+from microscale import settings
 from microscale.backends.oracle import Preference
 from microscale.backends.precision import make_precision
+from microscale.cli.card_options import CardOption, PlannedModelArgument
 from microscale.cli.console import out, print_json
 from microscale.cli.options import (
     KvCacheDtypeOption,
@@ -25,12 +26,8 @@ from microscale.explain import explain as run_explain
 
 
 def explain(
-    model: Annotated[
-        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), demo, a checkpoint folder or a hub id.")
-    ] = "gpt-oss-20b",
-    gpu: Annotated[
-        str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")
-    ] = None,
+    model: PlannedModelArgument = "gpt-oss-20b",
+    gpu: CardOption = None,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
     moe_activations: MoeActivationsOption = "auto",

@@ -16,6 +16,7 @@ from microscale import hardware, settings
 from microscale.backends.ops import Activations, Kernel, Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import make_precision
+from microscale.cli.card_options import CardOption, PlannedModelArgument
 from microscale.cli.console import err, out, print_json, progress_bar
 from microscale.cli.options import (
     KernelCacheOption,
@@ -52,12 +53,8 @@ class Summary:
 
 
 def warm(
-    model: Annotated[
-        str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), demo, a checkpoint folder or a hub id.")
-    ] = "gpt-oss-20b",
-    gpu: Annotated[
-        str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")
-    ] = None,
+    model: PlannedModelArgument = "gpt-oss-20b",
+    gpu: CardOption = None,
     precision: PrecisionOption = "exact",
     layer_format: LayerFormatOption = None,
     moe_activations: MoeActivationsOption = "auto",

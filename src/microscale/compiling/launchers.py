@@ -17,6 +17,7 @@ from pathlib import Path
 
 from triton import knobs
 from triton.backends.nvidia import driver
+from triton.backends.nvidia.driver import library_dirs
 from triton.compiler import ASTSource
 from triton.runtime.build import compile_module_from_src, platform_key
 from triton.runtime.cache import get_cache_manager
@@ -55,7 +56,7 @@ def build(wanted: dict[str, str]) -> None:
 def _build(name: str, code: str) -> None:
     with contextlib.ExitStack() as stack:
         try:
-            folders = driver.library_dirs()
+            folders = library_dirs()
         except (AssertionError, OSError, subprocess.CalledProcessError):  # there is no driver here
             stub = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="microscale-libcuda-")))
             _empty_library(stub)
