@@ -76,7 +76,7 @@ def _children_find_support() -> Iterator[None]:
 def run() -> Iterator[Run]:
     """One loop for all tests of this module, since a client belongs to one. Nothing may take longer than 30 s."""
     with asyncio.Runner() as runner:
-        yield lambda work: runner.run(asyncio.wait_for(work, 120))
+        yield lambda work: runner.run(asyncio.wait_for(work, 30))
 
 
 @pytest.fixture(scope="module")

@@ -31,14 +31,14 @@ async def fault(checker: GrammarChecker, *parts: Part) -> tuple[str, str]:
 
 
 async def live_and_die(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker = GrammarChecker(BYTES, within_s=60)
+    checker = GrammarChecker(BYTES, within_s=10)
     await checker.check([GOOD])
     first = pid(checker)
     # The part that is wrong is named, and what is known is not asked again.
     text, where = await fault(checker, Part("start: x", "one"), Part("start: y", "two"))
     assert ('"x"' in text, where) == (True, "one")
     os.kill(first, signal.SIGSTOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(5):
         await checker.check([GOOD])
         await fault(checker, Part("start: x", "one"), Part("start: y", "two"))
     os.kill(first, signal.SIGCONT)
@@ -60,7 +60,7 @@ async def live_and_die(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         text, where = await fault(checker, SLOW)
         assert ("0.2 s" in text, where) == (True, "slow")
-    checker._within_s = 60
+    checker._within_s = 10
     await checker.check([Part('start: "d" <|stop|>', "")])
     assert pid(checker) != second
     # The line before the process is short.
