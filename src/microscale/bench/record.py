@@ -31,6 +31,9 @@ def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None) -> Path
             round(row.gbs * row.us * 1e3),
             round(row.tflops * row.us * 1e6),
             row.unit,
+            row.launched.path,
+            row.launched.launches,
+            row.launched.programs,
             round(row.us, 2),
         )
         for row in rows
