@@ -152,8 +152,8 @@ def _measure(
         us = graph_us(ours, repeats) / layers
         other = _cublas_us(packed, inputs, repeats) if implementation.name == "triton_bf16" else None
         num_bytes = weight_bytes(spec) + activation_bytes(spec)
-        found = row("dense", case, implementation.name, us, num_bytes, dense_flops(spec), ceilings, error, other)
-        yield replace(found, launched=launched[0])
+        entry = ("dense", case, implementation.name, us, num_bytes, dense_flops(spec), ceilings, error, other)
+        yield replace(row(*entry), launched=launched[0])
 
 
 def _cublas_us(packed: Sequence[DenseWeights], inputs: Sequence[Tensor], repeats: int) -> float:

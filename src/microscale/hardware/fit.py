@@ -99,8 +99,8 @@ def formula(parameters: Sequence[float], large: bool, work: Work, gpu: Gpu) -> T
     issue = issued / (issue_rate(gpu) * 1e3)
     matrix = work.flops / (peak_tflops(work.unit, gpu) * last * 1e6) if large else 0.0
     together = math.hypot(memory, issue, matrix)
-    shares = [part * part / together if together else 0.0 for part in (memory, issue, matrix)]
-    return Timing(fixed, *shares, deviation=0.0)
+    share = 1 / together if together else 0.0
+    return Timing(fixed, memory * memory * share, issue * issue * share, matrix * matrix * share, deviation=0.0)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from microscale.hardware import speeds
+from microscale.hardware import speeds, whole_models
 from microscale.hardware.families import FAMILY_OF_SM, KNOWN, Family, Gpu
 from microscale.hardware.fit import Group, Key, Row, Timing, Work, make_groups, place
 from microscale.hardware.gpu import card_name
@@ -96,6 +96,7 @@ def _source(family: Family) -> Source | None:
 
 
 def forget() -> None:
-    """Read the files again."""
+    """Read the files again: they were written or moved."""
     _source.cache_clear()
     _measured_families.cache_clear()
+    whole_models.known.cache_clear()

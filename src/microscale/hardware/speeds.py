@@ -3,8 +3,8 @@
 ``measured/<family>.json`` holds rows of benchmarks: the work (bytes and operations, as the implementation's ``cost``
 counts them), the path that ran it, its launches, and the microseconds that it took in a CUDA graph, launches included.
 A row's efficiency is the ideal time by the table's rates (``ideal_us``) over that. ``efficiency`` answers for other
-work of the same implementation from the nearest rows, and gives ``None`` where nothing near enough was measured: then the
-implementation's stated figure holds. The oracle ranks by it. What ``explain`` predicts comes from ``known_times``.
+work of the same implementation from the nearest rows, and gives ``None`` where nothing near enough was measured: then
+the implementation's stated figure holds. The oracle ranks by it. What ``explain`` predicts comes from ``known_times``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from microscale.hardware.fit import peak_tflops
 MEASURED_DIR = Path(__file__).parent / "measured"
 NEAR = 2.0
 """Rows further away than this many doublings of bytes or operations say nothing about a piece of work."""
+TOO_FAST = 1.5
+"""Rates of the table are right within a tenth; what is half as fast again was measured wrongly."""
 HEAD = ("family", "gpu", "torch", "triton", "date")
 
 
@@ -139,8 +141,7 @@ def _row(file: Path, data: Any, head: Mapping[str, Any]) -> Measured:
     row = Measured(**data)
     if row.unit not in ("bf16", "fp8", "fp4") or not row.us > 0 or row.bytes + row.flops <= 0:
         raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is no measured work.")
-    # Rates of the table are right within a tenth; what is half as fast again was measured wrongly.
-    if row.efficiency(KNOWN[head["gpu"]]) > 1.5:
+    if row.efficiency(KNOWN[head["gpu"]]) > TOO_FAST:
         raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {head['gpu']} can be.")
     return row
 
