@@ -19,8 +19,9 @@ from microscale.backends.oracle import Preference
 from microscale.backends.precision import PRECISIONS, Precision, make_precision
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, Report, explain, render
+from microscale.explain.shared_memory import beside
 from microscale.explain.text import path_reasons, path_spans, path_text
-from microscale.hardware import KNOWN, Feature, Gpu
+from microscale.hardware import GIB, KNOWN, Feature, Gpu
 from microscale.kernels.moe.paths import BF16_PATHS
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
@@ -209,6 +210,18 @@ def test_gpt_oss_120b_is_refused_on_48_gb_with_the_arithmetic_and_runs_on_96() -
     assert accepted.memory.max_context == 131072
 
 
+def test_unified_memory_is_shared_with_the_system() -> None:
+    """What fits on an empty GB10, without a desktop, and beside one; other cards share nothing."""
+    report = ask("gpt-oss-120b", "gb10", context=131072, batch=4)
+    alone, desktop = beside(report.memory)
+    assert report.memory.usable > alone.usable > desktop.usable
+    assert alone.usable == 120 * GIB - 12 * GIB - GIB - 8 * GIB
+    assert report.memory.max_sequences > alone.max_sequences > desktop.max_sequences > 0
+    assert "with a desktop (20.0 + 1.0 page cache)" in " ".join(render(report))
+    assert [entry["name"] for entry in report.to_json()["memory"]["beside_system"]] == ["no desktop", "a desktop"]
+    assert list(beside(ask("gpt-oss-120b", "rtxpro6000").memory)) == []
+
+
 # ---- predictions ----------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +278,7 @@ def test_json_has_the_promised_keys() -> None:
     keys = ["op", "layer", "tokens", "chosen", "rejected", "predicted_us", "tuned", "paths"]
     assert all(list(decision) == keys for decision in data["decisions"])
     assert all(set(entry) == {"name", "reason"} for decision in data["decisions"] for entry in decision["rejected"])
-    assert set(data["memory"]) == {"bytes", "max_context", "max_sequences"}
+    assert set(data["memory"]) == {"bytes", "max_context", "max_sequences", "beside_system"}
     assert {"experts", "qkv", "kv_cache", "total", "usable"} <= set(data["memory"]["bytes"])
     told = data["predicted"]
     assert set(told) == {

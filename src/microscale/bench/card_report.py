@@ -24,7 +24,8 @@ import triton
 from rich.console import Console
 
 from microscale import doctor
-from microscale.bench import fit, kernels, record, sweep
+from microscale.backends.precision import PRECISIONS
+from microscale.bench import kernels, record, sweep
 from microscale.bench.rows import WrongResult
 from microscale.bench.telemetry import watched
 from microscale.errors import MicroscaleError, Unsupported
@@ -158,7 +159,7 @@ def _models(asked: Asked, tell: Tell) -> list[dict[str, Any]]:
 
 def predicted(case: Case, gpu: Gpu) -> dict[str, float]:
     """What ``explain`` says of a case, in microseconds with its interval."""
-    precision = fit.PRECISIONS[case.precision]
+    precision = PRECISIONS[case.precision]
     report = explain(Question(case.model, card_name(gpu), precision, context=case.context, batch=case.batch))
     point = report.asked if case.kind is Kind.DECODE else report.prompt
     work = case.batch if case.kind is Kind.DECODE else case.context

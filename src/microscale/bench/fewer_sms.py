@@ -25,7 +25,7 @@ ROUNDING = 8
 """SMs by which the driver may go beyond what is asked for."""
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def sm_probe(out_ptr, SPIN: tl.constexpr):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Every program writes the number of its SM, after some work, so that the programs spread."""
     place = tl.program_id(0)

@@ -76,9 +76,8 @@ def _point(kind: Kind, parts: Forecast, model: str, setup: Setup, batch: int, co
     case = Case(preset_name(model), str(setup.precision), kind, batch, context)
     time = interval(parts, case, setup.gpu)
     ceiling = tokens / parts.floor_us * 1e6
-    rates = (tokens / us * 1e6 for us in (time.us, time.high_us, time.low_us))
+    tok_s, low, high = (tokens / us * 1e6 for us in (time.us, time.high_us, time.low_us))
     slower = reach(setup.gpu).gbs / setup.gpu.bandwidth_gbs
     memory_bound = parts.bytes / (setup.gpu.bandwidth_gbs * 1e3) > 0.9 * parts.floor_us
-    return Point(
-        kind, batch, context, *rates, ceiling, ceiling * slower if memory_bound else ceiling, time.basis, time.us
-    )
+    reachable = ceiling * slower if memory_bound else ceiling
+    return Point(kind, batch, context, tok_s, low, high, ceiling, reachable, time.basis, time.us)

@@ -18,6 +18,7 @@ from microscale.engine.loading.memory import Memory, Workload
 from microscale.errors import BadSetting
 from microscale.explain.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
 from microscale.explain.predict import Prediction, predict
+from microscale.explain.shared_memory import beside
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Kind
@@ -75,6 +76,7 @@ class Report:
                 "bytes": self.memory.by_kind(),
                 "max_context": self.memory.max_context,
                 "max_sequences": self.memory.max_sequences,
+                "beside_system": [entry.to_json() for entry in beside(self.memory)],
             },
             "predicted": self._predicted(),
         }

@@ -10,8 +10,10 @@ from rich.markup import escape
 from microscale.backends.decision import Decision, PathSpan, Span
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
+from microscale.explain.shared_memory import beside
 from microscale.explain.speed_text import WIDTH, prediction_lines
 from microscale.hardware import GIB
+from microscale.hardware.unified import PAGE_CACHE
 
 MOST_NAMES = 3
 """Of paths that one reason keeps out; the JSON has all."""
@@ -178,6 +180,10 @@ def _memory(report: Report) -> Iterator[str]:
     batch = "one sequence" if memory.workload.sequences == 1 else f"{memory.workload.sequences} sequences"
     many = f"{memory.max_sequences} sequences of {memory.context} tokens"
     yield f"  fits: {memory.max_context} tokens for {batch}; {many}"
+    for entry in beside(memory):
+        taken = f"{gib(entry.system.takes)} + {gib(PAGE_CACHE)} page cache"
+        left = f"{entry.max_context} tokens; {entry.max_sequences} sequences of {memory.context}"
+        yield f"  with {entry.system.name} ({taken}): {left if entry.max_context else 'does not fit'}"
 
 
 def _kv_text(report: Report) -> str:
