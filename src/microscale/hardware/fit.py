@@ -113,8 +113,9 @@ class Group:
 
     @cached_property
     def large(self) -> bool:
-        """Bound by matrix units at its largest."""
-        return max(row.work.flops / max(row.work.bytes, 1) for row in self.rows) >= LARGE_TILES
+        """Bound by matrix units at its largest, or not far from it at its smallest."""
+        intensity = [row.work.flops / max(row.work.bytes, 1) for row in self.rows]
+        return max(intensity) >= LARGE_TILES or min(intensity) >= LARGE_TILES / 3
 
     @cached_property
     def parameters(self) -> tuple[float, ...]:
