@@ -28,6 +28,7 @@ def run_cases(name: str, beside: str, timeout: float = 280) -> None:
     # One torch thread: the interpreter's work is small numpy operations, and the machine runs other tests beside it.
     env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", str(path), "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-p", "support.interpreter_patches"]
     command += ["-W", "ignore::RuntimeWarning"]  # numpy's, for inf - inf: a GPU does the same in silence
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     report = (done.stdout + done.stderr)[-6000:]
