@@ -11,6 +11,9 @@ VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 VLLM_VERSION ?= 0.32.0
 
+# Tests start many processes, and without bytecode each of them compiles all our files anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install browser serve test lint check test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality clean
 .DEFAULT_GOAL := help
 
