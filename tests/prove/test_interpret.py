@@ -23,11 +23,11 @@ from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
 from microscale.prove.interpret.errors import InterpretError, Race
-from microscale.prove.interpret.launched import Edit, interpreted
 from microscale.prove.interpret.memory import GlobalMemory
 from microscale.prove.interpret.run import Kernel as InterpretedKernel
 from microscale.prove.ptx import Instruction, instructions
 from support.errors import assert_close, errors, rms_step, step
+from support.interpreted import Edit, interpreted
 from support.moe_cases import Case, Problem, check_rounded
 from support.ptx_kernels import block_kernel, run_block, run_warp, warp_kernel
 
