@@ -196,7 +196,7 @@ def running(client: httpx.Client) -> float:
     return float(next(line for line in text.splitlines() if "num_requests_running{" in line).rpartition(" ")[2])
 
 
-def wait_for(true: Callable[[], bool], within_s: float = 5.0) -> None:
+def wait_for(true: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline
