@@ -39,14 +39,25 @@ def test_a_missing_package_is_broken_and_says_how_to_install_it(monkeypatch: pyt
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name == "safetensors":
+        if name in ("huggingface-hub", "fastapi"):
             raise importlib.metadata.PackageNotFoundError(name)
         return "3.5.9" if name == "triton" else real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert finding("safetensors").mend == "pip install 'safetensors>=0.6'"
+    assert finding("huggingface-hub").mend == "pip install 'huggingface-hub>=1.0'"
     assert finding("triton").mend == "pip install --upgrade 'triton>=3.6'"
     assert not doctor.healthy(doctor.examine())
+    # Without the server's packages the core is whole.
+    assert finding("Server").status is Status.NOTE
+    assert finding("Server").value == "no fastapi"
+    assert "microscale[server]" in (finding("Server").mend or "")
+
+
+def test_an_old_package_of_the_server_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.7.6" if name == "llguidance" else real(name))
+    assert finding("Server").value == "llguidance 1.7.6"
+    assert doctor.healthy(doctor.examine())
 
 
 def with_driver(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0) -> None:

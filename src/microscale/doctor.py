@@ -24,7 +24,20 @@ from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
-REQUIRED = {"torch": (2, 11), "triton": (3, 6), "safetensors": (0, 6), "huggingface-hub": (1, 0)}
+REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
+SERVER = {
+    "tokenizers": (0, 22),
+    "oss-harmony": (0, 0, 11),
+    "jinja2": (3, 1),
+    "llguidance": (1, 9),
+    "fastapi": (0, 115),
+    "pydantic": (2, 9),
+    "uvicorn": (0, 34),
+    "httptools": (0, 6, 3),
+    "uvloop": (0, 21),
+    "prometheus-client": (0, 21),
+}
+"""What `serve`, `chat` and `quality` need besides: the extra ``server``."""
 
 
 class Status(StrEnum):
@@ -45,7 +58,7 @@ class Finding:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
 
 
 def _python() -> Finding:
@@ -64,6 +77,23 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, Status.BROKEN, version, f"pip install --upgrade '{name}>={wanted}'")
         else:
             yield Finding(name, Status.OK, version)
+
+
+def _server() -> Finding:
+    """The core works without these, so what is missing is a note."""
+    lacking = []
+    for name, least in SERVER.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            lacking.append(f"no {name}")
+            continue
+        if _version(version) < least:
+            lacking.append(f"{name} {version}")
+    if not lacking:
+        return Finding("Server", Status.OK, "all packages installed")
+    mend = "For serve, chat and quality: pip install 'microscale[server]'"
+    return Finding("Server", Status.NOTE, ", ".join(lacking), mend)
 
 
 def _ptxas() -> Finding:
@@ -152,6 +182,7 @@ def examine() -> list[Finding]:
         Finding("Microscale", Status.OK, __version__),
         _python(),
         *_packages(),
+        _server(),
         _ptxas(),
         driver,
         *_gpus(driver.status is Status.OK),
