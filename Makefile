@@ -17,7 +17,7 @@ BENCHY_INSTALLED := $(BENCHY)/.installed
 LOCK := .venv-lock
 UV_VERSION := 0.13.7
 
-.PHONY: help install browser serve test lint check wheel test-wheel test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality lock clean
+.PHONY: help install browser serve test lint check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -78,6 +78,10 @@ wheel: $(INSTALLED) ## Build the wheel into dist
 
 test-wheel: $(INSTALLED) ## Install the wheel into a bare environment outside of the checkout; serve, ask, chat there (2 minutes)
 	$(BIN)/python -m pytest tests/shipping/installed_wheel.py
+
+# With a builder: docker build -t microscale . && docker run --read-only … (the Dockerfile's first lines).
+test-image: $(INSTALLED) ## Run the Dockerfile's steps in a plain folder, then what they made; needs root, and no builder
+	$(BIN)/python -m pytest tests/shipping/image_steps.py
 
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
 	$(VLLM)/bin/python -m pytest tests/vllm
