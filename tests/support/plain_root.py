@@ -73,9 +73,10 @@ class PlainRoot:
         return [] if sys.base_prefix == "/usr" else ["/usr/local", sys.base_prefix]
 
     def _of_pip(self) -> list[str]:
-        """Folders of packages on this machine."""
-        paths = {path for value in pip_settings().values() for path in PIP_PATHS.findall(value)}
-        return sorted(path for path in paths if Path(path).is_dir() and path.startswith("/opt/"))
+        """Folders of packages on this machine; an index's files may stand beside it."""
+        paths = {Path(path) for value in pip_settings().values() for path in PIP_PATHS.findall(value)}
+        tops = {Path(*path.parts[:3]) for path in paths if path.is_dir() and path.is_relative_to("/opt")}
+        return sorted(map(str, tops))
 
     def command(
         self,
