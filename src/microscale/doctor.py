@@ -25,19 +25,8 @@ from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
-SERVER = {
-    "tokenizers": (0, 22),
-    "oss-harmony": (0, 0, 11),
-    "jinja2": (3, 1),
-    "llguidance": (1, 9),
-    "fastapi": (0, 115),
-    "pydantic": (2, 9),
-    "uvicorn": (0, 34),
-    "httptools": (0, 6, 3),
-    "uvloop": (0, 21),
-    "prometheus-client": (0, 21),
-}
-"""What `serve`, `chat` and `quality` need besides: the extra ``server``."""
+# A line of the metadata of ours: what the extra ``server`` needs, and from which version on.
+SERVER_LINE = re.compile(r"([\w-]+)>=([\d.]+);.*extra == ['\"]server['\"]")
 
 
 class Status(StrEnum):
@@ -80,20 +69,24 @@ def _packages() -> Iterator[Finding]:
 
 
 def _server() -> Finding:
-    """The core works without these, so what is missing is a note."""
+    """What `serve`, `chat` and `quality` need. The core works without, so what is missing is a note."""
+    mend = "For serve, chat and quality: pip install 'microscale[server]'"
+    try:
+        lines = importlib.metadata.requires("microscale") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("Server", Status.NOTE, "unknown: Microscale runs here without being installed", mend)
     lacking = []
-    for name, least in SERVER.items():
+    for name, least in (found.groups() for line in lines if (found := SERVER_LINE.match(line))):
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             lacking.append(f"no {name}")
             continue
-        if _version(version) < least:
+        if _version(version) < _version(least):
             lacking.append(f"{name} {version}")
-    if not lacking:
-        return Finding("Server", Status.OK, "all packages installed")
-    mend = "For serve, chat and quality: pip install 'microscale[server]'"
-    return Finding("Server", Status.NOTE, ", ".join(lacking), mend)
+    if lacking:
+        return Finding("Server", Status.NOTE, ", ".join(lacking), mend)
+    return Finding("Server", Status.OK, "all packages installed")
 
 
 def _ptxas() -> Finding:

@@ -108,11 +108,13 @@ def test_commands_of_the_server_say_how_to_get_them(command: str) -> None:
 
 def test_doctor_knows_the_versions_of_pyproject() -> None:
     """Two lists that must agree: the doctor also runs where Microscale is not installed."""
+    wanted = [Requirement(line) for line in project()["dependencies"]]
+    least = {w.name: tuple(map(int, str(w.specifier).removeprefix(">=").split("."))) for w in wanted}
+    assert {name: version for name, version in least.items() if name not in ("typer", "rich")} == doctor.REQUIRED
 
-    def least(lines: list[str]) -> dict[str, tuple[int, ...]]:
-        wanted = [Requirement(line) for line in lines]
-        return {w.name: tuple(map(int, str(w.specifier).removeprefix(">=").split("."))) for w in wanted}
 
-    core = least(project()["dependencies"])
-    assert {name: version for name, version in core.items() if name not in ("typer", "rich")} == doctor.REQUIRED
-    assert least(project()["optional-dependencies"]["server"]) == doctor.SERVER
+def test_doctor_reads_what_the_wheel_says_of_the_server() -> None:
+    lines = project()["optional-dependencies"]["server"]
+    written = [f'{line.partition(";")[0]}; extra == "server"' for line in lines]
+    found = [match[1] for line in written if (match := doctor.SERVER_LINE.match(line))]
+    assert found == [Requirement(line).name for line in lines]
