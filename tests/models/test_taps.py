@@ -1,8 +1,8 @@
-"""Taps against transformers' hidden states, of every family, on checkpoints written to disk in the published layouts."""
+"""Taps against transformers' hidden states, of every family, on checkpoints in the published layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ def load(folder: Path, *formats: str) -> AnyModel:
 
 
 @pytest.fixture(scope="module", params=[gpt_oss, gemma4, qwen3_moe], ids=lambda make: make.__name__)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     make: Callable[[Path], Pair] = request.param
-    yield make(tmp_path_factory.mktemp(make.__name__) / "checkpoint")
+    return make(tmp_path_factory.mktemp(make.__name__) / "checkpoint")
 
 
 def prompts_for(model: AnyModel) -> list[list[int]]:

@@ -25,9 +25,7 @@ class Taps:
     rows: Tensor  # [tokens, places * hidden]: the taps side by side, in the order of ``places``
 
     @classmethod
-    def empty(
-        cls, places: tuple[int, ...], tokens: int, hidden: int, dtype: torch.dtype, device: torch.device
-    ) -> Taps:
+    def empty(cls, places: tuple[int, ...], tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Taps:
         return cls(places, torch.empty((tokens, len(places) * hidden), dtype=dtype, device=device))
 
     @cached_property
