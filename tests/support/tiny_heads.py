@@ -75,7 +75,8 @@ class Maker:
         self._draws = torch.Generator().manual_seed(seed)
 
     def matrix(self, rows: int, columns: int, gain: float = 1.0) -> Tensor:
-        return (torch.randn(rows, columns, generator=self._draws) * gain * columns**-0.5).bfloat16()
+        scale: float = gain * columns**-0.5
+        return (torch.randn(rows, columns, generator=self._draws) * scale).bfloat16()
 
     def norm(self, size: int) -> Tensor:
         return (1 + 0.3 * torch.randn(size, generator=self._draws)).bfloat16()
@@ -214,20 +215,22 @@ class PlainHead:
         self.lm_head = self.tensors.get("lm_head.weight", lm_head.float())
         names = {key: self.keys[key] for key in ("rope_theta", "rope_scaling") if key in self.keys}
         sizes = {key: self.keys[key] for key in ("hidden_size", "num_attention_heads", "head_dim")}
+        self.epsilon: float = self.keys["rms_norm_eps"]
+        self.head_dim: int = self.keys["head_dim"]
         self.rotary = LlamaRotaryEmbedding(LlamaConfig(max_position_embeddings=4096, **sizes, **names))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return self.normed(x, self.tensors[name])
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.keys["rms_norm_eps"]) * weight
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * weight
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def heads(self, x: Tensor, prefix: str, part: str, positions: Tensor | None) -> Tensor:
         """``[heads, rows, head_dim]``, turned if there are positions."""
-        found = self.linear(x, f"{prefix}self_attn.{part}_proj").unflatten(-1, (-1, self.keys["head_dim"]))
+        found = self.linear(x, f"{prefix}self_attn.{part}_proj").unflatten(-1, (-1, self.head_dim))
         if f"{prefix}self_attn.{part}_norm.weight" in self.tensors:
             found = self.norm(found, f"{prefix}self_attn.{part}_norm.weight")
         found = found.transpose(0, 1)
@@ -235,14 +238,15 @@ class PlainHead:
             return found
         cos, sin = self.rotary(found, positions[None])
         first, second = found.chunk(2, -1)
-        return found * cos[0] + torch.cat((-second, first), -1) * sin[0]
+        turned: Tensor = found * cos[0] + torch.cat((-second, first), -1) * sin[0]
+        return turned
 
     def attention(self, prefix: str, queries: Tensor, keys: Tensor, at: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         """``mask``: which keys each query sees; ``at``: positions of queries and of keys."""
         q = self.heads(queries, prefix, "q", at[0])
         k, v = self.heads(keys, prefix, "k", at[1]), self.heads(keys, prefix, "v", None)
         k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
-        scores = (q @ k.transpose(1, 2) * self.keys["head_dim"] ** -0.5).masked_fill(~mask, -torch.inf)
+        scores = (q @ k.transpose(1, 2) * self.head_dim**-0.5).masked_fill(~mask, -torch.inf)
         return self.linear((scores.softmax(-1) @ v).transpose(0, 1).flatten(1), f"{prefix}self_attn.o_proj")
 
     def mlp(self, x: Tensor, prefix: str) -> Tensor:

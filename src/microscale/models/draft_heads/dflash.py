@@ -77,8 +77,8 @@ class DFlash:
                 normed, x = small.add_rms_norm(added, x, layer.input_norm, self.epsilon)
             q = layer.queries(torch.cat((context, normed)), positions, slots, layer_kv, self.rope)
             x, added = layer.attend(q[context.shape[0] :], x, layer_kv, block.queries)
-        if not count:
-            return tokens[:, :0]
+        if not tokens.numel():
+            return tokens[:, 1:]
         assert added is not None  # there is a layer
         normed, _ = small.add_rms_norm(added, x, self.norm, self.epsilon)
         masks = normed.view(*tokens.shape, -1)[:, 1:].flatten(0, 1)
@@ -93,6 +93,7 @@ class DFlash:
         tokens[:, :1] = first[:, None]
         positions = after(last, 1)[:, None] + steps
         starts = torch.arange(tokens.numel() + 1, dtype=torch.int32, device=self.device)
-        lens = (last.context_lens + size).repeat_interleave(size)
-        queries = AttentionBatch(starts, lens, last.page_table.repeat_interleave(size, dim=0), 1)
+        lens = (last.context_lens + size)[:, None].expand(-1, size).flatten()
+        tables = last.page_table[:, None].expand(-1, size, -1).flatten(0, 1)
+        queries = AttentionBatch(starts, lens, tables, 1)
         return tokens, Block(positions.flatten(), slots_of(last.page_table, positions, self.page_size), queries)

@@ -95,8 +95,10 @@ class Eagle3:
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
         last = verified.last.attention[FULL]
         logits, hidden = self.forward(verified.batch, kv, self.combine(verified.tapped))
+        if not count or not hidden.shape[0]:
+            return torch.empty((hidden.shape[0], count), dtype=torch.int64, device=self.device)
         drafts = [self.best(logits)]
         for steps in range(1, count):
             logits, hidden = self.forward(one_more(last, drafts[-1], steps, self.page_size), kv, hidden)
             drafts.append(self.best(logits))
-        return torch.stack(drafts, dim=1)[:, :count]
+        return torch.stack(drafts, dim=1)
