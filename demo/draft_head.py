@@ -72,6 +72,10 @@ class DraftHead(nn.Module):
 
     def forward(self, lesson: Lesson, steps: int) -> list[Guesses]:
         """Guesses 1 to ``steps`` of every origin."""
+        return [self._judge(logits, lesson, step) for step, logits in enumerate(self.chain(lesson, steps), 1)]
+
+    def chain(self, lesson: Lesson, steps: int) -> list[Tensor]:
+        """The logits ``[rows, length, draft vocabulary]`` of each guess, of every origin."""
         c = self.config.layer
         table = head_rope_table(c.rope, c.head_dim, lesson.tokens.device)
         places = attention.positions(lesson.documents)
@@ -91,7 +95,7 @@ class DraftHead(nn.Module):
             state = state + F.linear(attended, rounded(self.o))
             gate, up = F.linear(self._norm(state, "mlp_norm"), rounded(self.gate_up)).chunk(2, dim=-1)
             state = state + F.linear(F.silu(gate) * up, rounded(self.down))
-            found.append(self._judge(F.linear(self._norm(state, "norm"), rounded(self.lm_head)), lesson, step))
+            found.append(F.linear(self._norm(state, "norm"), rounded(self.lm_head)))
         return found
 
     def _judge(self, logits: Tensor, lesson: Lesson, step: int) -> Guesses:

@@ -1,10 +1,11 @@
 """Draft heads by what the user calls them: opened, or made of random numbers or of shapes, and bound for a target.
 
-A head has an ``Ops`` of its own: its layers have the names that the target's have, so its precision and its plan are
-apart. ``make_precision("exact", ["lm_head=mxfp8"])`` holds its lm_head, most of its bytes, in eight bits.
+A head has an ``Ops`` of its own: its layers have the names that the target's have, so its plan is apart.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -30,6 +31,14 @@ def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False)
         check_fit(PRESETS[model], target, model)
         return dummy_head(PRESETS[model], RandomTensors())
     return open_draft_head(hub.resolve(model, offline=offline), target)
+
+
+def ops_for_head(target: Ops, lm_head: str | None = None) -> Ops:
+    """On the target's device, with its kind of activations and KV. A head keeps its own formats, but for its lm_head,
+    most of its bytes, which may be held in another: ``mxfp8``."""
+    chosen = () if lm_head is None else (("lm_head", lm_head),)
+    precision = replace(target.precision, formats=(), mx_activations=(), chosen=chosen)
+    return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads)
 
 
 def dummy_head(config: HeadConfig, make: TensorMaker) -> DummyEagle3 | DummyDFlash:
