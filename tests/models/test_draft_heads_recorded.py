@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from microscale.backends.ops import Activations, Kernel, Launch, Ops, Preference, recording
+from microscale import hardware
+from microscale.backends.ops import Activations, DenseWeights, Kernel, Launch, Ops, Preference, recording
 from microscale.hardware import known
-from microscale.models.draft_heads.drafting import DraftHead, Verified
+from microscale.models.draft_heads.config_file import open_draft_head
+from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
+from microscale.models.draft_heads.heads import bind_head
+from microscale.models.draft_heads.outline import outline_head
 from microscale.models.draft_heads.presets import PRESETS
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.recorded import META, Step
 from microscale.prove import inventory
 from support.listed import assert_listed
+from support.tiny_heads import HEADS as TINY
+from support.tiny_heads import TARGET
 
 CONTEXT = 1 << 17
 HEADS = ["gpt-oss-20b-eagle3", "gpt-oss-120b-eagle3-v3", "dflash-tiny"]
@@ -57,3 +64,23 @@ def test_prove_lists_a_head_where_it_is_asked_for() -> None:
     assert {tuple(users) for users in found.values()} == {("gpt-oss-20b-eagle3",)}
     # lm_head in MXFP8 and keys in FP8 are kernels of their own.
     assert len(found) > len(exact)
+
+
+@pytest.mark.parametrize("name", ["specforge", "nvidia_v3", "speculators", "speculators_qwen3", "dflash"])
+def test_the_outline_is_what_is_loaded(tmp_path: Path, name: str) -> None:
+    """Its bytes are the file's, its uses are the bound head's, its cache is as large as it says."""
+    published = TINY[name]
+    weights = open_draft_head(published.write(tmp_path), TARGET)
+    found = outline_head(weights.config, Activations.FLOAT32, 16)
+    read = [tensor for key, tensor in published.tensors.items() if key not in ("d2t", "t2d")]
+    assert found.weight_bytes == sum(tensor.nbytes for tensor in read)
+    ops = Ops(hardware.cpu(), Activations.FLOAT32, Preference())
+    table = torch.zeros(TARGET.vocab_size, TARGET.hidden, dtype=torch.bfloat16)
+    shared = Ops(hardware.cpu(), Activations.FLOAT32, Preference())
+    ends = TargetEnds(shared.embed(table), shared.dense("lm_head", DenseWeights(table)))
+    head = bind_head(weights, ops, torch.device("cpu"), 16, ends)
+    planned = {(use.op, use.layer) for use in found.uses}
+    assert planned == {(decision.op, decision.layer) for decision in ops.plan.decisions.values()}
+    cache = head.new_cache(3)
+    assert len(cache.layers) == found.num_layers
+    assert sum(kv.k.numel() + kv.v.numel() for kv in cache.layers) == 3 * 16 * found.cached_numbers
