@@ -116,7 +116,8 @@ class DraftHead(nn.Module):
         return F.rms_norm(x, x.shape[-1:], None, self.config.layer.rms_epsilon) * rounded(self.get_parameter(name))
 
     def _heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight).unflatten(-1, (-1, self.config.layer.head_dim)).transpose(1, 2)
+        projected = F.linear(x, weight)
+        return projected.view(*x.shape[:-1], -1, self.config.layer.head_dim).transpose(1, 2)
 
 
 def later(x: Tensor, steps: int, fill: float = 0) -> Tensor:

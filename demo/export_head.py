@@ -29,7 +29,7 @@ _NAMES = {
 
 def tensors(head: DraftHead) -> dict[str, Tensor]:
     """The checkpoint's tensors, on the CPU."""
-    made = {theirs: head.get_parameter(ours) for ours, theirs in _NAMES.items()}
+    made: dict[str, Tensor] = {theirs: head.get_parameter(ours) for ours, theirs in _NAMES.items()}
     gate, up = head.gate_up.chunk(2)
     made |= {f"{_LAYER}mlp.gate_proj": gate, f"{_LAYER}mlp.up_proj": up}
     numbers = {f"{name}.weight": tensor.detach().cpu().bfloat16().contiguous() for name, tensor in made.items()}

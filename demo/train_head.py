@@ -122,7 +122,7 @@ class HeadTrainer:
         return Lesson(batch.tokens, batch.documents, batch.weights, tapped, logits)
 
     def step(self) -> list[Guesses]:
-        found = self.head(self.lesson(), self.asked.guesses)
+        found: list[Guesses] = self.head(self.lesson(), self.asked.guesses)
         loss = sum((LATER**at * guess.loss for at, guess in enumerate(found)), torch.zeros((), device=self.device))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)

@@ -230,7 +230,7 @@ class PlainHead:
 
     def heads(self, x: Tensor, prefix: str, part: str, positions: Tensor | None) -> Tensor:
         """``[heads, rows, head_dim]``, turned if there are positions."""
-        found = self.linear(x, f"{prefix}self_attn.{part}_proj").unflatten(-1, (-1, self.head_dim))
+        found = self.linear(x, f"{prefix}self_attn.{part}_proj").view(len(x), -1, self.head_dim)
         if f"{prefix}self_attn.{part}_norm.weight" in self.tensors:
             found = self.norm(found, f"{prefix}self_attn.{part}_norm.weight")
         found = found.transpose(0, 1)

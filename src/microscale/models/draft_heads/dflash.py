@@ -17,7 +17,7 @@ from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, DenseWeights, Ops
 from microscale.models.batch import KvCache
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, after, slots_of
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, after, likeliest, slots_of
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import DFlashWeights
@@ -82,7 +82,7 @@ class DFlash:
         assert added is not None  # there is a layer
         normed, _ = small.add_rms_norm(added, x, self.norm, self.epsilon)
         masks = normed.view(*tokens.shape, -1)[:, 1:].flatten(0, 1)
-        return self.lm_head.logits(masks).values.argmax(-1).view(-1, count)
+        return likeliest(self.lm_head.logits(masks)).view(-1, count)
 
     def _block(self, verified: Verified, count: int) -> tuple[Tensor, Block]:
         """The tokens ``[sequences, count + 1]`` of each sequence's block; none where nothing is to be guessed."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Dense, Embedding, Ops
+from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import HeadConfig
@@ -74,6 +74,13 @@ class DraftHead(Protocol):
         The page table of each sequence must reach ``count`` positions beyond its last row. With ``count`` 0 the rows'
         keys and values are written, and nothing is guessed.
         """
+
+
+def likeliest(logits: Logits) -> Tensor:
+    """The token with the largest logit of each row, the lowest of equals, from what lm_head knows of its blocks: no
+    second pass over the vocabulary."""
+    block = logits.block_max.argmax(-1, keepdim=True)
+    return logits.block_argmax.gather(1, block)[:, 0].to(torch.int64)
 
 
 def after(last: AttentionBatch, steps: int) -> Tensor:

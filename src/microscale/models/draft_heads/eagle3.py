@@ -12,7 +12,7 @@ from torch import Tensor
 
 from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, one_more
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest, one_more
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import Eagle3Weights
@@ -88,7 +88,7 @@ class Eagle3:
 
     def best(self, logits: Logits) -> Tensor:
         """The likeliest tokens, as ids of the target."""
-        ids = logits.values.argmax(-1)
+        ids = likeliest(logits)
         return ids if self.target_ids is None else self.target_ids[ids]
 
     @torch.inference_mode()
