@@ -16,6 +16,8 @@ from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import detect
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
+from microscale.models.draft_heads.config import DFlashConfig
+from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, one_more
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.heads import bind_head, dummy_head
@@ -99,6 +101,41 @@ def test_a_captured_graph_drafts_the_same_tokens(lengths: list[int]) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(captured, head.draft(verified, kv, 4))
+
+
+@pytest.mark.drafts("dflash-tiny")
+@pytest.mark.parametrize("lengths", [[1], [300, 3, 17], [1] * 8], ids=str)
+def test_a_block_is_guessed_as_by_the_references(lengths: list[int]) -> None:
+    """Its logits, and the same guesses from a captured graph."""
+    config = PRESETS["dflash-tiny"]
+    assert isinstance(config, DFlashConfig)
+    found = []
+    for activations, preference in ((Activations.FLOAT32, Preference("reference")), (Activations.BF16, Preference())):
+        ops = Ops(detect(), activations, preference)
+        table = RandomTensors().normal("embed", (config.reads.vocab_size, config.layer.hidden), CUDA, std=1.0)
+        # As wide as the head's own list has it: see ``bind_head_shapes``.
+        ends = TargetEnds(
+            ops.embed(table), Ops(detect(), activations, preference).dense("lm_head", DenseWeights(table))
+        )
+        head = bind_head(dummy_head(config, RandomTensors(3)), ops, CUDA, PAGE_SIZE, ends)
+        assert isinstance(head, DFlash)
+        batch, _ = rows(lengths)
+        batch = replace(batch, token_ids=batch.token_ids % config.reads.vocab_size)
+        tapped = torch.randn(sum(lengths), config.reads.width, generator=torch.Generator().manual_seed(1))
+        verified, kv = Verified(batch, tapped.to(CUDA, ops.dtype)), head.new_cache(PAGES * 8)
+        logits = head.forward(verified, kv, 7)
+        assert logits is not None
+        found.append(logits.values.clone())
+    truth, fast = found
+    rms = float((fast - truth).square().mean().sqrt() / truth.square().mean().sqrt())
+    assert rms <= 2 * model_noise(config.num_layers + 1)
+    eager = head.draft(verified, kv, 7).clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = head.draft(verified, kv, 7)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, eager)
 
 
 @pytest.mark.starts("gpt-oss-20b", SHAPE)

@@ -21,6 +21,7 @@ from microscale.formats import block_format, decode, encode
 from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config_file import open_draft_head
+from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.heads import bind_head
@@ -179,6 +180,18 @@ def test_logits_and_states_are_those_of_plain_torch(target: Target, tmp_path: Pa
     logits, states, their_logits, their_states = rows_of(Case(name, target, tmp_path))
     assert away(logits, their_logits) <= 2e-5
     assert away(states, their_states) <= 2e-5
+
+
+def test_logits_of_a_block_are_those_of_plain_torch(target: Target, tmp_path: Path) -> None:
+    case = Case("dflash", target, tmp_path)
+    head, plain, rows = case.head, case.plain, LENGTHS[2]
+    assert isinstance(head, DFlash)
+    assert isinstance(plain, PlainDFlash)
+    tokens, tapped = sequences()[2][1 : rows + 1], case.tapped[2][:rows]
+    chunk = Chunk(tokens, 0, dict.fromkeys(LayerKind, case.pages[2]), 1)
+    logits = head.forward(Verified(build_batch([chunk], 16, CPU), tapped), case.kv, DRAFTS)
+    assert logits is not None
+    assert away(logits.values, plain.guess(tokens, tapped, DRAFTS)[1]) <= 2e-5
 
 
 @pytest.mark.parametrize(

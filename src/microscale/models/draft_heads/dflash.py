@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, DenseWeights, Ops
+from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
 from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, after, likeliest, slots_of
 from microscale.models.draft_heads.layer import HeadLayer
@@ -64,6 +64,15 @@ class DFlash:
 
     @torch.inference_mode()
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
+        sequences = verified.last.rows.shape[0]
+        logits = self.forward(verified, kv, count)
+        if logits is None:
+            return torch.empty((sequences, count), dtype=torch.int64, device=self.device)
+        return likeliest(logits).view(sequences, count)
+
+    @torch.inference_mode()
+    def forward(self, verified: Verified, kv: KvCache, count: int) -> Logits | None:
+        """Logits ``[sequences * count, vocabulary]`` of the masks, sequence by sequence; ``None`` without any."""
         batch, small = verified.batch, self.layers[0].small
         context = small.rms_norm(self.fc(verified.tapped), self.hidden_norm, self.epsilon)
         tokens, block = self._block(verified, count)
@@ -78,11 +87,11 @@ class DFlash:
             q = layer.queries(torch.cat((context, normed)), positions, slots, layer_kv, self.rope)
             x, added = layer.attend(q[context.shape[0] :], x, layer_kv, block.queries)
         if not tokens.numel():
-            return tokens[:, 1:]
+            return None
         assert added is not None  # there is a layer
         normed, _ = small.add_rms_norm(added, x, self.norm, self.epsilon)
         masks = normed.view(*tokens.shape, -1)[:, 1:].flatten(0, 1)
-        return likeliest(self.lm_head.logits(masks)).view(-1, count)
+        return self.lm_head.logits(masks)
 
     def _block(self, verified: Verified, count: int) -> tuple[Tensor, Block]:
         """The tokens ``[sequences, count + 1]`` of each sequence's block; none where nothing is to be guessed."""

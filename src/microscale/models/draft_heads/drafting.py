@@ -71,8 +71,8 @@ class DraftHead(Protocol):
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
         """Guesses ``[sequences, count]`` int64, ids of the target, on the device; nothing is read back.
 
-        The page table of each sequence must reach ``count`` positions beyond its last row. With ``count`` 0 the rows'
-        keys and values are written, and nothing is guessed.
+        The page table of each sequence must reach ``count + 1`` positions beyond its last row, as the target needs it
+        to verify so many. With ``count`` 0 the rows' keys and values are written, and nothing is guessed.
         """
 
 
