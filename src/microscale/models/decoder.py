@@ -12,7 +12,8 @@ nothing else is computed in another way, and without taps nothing is done at all
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -25,6 +26,10 @@ from microscale.models.taps import Taps
 
 State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
+
+
+class GaveWay(Exception):
+    """A step was left undone between two layers, because its owner has something better to do."""
 
 
 class DecoderLayer(Protocol[State]):
@@ -52,6 +57,16 @@ class Decoder(ABC, Generic[State]):
 
     rope: Mapping[LayerKind, RopeTable]
     layers: Sequence[DecoderLayer[State]]
+    _is_due: Callable[[], bool] | None = None
+
+    @contextmanager
+    def giving_way(self, is_due: Callable[[], bool]) -> Iterator[None]:
+        """Inside, a step raises ``GaveWay`` before its next layer once ``is_due``. For steps that nobody waits for."""
+        self._is_due = is_due
+        try:
+            yield
+        finally:
+            self._is_due = None
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:
@@ -83,6 +98,7 @@ class Decoder(ABC, Generic[State]):
         A tap behind the last layer needs all tokens there too; the tail then computes its few rows again.
         """
         x, state = self._run(len(self.layers) - 1, batch, kv, taps)
+        self._give_way()
         last, last_kv = self.layers[-1], kv.layers[-1]
         q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
         if taps is not None and taps.at(len(self.layers)) is not None:
@@ -100,6 +116,7 @@ class Decoder(ABC, Generic[State]):
         assert len(kv.layers) == len(self.layers)
         x, state = self.begin(batch.token_ids)
         for place in range(num_layers):
+            self._give_way()
             if taps is not None:
                 self._tap(taps, place, x, state)
             layer = self.layers[place]
@@ -107,6 +124,11 @@ class Decoder(ABC, Generic[State]):
         if taps is not None:
             self._tap(taps, num_layers, x, state)
         return x, state
+
+    def _give_way(self) -> None:
+        """Before each layer: is something else due?"""
+        if self._is_due is not None and self._is_due():
+            raise GaveWay
 
     def _tap(self, taps: Taps, place: int, x: Tensor, state: State) -> None:
         out = taps.at(place)
