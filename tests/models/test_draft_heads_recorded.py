@@ -45,7 +45,7 @@ def verified_steps(draw: st.DrawFn) -> Step:
 
 
 @pytest.mark.parametrize("name", HEADS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(step=verified_steps(), count=st.integers(0, 7))
 def test_no_size_starts_a_kernel_that_is_not_listed(name: str, step: Step, count: int) -> None:
     head, listed = bound("h200", name)
@@ -56,6 +56,7 @@ def test_no_size_starts_a_kernel_that_is_not_listed(name: str, step: Step, count
     assert_listed(started, listed)
 
 
+@pytest.mark.slow
 def test_prove_lists_a_head_where_it_is_asked_for() -> None:
     gpu = known("gb10")
     found = inventory.recorded(gpu, ["gpt-oss-20b-eagle3"])
