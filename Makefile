@@ -20,7 +20,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-head demo-check quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -134,6 +134,12 @@ demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks an
 demo-train: $(INSTALLED) ## Train the demo model into build/demo; goes on where it stopped
 	PYTHONPATH=. $(BIN)/python -m demo.train --run build/demo --tokenizer $(DEMO) --log build/demo/log.jsonl \
 		--minutes 60 --total-minutes 12 --export build/demo/model $(DEMO_ARGS)
+
+# 6 minutes of steps on a GPU, an estimate; see demo/README.md. A trial on a CPU: DEMO_ARGS='--steps 100 --rows 3 --length 256 --guesses 3'
+demo-head: $(INSTALLED) ## Train the demo model's draft head into build/head, and say how many guesses are accepted
+	PYTHONPATH=. $(BIN)/python -m demo.train_head --run build/head --target $(DEMO) --log build/head/log.jsonl \
+		--minutes 60 --total-minutes 6 --export build/head/out $(DEMO_ARGS)
+	PYTHONPATH=. $(BIN)/python -m demo.acceptance $(DEMO) build/head/out
 
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
