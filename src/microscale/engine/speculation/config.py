@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from microscale.errors import BadSetting
+from microscale.models.config import MAX_DRAFT
 
 METHODS = ("ngram",)
-MAX_DRAFT = 15
-"""Tokens of a draft. With the token before them, 16 of a sequence run in one step."""
 MAX_LOOKUP = 64
 DEFAULT_LOOKUP = 5
 """vLLM's."""

@@ -47,6 +47,7 @@ class Speculation:
     def __init__(self, drafter: Drafter, most: int, length: Length | None = None) -> None:
         """``most``: tokens of a draft, at most; ``length`` may want fewer."""
         self._drafter = drafter
+        self.most = most
         self._length: Length = FixedLength(most) if length is None else length
         self.counts = Counts(accepted_per_pos=[0] * most)
 

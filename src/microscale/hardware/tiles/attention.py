@@ -11,6 +11,8 @@ from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 HEAD_DIMS = (64, 128, 256, 512)
 MAX_REGISTERS = 255
+FEWEST_ROWS = 16
+"""Of a matrix instruction."""
 
 
 class Work(StrEnum):
@@ -21,12 +23,20 @@ class Work(StrEnum):
     """With a sliding window: most blocks of keys are masked in part."""
     DECODE = "decode"
     """Split-KV: one new token in a sequence, or two."""
+    DECODE_32 = "decode_32"
+    """The same with 32 query rows: drafts are verified."""
+    DECODE_64 = "decode_64"
     FUSED_DECODE = "fused_decode"
     """Decode with the norms and rotation of the new heads and the KV write in the same launch."""
 
     @property
+    def rows(self) -> int:
+        """Query rows of a block, in decode: tokens times query heads of a KV head."""
+        return {Work.DECODE_32: 32, Work.DECODE_64: 64}.get(self, FEWEST_ROWS)
+
+    @property
     def decodes(self) -> bool:
-        return self in (Work.DECODE, Work.FUSED_DECODE)
+        return self not in (Work.PREFILL, Work.PREFILL_WINDOW)
 
 
 class Kv(StrEnum):
@@ -116,6 +126,19 @@ _DECODE: _Tiles = {
 }
 # With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
 _DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),)}
+# More query rows, and as much less of the keys: accumulator, scores and a tile of values stay in the registers.
+_DECODE_32: _Tiles = {
+    64: (Tile(32, 128, 4, 3),),
+    128: (Tile(32, 64, 4, 3),),
+    256: (Tile(32, 32, 4, 3, 255), Tile(32, 32, 4, 2, 255)),
+    512: (Tile(32, 16, 8, 3, 255),),
+}
+_DECODE_64: _Tiles = {
+    64: (Tile(64, 64, 4, 3),),
+    128: (Tile(64, 64, 4, 3, 255),),
+    256: (Tile(64, 32, 8, 3, 255), Tile(64, 32, 8, 2, 255)),
+    512: (Tile(64, 16, 8, 3, 255),),
+}
 # With the newest heads' tile, and a first block of keys and values, in registers too.
 _FUSED: _Tiles = {
     64: (Tile(16, 128, 4, 3, 255, prefetch=128, early=2),),
@@ -149,6 +172,10 @@ def _rule(case: Case, family: Family) -> _Tiles:
         return _FUSED_FP8 if fp8 else _FUSED
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
+    if case.work is Work.DECODE_32:
+        return _DECODE_32
+    if case.work is Work.DECODE_64:
+        return _DECODE_64
     if _operands_in_shared_memory(family):
         return _PREFILL_FP8 if fp8 else _PREFILL
     return _PREFILL_MMA_FP8 if fp8 else _PREFILL_MMA
@@ -163,7 +190,8 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
     """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
     found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
     if case.work.decodes:
-        shapes = [(16, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
+        rows = case.work.rows
+        shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
     else:
         blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
         shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]

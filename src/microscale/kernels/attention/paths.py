@@ -2,6 +2,8 @@
 
 A sequence with one new token, or two, is *short*: its queries fit one block of rows. Short sequences cut their keys
 into splits for the whole machine (``Split``); long ones take blocks of query rows; a batch may have both.
+
+Where drafts are verified the block has as many rows as the longest sequence needs, up to 64: eight tokens of gpt-oss.
 """
 
 from __future__ import annotations
@@ -42,10 +44,18 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
     if fused:
         work = Work.FUSED_DECODE
     elif decode:
-        work = Work.DECODE
+        work = _decode_work(spec)
     else:
         work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
     return choose(Case(work, spec.head_dim, Kv.FP8 if fp8 else Kv.BF16), gpu)
+
+
+def _decode_work(spec: AttentionSpec) -> Work:
+    """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
+    rows = spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads)
+    if not spec.shape.verify:
+        return Work.DECODE
+    return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), Work.DECODE_64)
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:
