@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, split_kv
+from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, drafted_work, split_kv
 from microscale.kernels.attention import fused_decode
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
@@ -52,10 +52,9 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
 
 def _decode_work(spec: AttentionSpec) -> Work:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
-    rows = spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads)
     if not spec.shape.verify:
         return Work.DECODE
-    return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), Work.DECODE_64)
+    return drafted_work(spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads), spec.head_dim)
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:
