@@ -23,10 +23,17 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
 from support.sampling import sampling_on_cpu
+from support.tiny_tokenizers import tiny
 
 VOCAB = 600
 ENDS = {b"<|end|>": 7.0, b"<|return|>": 7.0, b"<|call|>": 7.0, b'"': 5.0, b"}": 5.0, b"]": 5.0}
 PAGES = 2048
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
 
 
 class Chance:
@@ -78,3 +85,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
     )
     on_progress(1, 1)
     return Service(made, Ready(VOCAB, limits.max_model_len, (), "chance"))
+
+
+def harmony_vocabulary() -> Vocabulary:
+    return Vocabulary(tiny().vocabulary(), sorted(tiny().control.values()), tiny().split_pattern)
