@@ -360,6 +360,24 @@ def test_warming_beside_other_work(tmp_path: Path, filled: Path, caplog: pytest.
     assert "3 kernels are ready, 2 of them compiled now" in caplog.text
 
 
+def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
+    """In vLLM's process: kernels go to the cache in use, and Triton reads them there in its own way."""
+    launches = quick(1)
+    with knobs.cache.scope(), knobs.compilation.scope(), card_driver(GB10):
+        knobs.cache.dir = str(tmp_path)
+        before = knobs.cache.manager_class, knobs.compilation.store_binary_only
+        warming = Warming(lambda: launches, TARGET, None, 1, is_guest=True)
+        warming.start()
+        warming.finish()
+        assert (knobs.cache.manager_class, knobs.compilation.store_binary_only) == before
+        late = LateKernels()
+        late.watch()
+        launch_all(launches)
+        assert (late.compiled, late.loaded) == (0, 0)
+    assert (warming.done, warming.loaded, warming.failed) == (1, 1, {})
+    assert list(tmp_path.rglob("*.cubin"))
+
+
 def test_warming_that_fails_is_told_and_not_fatal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Mapping[Kernel, Launch]:
         raise ValueError("no such layer")

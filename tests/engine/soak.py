@@ -10,7 +10,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -38,7 +38,7 @@ class Flat:
 
     def prepare(self) -> None: ...
 
-    def idle(self) -> bool:
+    def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:

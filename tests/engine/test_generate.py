@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -57,6 +58,9 @@ class Scripted:
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
         return summarise(torch.nn.functional.one_hot((q + 1) % VOCAB, VOCAB).float() * 4)
+
+    def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def complete(prompt: list[int], **params: object) -> tuple[list[int], str]:

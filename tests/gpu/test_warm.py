@@ -14,6 +14,7 @@ import pytest
 
 from microscale.hardware import card_name, detect
 
+pytestmark = pytest.mark.own("engines run in processes of their own, on the GPU as it is")
 SHAPE = {"num_hidden_layers": 4}
 PATIENCE_S = 500.0
 

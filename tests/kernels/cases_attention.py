@@ -20,7 +20,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import HEAD_DIMS, Heads, Kv, Work, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Heads, split_kv, wanted_splits
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -331,9 +331,6 @@ def test_splits_fill_the_machine() -> None:
 
 def test_every_tile_fits_every_card() -> None:
     for gpu in hardware.KNOWN.values():
-        for head_dim in HEAD_DIMS:
-            for work in Work:
-                for kv in Kv:
-                    case = attention_tiles.Case(work, head_dim, kv)
-                    tile = attention_tiles.choose(case, gpu)
-                    assert tile.shared_bytes(case) <= gpu.shared_per_block
+        for case in attention_tiles.cases():
+            tile = attention_tiles.choose(case, gpu)
+            assert tile.shared_bytes(case) <= gpu.shared_per_block

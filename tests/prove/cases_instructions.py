@@ -192,7 +192,7 @@ FLOAT = [
     One("cvt.rn.f16x2.f32 %o0, %i0, %i1;", floats, "f16x2"),
     One("cvt.rn.f16.f32 %h0, %i0; mov.b32 %o0, {%h0, %h0};", floats, "f16x2", name="cvt.rn.f16.f32"),
     One(f"{_HALF}cvt.f32.f16 %o0, %h0;", pairs("f16"), "f32", name="cvt.f32.f16"),
-    One("cvt.rn.satfinite.e4m3x2.f32 %h0, %i0, %i1; mov.b32 %o0, {%h0, %h0};", floats, since=89,
+    One("cvt.rn.satfinite.e4m3x2.f32 %h0, %i0, %i1; cvt.u32.u16 %o0, %h0;", floats, since=89,
         name="cvt.rn.satfinite.e4m3x2.f32"),
     One(f"{_HALF}cvt.rn.f16x2.e4m3x2 %o0, %h0;", integers, "f16x2", since=89, name="cvt.rn.f16x2.e4m3x2"),
     *(One(f"{op}.f16x2 %o0, %i0, %i1;", pairs("f16"), "f16x2") for op in ("add.rn", "mul.rn", "sub.rn")),

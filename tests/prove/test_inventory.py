@@ -125,7 +125,8 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
     standing = DecodeInputs({}, 16, 70, 130, META)
     batches = [standing.batch(GraphKey(rows, width)) for rows in (*range(1, 10), 33, 64, 70) for width in (3, 128, 130)]
     drafted = VerifyInputs({}, standing.tables, 400, META)
-    batches += [drafted.batch(drafted.short_key(rows, each)) for rows in (1, 2, 3, 9, 25) for each in (2, 3, 5, 8, 16)]
+    for rows, each, width in product((1, 2, 3, 9, 25), (2, 3, 5, 8, 16), (128, 130)):
+        batches.append(drafted.batch(drafted.even_key(rows, each, width)))
     for lengths in ([1], [2], [40], [1, 1, 1], [5, 1, 300], [1, 999, 2, 17, 3]):
         for wanted in (0, 1, None):
             chunks = [Chunk([0] * n, 0, pages(-(-n // 16)), n if wanted is None else wanted) for n in lengths]

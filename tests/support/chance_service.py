@@ -46,7 +46,7 @@ class Chance:
 
     def prepare(self) -> None: ...
 
-    def idle(self) -> bool:
+    def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:

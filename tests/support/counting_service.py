@@ -21,8 +21,10 @@ class Counting:
         self._open: dict[int, tuple[int, int]] = {}
         """Request → next token, tokens left."""
 
-    def idle(self) -> bool:
-        return False
+    def idle(self, is_due: Callable[[], bool]) -> bool:
+        while self._fault == "works ahead" and not is_due():
+            time.sleep(STEP_S)
+        return self._fault == "works ahead"
 
     @property
     def has_work(self) -> bool:

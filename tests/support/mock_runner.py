@@ -7,7 +7,7 @@ wrongly or freed too soon changes the answer. Pages that were never written hold
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class MockRunner:
 
     def prepare(self) -> None: ...
 
-    def idle(self) -> bool:
+    def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:

@@ -27,7 +27,7 @@ class Scripted:
         self._step_s = step_s
         self._open: dict[int, tuple[Iterator[int], Sampling, Iterator[int], int]] = {}
 
-    def idle(self) -> bool:
+    def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
     @property

@@ -64,7 +64,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     config = msgspec.convert(json.loads(sys.argv[1]), EngineConfig)
     began = time.monotonic()
-    service = load(config, lambda done, total: None)
+    service = load(config, lambda done, total, kernels=False: None)
     ready_s = time.monotonic() - began
     answered = run(service, config)
     stats = service.stats()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from microscale.bench.attention import (
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
-from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work, drafted_work
+from microscale.hardware.tiles.attention import Kv, Work
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -73,10 +72,8 @@ class Windowed(Case):
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once."""
-    keys = QUICK if quick else tuple(tiles.Case(*parts) for parts in product(Work, HEAD_DIMS, Kv))
+    keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
-        if key.work is Work.DECODE_64 and drafted_work(key.work.rows, key.head_dim) is not key.work:
-            continue
         if key.work is not Work.FUSED_DECODE or gpu.has(Feature.PDL):
             yield job_of(key, gpu)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from microscale.compiling.cache import use_cache
@@ -32,8 +33,11 @@ class Warming:
         target: GPUTarget,
         folder: Path | None,
         num_workers: int,
+        *,
+        is_guest: bool = False,
     ) -> None:
-        """``record`` is called in the thread, whose device must then be the target."""
+        """``record`` is called in the thread, whose device must then be the target. ``is_guest``: in somebody else's
+        process, whose Triton stays as it is set up."""
         self.done = 0
         self.total = 0
         """Kernels that the cache did not have."""
@@ -42,7 +46,7 @@ class Warming:
         """What is not ready, and why; ``None``: what all launches share."""
         self._record = record
         self._target = target
-        self._folder = use_cache(folder)
+        self._folder = Path(knobs.cache.dir) if is_guest else use_cache(folder)
         self._num_workers = num_workers
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="warming", daemon=True)

@@ -12,7 +12,7 @@ decides what was computed. A step without any runs ahead as ever, unless the dra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
@@ -40,7 +40,7 @@ class Runner(Protocol):
 
     def prepare(self) -> None: ...
 
-    def idle(self) -> bool: ...
+    def idle(self, is_due: Callable[[], bool]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -274,9 +274,10 @@ class Engine:
         """Make ready what the first requests will want, before they come."""
         self._runner.prepare()
 
-    def idle(self) -> bool:
-        """Prepare a little of what steps may need later, while there is no work. Whether there is more of it."""
-        return not self.has_work and self._runner.idle()
+    def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
+        """Prepare a little of what steps may need later, while there is no work, and stop once something ``is_due``.
+        Whether there is more of it."""
+        return not self.has_work and self._runner.idle(is_due)
 
     def stats(self) -> Stats:
         pages = {

@@ -41,6 +41,7 @@ from microscale.backends.shards import padded_width, record_moe
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.hardware import Gpu, cpu, detect
+from microscale.integrations.vllm_warming import finish_warming, start_warming
 from microscale.kernels.op import Activations
 
 logger = logging.getLogger("vllm.microscale")
@@ -114,6 +115,8 @@ def decided(spec: MoeSpec) -> tuple[Gpu, Plan]:
     if gpu.is_cpu and not get_current_vllm_config().model_config.enforce_eager:
         raise Unsupported("on a CPU the experts are plain torch that cannot be compiled; add --enforce-eager.")
     plan = plan_for(spec, gpu)
+    if not gpu.is_cpu:
+        start_warming(spec, gpu, get_current_vllm_config().scheduler_config.max_num_batched_tokens)
     logger.info("Microscale runs the experts on %s (MICROSCALE_VLLM=off: vLLM's own).\n%s", gpu.name, _text(plan))
     return gpu, plan
 
@@ -228,6 +231,7 @@ class _Experts(FusedMoEMethodBase):
         """The routed experts of this rank; shared experts run beside, by vLLM."""
         if self._moe is None or self._instead is None:
             raise Unsupported("vLLM runs a layer whose weights it has not loaded.")
+        finish_warming(self._spec)
         routing = Routing(topk_ids.to(torch.int32).contiguous(), topk_weights.to(torch.float32).contiguous())
         return self._moe(x, local_routing(routing, self._instead, layer.expert_map))
 

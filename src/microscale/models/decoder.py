@@ -9,7 +9,8 @@ number of logits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -21,6 +22,10 @@ from microscale.models.config import LayerKind
 
 State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
+
+
+class GaveWay(Exception):
+    """A step was left undone between two layers, because its owner has something better to do."""
 
 
 class DecoderLayer(Protocol[State]):
@@ -48,6 +53,16 @@ class Decoder(ABC, Generic[State]):
 
     rope: Mapping[LayerKind, RopeTable]
     layers: Sequence[DecoderLayer[State]]
+    _is_due: Callable[[], bool] | None = None
+
+    @contextmanager
+    def giving_way(self, is_due: Callable[[], bool]) -> Iterator[None]:
+        """Inside, a step raises ``GaveWay`` before its next layer once ``is_due``. For steps that nobody waits for."""
+        self._is_due = is_due
+        try:
+            yield
+        finally:
+            self._is_due = None
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:
@@ -65,7 +80,7 @@ class Decoder(ABC, Generic[State]):
             q, x = self.body(batch, kv)
             return self.tail(q[wanted.rows], x[wanted.rows], wanted.attention, kv)
         x, state = self.begin(batch.token_ids)
-        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
+        for layer, layer_kv in self._in_turn(kv):
             x, state = layer.forward(x, state, batch, layer_kv, self.rope[layer.kind])
         return self.end(x, state)
 
@@ -73,11 +88,17 @@ class Decoder(ABC, Generic[State]):
     def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]:
         """Queries of the last layer and its residual stream, of all tokens."""
         x, state = self.begin(batch.token_ids)
-        *before, last = zip(self.layers, kv.layers, strict=True)
-        for layer, layer_kv in before:
-            x, state = layer.forward(x, state, batch, layer_kv, self.rope[layer.kind])
-        layer, layer_kv = last
+        for layer, layer_kv in self._in_turn(kv):
+            if layer is not self.layers[-1]:
+                x, state = layer.forward(x, state, batch, layer_kv, self.rope[layer.kind])
         return layer.queries(x, state, batch, layer_kv, self.rope[layer.kind])
+
+    def _in_turn(self, kv: KvCache) -> Iterator[tuple[DecoderLayer[State], PagedKv]]:
+        """Each layer with its part of the cache, as long as nothing else is due."""
+        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
+            if self._is_due is not None and self._is_due():
+                raise GaveWay
+            yield layer, layer_kv
 
     @torch.inference_mode()
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:

@@ -94,6 +94,8 @@ class AnyModel(Protocol):
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
 
+    def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]: ...
+
 
 @dataclass(frozen=True)
 class Family(Generic[Config, Weights, Model]):

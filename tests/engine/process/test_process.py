@@ -20,9 +20,11 @@ import pytest
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.output import Output
+from microscale.engine.process import child
 from microscale.engine.process.client import EngineClient
 from microscale.engine.process.frames import FrameReader
 from microscale.engine.process.launch import Launch
+from microscale.engine.process.loop import QUIET_S
 from microscale.engine.process.messages import (
     VERSION,
     Abort,
@@ -345,6 +347,44 @@ def test_a_hung_step_fails_its_requests(run: Run) -> None:
         assert gone(client.pid)
 
     run(whole())
+
+
+def test_work_ahead_gives_way_to_a_request(run: Run) -> None:
+    """The service goes on for ever unless it is told."""
+
+    async def whole() -> None:
+        async with await counting("works ahead") as client:
+            for prompt in ([7], [40]):
+                await asyncio.sleep(3 * QUIET_S)
+                assert await tokens_of(await client.submit(request("r", prompt, 2))) == [prompt[0] + 1, prompt[0] + 2]
+
+    run(whole())
+
+
+def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "COMMAND", COUNTING)
+    child.start_ahead()
+    assert child._ahead is not None
+    ahead = child._ahead.pid
+
+    async def whole() -> None:
+        async with await counting() as first, await counting() as second:
+            assert (first.pid, second.pid != ahead) == (ahead, True)
+            for client in (first, second):
+                assert await tokens_of(await client.submit(request("r", [7], 2))) == [8, 9]
+
+    run(whole())
+    assert gone(ahead)
+
+
+def test_a_process_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an option is wrong: its owner leaves, and with it our end of the socket."""
+    monkeypatch.setattr(child, "COMMAND", COUNTING)
+    child.start_ahead()
+    left, child._ahead = child._ahead, None
+    assert left is not None
+    left.sock.close()
+    assert left._process.wait(30) == 0
 
 
 def test_a_request_that_waits_for_its_answer_can_be_given_up(run: Run) -> None:

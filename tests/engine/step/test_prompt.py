@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 import torch
@@ -168,23 +169,46 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
 
 
 def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start what one user wants, later what company wants: each key as often as it must run."""
+    """At the start what a few users want, later what company wants; the first of a kind once more, as it is."""
     runner = started(model, pools_of(60), fill=True)
     assert not runner.idle()  # there are no graphs on a CPU
     ran: list[GraphKey | PromptKey] = []
     monkeypatch.setattr(runner, "_run_nobody", ran.append)
+    monkeypatch.setattr("microscale.engine.step.runner.FIRST_ROWS", 2)
+    runner._later = deque(runner._later_keys())
     runner._graphs.enabled = True
     runner.prepare()
     assert runner._prompts is not None
-    buckets, pages = runner._prompts.inputs.buckets, runner._max_pages
-    first = [GraphKey(1, pages), *(PromptKey(tokens, 2, pages) for tokens in buckets)]
-    assert ran == [key for key in first for _ in range(2)]
+    largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._max_pages
+    prompts = [PromptKey(tokens, 2, pages) for tokens in largest_first]
+    assert ran == [GraphKey(1, pages), GraphKey(1, pages), GraphKey(2, pages), prompts[0], *prompts]
     ran.clear()
     while runner.idle():
         pass
-    assert {key for key in ran if isinstance(key, GraphKey)} == {GraphKey(rows, pages) for rows in (2, 3, 4, 5)}
-    assert {key for key in ran if isinstance(key, PromptKey)} == {PromptKey(tokens, 6, pages) for tokens in buckets}
-    assert all(ran.count(key) == 2 for key in ran)
+    assert ran == [
+        *(GraphKey(rows, pages) for rows in (3, 4, 5)),
+        *(PromptKey(tokens, 6, pages) for tokens in largest_first),
+    ]
+
+
+def test_work_ahead_gives_way_between_layers(model: AnyModel) -> None:
+    """What was begun is begun again when there is time."""
+    runner = started(model, pools_of(60), fill=True)
+    runner._graphs.enabled = True
+    runner._graphs._uncapturable = lambda tokens: "there is no GPU"
+    asked: list[int] = []
+
+    def is_due() -> bool:
+        asked.append(len(asked))
+        return len(asked) == len(model.layers)
+
+    waiting = list(runner._later)
+    assert runner.idle(is_due)
+    assert list(runner._later) == waiting
+    assert len(asked) == len(model.layers)
+    assert runner.idle(is_due)
+    assert list(runner._later) == waiting[1:]
+    assert len(asked) == 2 * len(model.layers)
 
 
 def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:

@@ -39,7 +39,8 @@ def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | No
     step = max(memory.workload.step_tokens, memory.workload.sequences)
 
     def record_here() -> Mapping[Kernel, Launch]:
-        torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
+        if device.index is not None:
+            torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
         return recorded(prepared.config, setup, prepared.page_size, step, memory.workload.draft_tokens)
 
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.

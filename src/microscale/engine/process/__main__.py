@@ -2,7 +2,7 @@
 
 Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
 greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported by the factory, after the greeting: a wrong version or option shows at once.
+comes. torch is imported in a thread meanwhile: a wrong version or option shows at once.
 
 Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
 """
@@ -56,8 +56,10 @@ def greet(connection: Connection) -> EngineConfig:
 
 
 def serve(connection: Connection, factory: str) -> None:
-    config = greet(connection)
     module, _, name = factory.partition(":")
+    # The owner may have started this process ahead, and not yet know what to ask for.
+    threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
+    config = greet(connection)
     load: Factory = getattr(importlib.import_module(module), name)
 
     def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
@@ -72,6 +74,11 @@ def serve(connection: Connection, factory: str) -> None:
     signal.signal(signal.SIGTERM, loop.on_sigterm)
     connection.send(service.ready)
     loop.run()
+
+
+def _import_ahead(module: str) -> None:
+    with contextlib.suppress(Exception):  # who needs it imports it again, and tells
+        importlib.import_module(module)
 
 
 def main(arguments: list[str] | None = None) -> int:

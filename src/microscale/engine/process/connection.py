@@ -48,15 +48,20 @@ class Connection:
     def next_frame(self) -> bytes:
         """Wait for one message."""
         while not self._unread:
-            self._turn(wait=True)
+            self._turn(None)
         return self._unread.popleft()
 
-    def messages(self, wait: bool) -> list[ToEngine]:
-        """What has come. With ``wait``, blocks until something has, or a signal, or some of what waits could go."""
-        self._turn(wait and not self._unread)
+    def messages(self, wait_s: float | None) -> list[ToEngine]:
+        """What has come. Waits up to ``wait_s``, or as long as it takes, until something has, or a signal, or some of
+        what waits could go."""
+        self._turn(0 if self._unread else wait_s)
         found = [decode_for_engine(payload) for payload in self._unread]
         self._unread.clear()
         return found
+
+    def has_news(self) -> bool:
+        """Whether ``messages`` would find something to do."""
+        return bool(self._unread or self._poll.poll(0))
 
     def send(self, message: FromEngine | Hello) -> None:
         self._unsent += encode(message)
@@ -68,10 +73,10 @@ class Connection:
         self._sock.settimeout(within_s)
         self._write(wait=True)
 
-    def _turn(self, wait: bool) -> None:
+    def _turn(self, wait_s: float | None) -> None:
         """Write and read what can be without waiting, after one wait if that is wanted."""
         self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        ready = {fd for fd, _ in self._poll.poll(None if wait else 0)}
+        ready = {fd for fd, _ in self._poll.poll(None if wait_s is None else wait_s * 1000)}
         if self._woken.fileno() in ready:
             self._woken.recv(CHUNK)
         if self._sock.fileno() in ready:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from microscale.engine.process.child import COMMAND
 from microscale.engine.process.link import Link
 from microscale.engine.process.messages import Failed, Loading, Ready, check_hello, decode_for_owner, error_of
 from microscale.errors import BadMessage
@@ -15,8 +15,7 @@ from microscale.errors import BadMessage
 class Launch:
     """How the process is started, and how long it may be silent."""
 
-    command: tuple[str, ...] = (sys.executable, "-P", "-m", "microscale.engine.process")
-    """``-P``: a file of the current directory never stands in for a module."""
+    command: tuple[str, ...] = COMMAND
     load_timeout_s: float = 1800.0
     silence_s: float = 300.0
     """An engine with work that tells of no step for so long is taken for hung. A first step may compile kernels."""

@@ -7,14 +7,12 @@ arrive (``deliver_to``), with no task and no timer of their own between: there i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from microscale.engine.process.child import Child, take
 from microscale.engine.process.frames import FrameReader
 from microscale.errors import EngineDied
 
@@ -71,38 +69,28 @@ class _Frames(asyncio.Protocol):
 class Link:
     """``open`` starts the process; ``close`` leaves none behind."""
 
-    def __init__(self, process: asyncio.subprocess.Process, transport: asyncio.WriteTransport, frames: _Frames) -> None:
-        self._process = process
+    def __init__(self, child: Child, transport: asyncio.WriteTransport, frames: _Frames) -> None:
+        self._child = child
         self._transport = transport
         self._frames = frames
 
     @classmethod
     async def open(cls, command: Sequence[str]) -> Self:
-        """Run ``command --fd N`` with one end of a socket pair as file N: nobody else can connect."""
-        ours, theirs = socket.socketpair()
+        """Start ``command``, or take the process that was started ahead."""
         try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    "--fd",
-                    str(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=2,  # what a library prints there is no answer of ours
-                    start_new_session=True,  # Ctrl-C is for the owner, who then drains
-                )
-            loop = asyncio.get_running_loop()
-            return cls(process, *await loop.create_unix_connection(_Frames, sock=ours))
+            child = take(command)
         except OSError as error:
-            ours.close()
             raise EngineDied(f"The engine process cannot be started: {error}.") from None
+        try:
+            loop = asyncio.get_running_loop()
+            return cls(child, *await loop.create_unix_connection(_Frames, sock=child.sock))
         except BaseException:
-            ours.close()  # upon which a process that was started ends
+            child.sock.close()  # upon which the process ends
             raise
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def keeps_up(self) -> bool:
@@ -145,7 +133,7 @@ class Link:
         """How the process ended that has closed its side."""
         if not await self._exited():
             return "The engine process hung up."
-        status = self._process.returncode or 0
+        status = self._child.status() or 0
         if status < 0:
             return f"The engine process was killed by {signal.Signals(-status).name}."
         return f"The engine process ended with status {status}; its log says why."
@@ -155,18 +143,16 @@ class Link:
         self._transport.close()
         if not await self._exited():
             self.kill()
-            await self._process.wait()
+            await self._child.wait()
 
     def kill(self) -> None:
-        """End the process and all that it has started: it leads a session of its own."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """End the process and all that it has started."""
+        self._child.kill()
 
     async def _exited(self) -> bool:
         try:
             async with asyncio.timeout(EXIT_S):
-                await self._process.wait()
+                await self._child.wait()
         except TimeoutError:
             return False
         return True

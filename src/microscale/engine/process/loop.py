@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from microscale.engine.process.connection import Connection
@@ -25,6 +26,10 @@ from microscale.engine.process.messages import (
 )
 from microscale.errors import BadMessage, Draining, MicroscaleError
 
+QUIET_S = 0.1
+"""Nothing must have come for so long before something is done ahead: requests that follow one another find the engine
+waiting for them."""
+
 
 class Serves(Protocol):
     """What this process needs of an engine: see ``service.Service``."""
@@ -40,8 +45,9 @@ class Serves(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
-    def idle(self) -> bool:
-        """Do a little of what can be done ahead, while there is no work. Whether there is more of it."""
+    def idle(self, is_due: Callable[[], bool]) -> bool:
+        """Do a little of what can be done ahead, while there is no work and nothing else ``is_due``. Whether there is
+        more of it."""
 
     def abort_all(self) -> list[RequestOutput]: ...
 
@@ -60,19 +66,23 @@ class Loop:
 
     def run(self) -> None:
         service = self._service
-        more = True
+        more, quiet = True, False
         while True:
             # One that drains and has no work left is done: it waits for nothing.
-            wait = not service.has_work and self._deadline is None and not more
-            for message in self._connection.messages(wait):
+            wait_s: float | None = 0
+            if not service.has_work and self._deadline is None and not (more and quiet):
+                wait_s = QUIET_S if more else None
+            messages = self._connection.messages(wait_s)
+            quiet = not messages and not service.has_work
+            for message in messages:
                 self._handle(message)
             if self._deadline is not None and (not service.has_work or time.monotonic() >= self._deadline):
                 break
             if service.has_work:
                 self._send(service.step())
                 more = True
-            elif more:
-                more = service.idle()
+            elif more and quiet:
+                more = service.idle(self._connection.has_news)
         rest = service.abort_all()
         self._send(rest)
         self._connection.send_last(Drained(len(rest)))

@@ -14,8 +14,6 @@ log = logging.getLogger(__name__)
 EVERY_SIZE_TO = 64
 GRAPH_MEMORY = 2**29
 """Bytes that captured graphs may take on a device, beside what steps compute in: then no more are captured."""
-EAGER_RUNS = 1
-"""Times that work of a key runs without a graph first: they compile the kernels, and many sizes come up only once."""
 
 Result = TypeVar("Result")
 
@@ -45,23 +43,30 @@ class Graphs:
     def __init__(self, device: torch.device, uncapturable: Callable[[int], str | None], *, enabled: bool) -> None:
         """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is."""
         self.enabled = enabled and device.type == "cuda"
+        if self.enabled and torch.cuda.is_available():
+            torch.cuda.current_blas_handle()  # cuBLAS is not set up within a capture
         self._uncapturable = uncapturable
         self._told: set[str] = set()
-        self._runs: dict[Hashable, int] = {}
+        self._ran: set[type] = set()
+        """Kinds of key whose work has run as it is. The first run makes what is kept between runs."""
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._memory: Any = None
         self._bytes = 0
 
     def run(self, key: Hashable, tokens: int, work: Callable[[], Result]) -> Result:
         """What ``work`` gives. It computes on standing tensors, on ``tokens`` tokens, and is the same for one key. What
-        it gives lasts until the next run."""
+        it gives lasts until the next run.
+
+        A key that comes up is captured at once: that takes the host hardly longer than to launch its kernels.
+        """
         if key in self._graphs:
             graph, result = self._graphs[key]
             graph.replay()
             return result  # type: ignore[no-any-return]
-        self._runs[key] = self._runs.get(key, 0) + 1
-        if self._runs[key] <= EAGER_RUNS or not self.can_capture(tokens):
-            return work()
+        if type(key) not in self._ran or not self.can_capture(tokens):
+            result = work()
+            self._ran.add(type(key))
+            return result
         self._capture(key, work)
         return self.run(key, tokens, work)
 
@@ -83,7 +88,7 @@ class Graphs:
             log.info(sentence)
 
     def _capture(self, key: Hashable, work: Callable[[], Any]) -> None:
-        """Record the work, which has run before: its kernels are loaded, and what it keeps between runs is there."""
+        """Record the work. If that gives way, nothing of it is left."""
         torch.cuda.synchronize()
         free, _ = torch.cuda.mem_get_info()
         graph = torch.cuda.CUDAGraph()

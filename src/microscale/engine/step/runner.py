@@ -8,9 +8,10 @@ anew and run as they are (``inputs``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import repeat
 from typing import Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.buckets import buckets
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
-from microscale.engine.step.graphs import EAGER_RUNS, Graphs, graph_size, table_width
+from microscale.engine.step.graphs import Graphs, graph_size, table_width
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -29,11 +30,14 @@ from microscale.engine.step.verify import VerifyInputs, VerifyKey, spare_rows
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.decoder import GaveWay
 from microscale.models.families import ModelConfig
-from microscale.models.recorded import kernels_by_tokens
+from microscale.models.recorded import SHORT_CONTEXT, kernels_by_tokens
 
 PROMPT_GRAPH_TOKENS = 1024
 """Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
+FIRST_ROWS = 8
+"""Sequences that decode together from the first second on without a capture in between."""
 
 
 Key = GraphKey | VerifyKey | PromptKey
@@ -65,6 +69,8 @@ class Model(Protocol):
     def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]: ...
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
+
+    def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]: ...
 
 
 class PromptSteps:
@@ -161,7 +167,7 @@ class ModelRunner:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
             self._prompts = PromptSteps(model, self._kv, inputs, self._graphs)
-        self._later = iter(list(self._later_keys()))
+        self._later = deque(self._later_keys())
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
@@ -191,35 +197,53 @@ class ModelRunner:
         return take_rows(logits, slice(sum(work.count for work in schedule)))
 
     def prepare(self) -> None:
-        """Capture the graphs that the first requests will want: one sequence decodes, one prompt comes, of any size."""
+        """Capture what the first requests will want: a few sequences that decode, one prompt of any size."""
         if self._graphs.enabled:
-            for key in self._keys(1, FEW_SEQUENCES[0]):
-                for _ in range(EAGER_RUNS + 1):
+            pages = table_width(1, self._model.page_size, self._max_pages)
+            decoding, prompts = self._decode_keys(1, FIRST_ROWS, pages), self._prompt_keys(FEW_SEQUENCES[0], pages)
+            for keys in (list(decoding), list(self._draft_keys(1, 1, pages)), list(prompts)):
+                for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
 
-    def idle(self) -> bool:
-        """Capture one more graph, or run it once before that. Whether there may be others."""
-        key = next(self._later, None) if self._graphs.enabled else None
-        if key is not None:
-            self._run_nobody(key)
-        return key is not None
+    def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
+        """Capture one more graph, unless something ``is_due`` meanwhile. Whether there may be others."""
+        if not self._graphs.enabled or not self._later:
+            return False
+        try:
+            with self._model.giving_way(is_due):
+                self._run_nobody(self._later[0])
+            self._later.popleft()
+        except GaveWay:
+            pass
+        return True
 
     def _later_keys(self) -> Iterator[Key]:
-        """More sequences, and more prompts at once, each as often as it must run to be captured."""
-        for rows in range(2, self._max_rows + 1):
-            for key in self._keys(rows, rows + 1):
-                yield from repeat(key, EAGER_RUNS + 1)
+        """What may come when more sequences run at once, and then with long contexts."""
+        widths = [table_width(longest, self._model.page_size, self._max_pages) for longest in (1, SHORT_CONTEXT + 1)]
+        for pages in dict.fromkeys(widths):
+            yield from self._decode_keys(1 if pages > widths[0] else FIRST_ROWS + 1, self._max_rows, pages)
+            yield from self._draft_keys(1 if pages > widths[0] else 2, self._max_rows, pages)
+            for sequences in self._prompts.inputs.sequences if self._prompts is not None else ():
+                if pages > widths[0] or sequences > FEW_SEQUENCES[0]:
+                    yield from self._prompt_keys(sequences, pages)
 
-    def _keys(self, rows: int, sequences: int) -> Iterator[Key]:
-        """Graphs of steps with so many sequences, of short context."""
-        pages = table_width(1, self._model.page_size, self._max_pages)
-        if rows == graph_size(rows):
-            yield GraphKey(rows, pages)
-        if self._verify is not None and rows * (1 + self._draft_tokens) <= self._verify.max_tokens:
-            for drafts in range(1 if rows == 1 else self._draft_tokens, self._draft_tokens + 1):
-                yield self._verify.short_key(rows, 1 + drafts)
+    def _decode_keys(self, first: int, last: int, pages: int) -> Iterator[GraphKey]:
+        for rows in range(first, min(last, self._max_rows) + 1):
+            if rows == graph_size(rows):
+                yield GraphKey(rows, pages)
+
+    def _draft_keys(self, first: int, last: int, pages: int) -> Iterator[VerifyKey]:
+        """One sequence with drafts of every length; several with the longest, each of them."""
+        most = self._draft_tokens
+        for rows in range(first, last + 1):
+            for drafts in range(1 if rows == 1 else most, most + 1):
+                if self._verify is not None and rows * (1 + drafts) <= self._verify.max_tokens:
+                    yield self._verify.even_key(rows, 1 + drafts, pages)
+
+    def _prompt_keys(self, sequences: int, pages: int) -> Iterator[PromptKey]:
+        """The largest first: the others then fit into its memory."""
         if self._prompts is not None and sequences in self._prompts.inputs.sequences:
-            for tokens in self._prompts.inputs.buckets:
+            for tokens in reversed(self._prompts.inputs.buckets):
                 yield PromptKey(tokens, sequences, pages)
 
     def _run_nobody(self, key: Key) -> None:

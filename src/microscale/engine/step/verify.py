@@ -80,18 +80,17 @@ class VerifyInputs:
     def key(self, schedule: Sequence[Work]) -> VerifyKey:
         """The graph that the schedule runs in."""
         end = max(work.first + work.count for work in schedule)
-        return self._key([work.count for work in schedule], end)
+        return self._key([work.count for work in schedule], table_width(end, self._size, self._tables.max_pages))
 
-    def short_key(self, sequences: int, tokens: int) -> VerifyKey:
-        """The graph of so many sequences of short context, each with so many tokens."""
-        return self._key([tokens] * sequences, 1)
+    def even_key(self, sequences: int, tokens: int, pages: int) -> VerifyKey:
+        """The graph of so many sequences, each with so many tokens."""
+        return self._key([tokens] * sequences, pages)
 
-    def _key(self, counts: Sequence[int], end: int) -> VerifyKey:
+    def _key(self, counts: Sequence[int], pages: int) -> VerifyKey:
         count = sum(counts)
         tokens = graph_size(count)
         longest = _power(max(counts))
         rows = len(counts) + -(-(tokens - count) // longest)
-        pages = table_width(end, self._size, self._tables.max_pages)
         return VerifyKey(min(_power(rows), self._tables.num_rows), tokens, longest, pages)
 
     def fill(self, schedule: Sequence[Work], key: VerifyKey) -> None:

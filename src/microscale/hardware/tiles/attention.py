@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from itertools import product
 
 from microscale.hardware.families import Family, Feature, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
@@ -92,6 +94,8 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
     shared = tile.shared_bytes(case)
     if case.head_dim not in HEAD_DIMS:
         return f"is for heads of {case.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
+    if case.work.decodes and tile.block_m != case.work.rows:
+        return f"has {tile.block_m} query rows, and {case.work} has {case.work.rows}"
     if shared > family.shared_per_block:
         return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
     return None
@@ -138,8 +142,6 @@ _DECODE_64: _Tiles = {
     64: (Tile(64, 64, 4, 3),),
     128: (Tile(64, 64, 8, 3, 255),),
     256: (Tile(64, 32, 8, 3, 255), Tile(64, 32, 8, 2, 255)),
-    # 64 rows spill, 3 KB of them in FP8 (SM90, Triton 3.6): nobody asks for them, see ``drafted_work``.
-    512: _DECODE_32[512],
 }
 _DECODE_64_FP8 = _DECODE_64 | {64: (Tile(64, 64, 4, 3, 255),), 128: (Tile(64, 32, 8, 3, 255),)}
 # With the newest heads' tile, and a first block of keys and values, in registers too.
@@ -152,8 +154,16 @@ _FUSED: _Tiles = {
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
 
 
+def cases() -> Iterator[Case]:
+    """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
+    for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
+        if work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work:
+            yield Case(work, head_dim, kv)
+
+
 def drafted_work(rows: int, head_dim: int) -> Work:
-    """The narrowest decode whose block has so many query rows, or the widest that there is."""
+    """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
+    of registers with FP8 keys (SM90, Triton 3.6)."""
     widest = Work.DECODE_32 if head_dim == HEAD_DIMS[-1] else Work.DECODE_64
     return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), widest)
 

@@ -76,9 +76,11 @@ def _field(value: Array, position: Array, length: Array) -> Array:
 
 
 def _signed_field(value: Array, position: Array, length: Array) -> Array:
-    field = _field(value, position, length)
-    highest = _ones(length) ^ (_ones(length) >> np.uint32(1))
-    return np.where(field & highest, field | ~_ones(length), field)
+    """Filled up with the field's highest bit, or with the word's where the field reaches beyond it."""
+    last = np.minimum(position + np.maximum(length, np.uint32(1)) - np.uint32(1), np.uint32(31))
+    negative = (length > 0) & (value >> last & np.uint32(1) > 0)
+    inside = np.minimum(length, np.uint32(32) - np.minimum(position, np.uint32(32)))
+    return np.where(negative, _field(value, position, length) | ~_ones(inside), _field(value, position, length))
 
 
 def _ones(length: Array) -> Array:

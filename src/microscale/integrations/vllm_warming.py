@@ -1,0 +1,39 @@
+"""Compiles the kernels of vLLM's expert layers in parallel while vLLM reads its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from triton.backends.compiler import GPUTarget
+
+from microscale.backends.ops import Kernel, Launch, MoeSpec
+from microscale.backends.shards import record_moe
+from microscale.compiling.job import workers
+from microscale.compiling.warming import Warming
+from microscale.hardware import Gpu, system_memory
+from microscale.hardware.targets import WARP_SIZE
+from microscale.models.recorded import token_counts
+
+SPARE_CORES = 1
+_begun: dict[MoeSpec, Warming] = {}
+
+
+def start_warming(spec: MoeSpec, gpu: Gpu, max_tokens: int) -> None:
+    """Begin to make ready what the layer may start in steps of up to ``max_tokens``."""
+    device = torch.cuda.current_device()
+
+    def record() -> Mapping[Kernel, Launch]:
+        torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
+        return record_moe(spec, gpu, token_counts(max_tokens))
+
+    target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
+    _begun[spec] = Warming(record, target, None, workers(system_memory()[1], SPARE_CORES), is_guest=True)
+    _begun[spec].start()
+
+
+def finish_warming(spec: MoeSpec) -> None:
+    """Wait for it, the first time; where nothing was begun there is nothing to wait for."""
+    warming = _begun.pop(spec, None)
+    if warming is not None:
+        warming.finish()

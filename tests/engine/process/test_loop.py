@@ -1,0 +1,63 @@
+"""When the engine process waits, and when it does something ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from microscale.engine.process.connection import OwnerGone
+from microscale.engine.process.loop import QUIET_S, Loop
+from microscale.engine.process.messages import GetStats
+
+
+class Script:
+    """A connection that tells what each turn waited for, and hears what it was given. And a service without work."""
+
+    has_work = False
+
+    def __init__(self, heard: list[list[object]], ahead: int) -> None:
+        self.waits: list[float | None] = []
+        self.ahead = ahead
+        self.done: list[int] = []
+        """The turns after which something was done ahead."""
+        self._heard: Iterator[list[object]] = iter(heard)
+
+    def messages(self, wait_s: float | None) -> list[object]:
+        self.waits.append(wait_s)
+        try:
+            return next(self._heard)
+        except StopIteration:
+            raise OwnerGone from None
+
+    def has_news(self) -> bool:
+        return False
+
+    def send(self, message: object) -> None: ...
+
+    def stats(self) -> None: ...
+
+    def idle(self, is_due: Callable[[], bool]) -> bool:
+        assert not is_due()
+        self.done.append(len(self.waits))
+        return len(self.done) < self.ahead
+
+
+def turns(heard: list[list[object]], ahead: int) -> Script:
+    script: Any = Script(heard, ahead)
+    with pytest.raises(OwnerGone):
+        Loop(script, script, 1.0).run()
+    return script  # type: ignore[no-any-return]
+
+
+def test_nothing_is_done_ahead_before_it_is_quiet() -> None:
+    asked: list[object] = [GetStats()]
+    script = turns([asked, asked, [], [], asked, [], []], ahead=4)
+    assert script.done == [3, 4, 6, 7]
+    assert script.waits == [QUIET_S, QUIET_S, QUIET_S, 0, 0, QUIET_S, 0, None]
+
+
+def test_it_waits_where_there_is_nothing_to_do_ahead() -> None:
+    script = turns([[], [GetStats()], []], ahead=1)
+    assert (script.waits, script.done) == ([QUIET_S, None, None, None], [1])
