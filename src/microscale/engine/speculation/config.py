@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT
@@ -58,7 +59,7 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
     return SpeculativeConfig(**_typed(values))
 
 
-def _typed(values: Mapping[str, object]) -> dict[str, object]:
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that a config has, with values of their types."""
     known = {field.name: str if field.name in ("method", "model") else int for field in fields(SpeculativeConfig)}
     for name, value in values.items():
