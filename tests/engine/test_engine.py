@@ -163,6 +163,42 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     system.run()
 
 
+def first_steps(system: System) -> dict[str, int]:
+    """In which step each request has its first token."""
+    found: dict[str, int] = {}
+    steps = 0
+    while system.engine.has_work:
+        steps += 1
+        for output in system.step():
+            found.setdefault(output.request_id, steps)
+    return found
+
+
+def test_prompts_that_come_together_are_done_one_after_the_other() -> None:
+    """Not all of them in the last step: with equal shares half of the users would wait twice as long."""
+    limits = Limits(page_size=4, window=6, max_num_seqs=8, max_num_batched_tokens=128, max_model_len=4096)
+    system = System(limits, 1024, 256)
+    for index in range(8):
+        system.submit(f"r{index}", [(index + j) % VOCAB for j in range(64)], 1)
+    assert first_steps(system) == {f"r{index}": index // 2 + 1 for index in range(8)}
+
+
+def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
+    limits = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=4096)
+    system = System(limits, 1024, 256)
+    long = system.submit("long", [j % VOCAB for j in range(3000)], 1)
+    steps = 0
+    while not system.outputs["long"]:
+        for number in range(3):
+            system.submit(f"short{steps}-{number}", [number + 1] * 60, 1)
+        before = long.num_computed
+        system.step()
+        steps += 1
+        assert system.outputs["long"] or long.num_computed - before >= 64
+    assert steps <= 3000 // 64 + 1
+    system.run()
+
+
 def test_what_can_never_fit_is_refused_at_once() -> None:
     system = System(SMALL, 8, 8)
     with pytest.raises(BadRequest, match=r"needs 13 KV pages of 4 tokens and there are 8 in all: 50 tokens never fit"):

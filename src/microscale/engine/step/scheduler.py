@@ -2,8 +2,9 @@
 
 Requests are served by rank: lower ``priority`` first, then first come first served; whoever waits long rises, so nobody
 starves. A step has a budget of tokens. Requests that decode take one each, before anything else; what is left goes to
-prompts in equal shares, so that a long one does not hold up a short one behind it; then waiting requests are admitted
-while their whole prompt fits into the pages that are free and not yet spoken for.
+prompts, of equal priority the shortest first: whoever can be done in this step is, and a long one does not hold up a
+short one behind it. One that cannot takes an equal share of what is left, and the first of all never less than that.
+Waiting requests are admitted while their whole prompt fits into the pages that are free and not yet spoken for.
 
 When a decoding request finds no page, the running request of lowest rank is *preempted*: its pages go back, and it
 waits with its tokens to be computed again (mostly from the prefix cache, where its full pages still are). Greedy
@@ -175,35 +176,46 @@ class Scheduler:
         return found
 
     def _prompts(self, running: list[Request], budget: int) -> list[Work]:
-        """Equal shares of ``budget`` for the prompts that are on their way and for those that can be admitted."""
+        """Prompts that are on their way (by rank) and those that can be admitted, the shortest first."""
         schedule = []
         newcomers = min(len(self._waiting), self.limits.max_num_seqs - len(self._running))
-        for index, request in enumerate(running):
-            share = max(budget // (len(running) - index + newcomers), MIN_SHARE)
-            count = self._take(request, min(request.num_pending, share, budget))
-            if count:
-                schedule.append(Work(request, request.num_computed, count))
-                budget -= count
-        while budget > 0 and newcomers > 0:
-            work = self._admit(min(max(budget // newcomers, MIN_SHARE), budget))
-            if work is None:
+        first = running[0] if running else None
+        # What the first of all has in any case.
+        kept = max(budget // (len(running) + newcomers), MIN_SHARE) if running else 0
+        left = sorted(running, key=_length)
+        while budget > 0 and (left or newcomers):
+            share = max(budget // (len(left) + newcomers), MIN_SHARE)
+            head = self._head() if newcomers else None
+            work = None
+            if head is not None and (not left or _length(head) < _length(left[0])):
+                newcomers -= 1
+                work = self._admit(head, max(budget - kept, 0), share)
+                newcomers *= work is not None
+            elif left:
+                request = left.pop(0)
+                kept = 0 if request is first else kept
+                count = self._take(request, _part(request, max(budget - kept, 0), share))
+                work = Work(request, request.num_computed, count) if count else None
+            else:
                 break
-            schedule.append(work)
-            budget -= work.count
-            newcomers -= 1
+            if work is not None:
+                schedule.append(work)
+                budget -= work.count
         return schedule
 
-    def _admit(self, share: int) -> Work | None:
-        """The first in the queue begins, if its pages are there. Who must have its prompt scored lets others pass in a
-        step that scores enough already."""
-        able = [request for request in self._waiting.values() if self._scored_left or not request.scoring]
-        if not able:
-            return None
-        request = min(able, key=_rank)
+    def _head(self) -> Request | None:
+        """The first in the queue. Who must have its prompt scored lets others pass in a step that scores enough
+        already."""
+        able = (request for request in self._waiting.values() if self._scored_left or not request.scoring)
+        return min(able, key=_rank, default=None)
+
+    def _admit(self, request: Request, free: int, share: int) -> Work | None:
+        """The first in the queue begins, if its pages are there: whole if that is free in this step, else with its
+        share."""
         spoken_for = sum(self._holdings.missing(r) for r in self._running.values())
         hit = self._holdings.share_prefix(request)
         fits = not self._running or self._holdings.missing(request) + spoken_for <= self._full.num_free
-        count = self._take(request, min(request.num_pending, share)) if fits else 0
+        count = self._take(request, _part(request, free, share)) if fits else 0
         if not count:
             self._holdings.release(request)
             return None
@@ -246,6 +258,17 @@ class Scheduler:
     def check(self) -> None:
         """Pools are consistent, and only running requests hold pages, and no more than their tokens need."""
         self._holdings.check(self._running.values(), self._waiting.values())
+
+
+def _part(request: Request, free: int, share: int) -> int:
+    """Of a prompt in one step: all that is left of it if so much is free, else a share."""
+    return request.num_pending if request.num_pending <= free else min(share, free)
+
+
+def _length(request: Request) -> tuple[int, int, int]:
+    """By which prompts take their turn in a step: priority, what is left of them, and who came first."""
+    priority, arrival = _rank(request)
+    return (priority, request.num_pending, arrival)
 
 
 def _rank(request: Request) -> tuple[int, int]:
