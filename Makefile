@@ -20,7 +20,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-head demo-check quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -124,6 +124,9 @@ gpu-test: $(INSTALLED) ## Run the tests that need a GPU, on this machine's own
 
 soak: $(INSTALLED) ## A million tokens through the engine with a mock model: memory must stay flat
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/engine/soak.py
+
+speculation: $(INSTALLED) ## Drafts at length: 200,000 draws of every sampling option, 500 prompts of the demo model
+	PYTHONPATH=tests $(BIN)/python tests/engine/speculation/at_length.py
 
 DEMO := src/microscale/demo_model
 demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks anew
