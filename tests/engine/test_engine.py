@@ -13,74 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from microscale.engine.engine import Engine
-from microscale.engine.output import Output
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
 from microscale.engine.step.work import Work
 from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
-from microscale.models.config import LayerKind
+from support.mock_engine import VOCAB, System, alone
 from support.mock_runner import MockRunner, next_token
-from support.sampling import sampling_on_cpu
-
-VOCAB = 97
-CPU = torch.device("cpu")
-
-
-class System:
-    """An engine over the mock model, checked after every step."""
-
-    def __init__(
-        self, limits: Limits, full: int, sliding: int, eos: Sequence[int] = (), *, run_ahead: bool = True
-    ) -> None:
-        pools = {LayerKind.FULL: PagePool(full), LayerKind.SLIDING: PagePool(sliding)}
-        self.limits = limits
-        self.scheduler = Scheduler(pools, limits)
-        self.runner = MockRunner(pools, limits, VOCAB)
-        sampler = Sampler(sampling_on_cpu(VOCAB), VOCAB, CPU, eos)
-        self.engine = Engine(self.runner, self.scheduler, sampler, VOCAB, eos, run_ahead=run_ahead)
-        self.outputs: dict[str, list[Output]] = {}
-
-    def submit(self, name: str, prompt: Sequence[int], max_tokens: int, **options: object) -> Request:
-        request = Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens), **options)  # type: ignore[arg-type]
-        self.engine.submit(request)
-        self.outputs[name] = []
-        return request
-
-    def step(self) -> list[Output]:
-        outputs = self.engine.step()
-        self.engine.check()
-        for output in outputs:
-            self.outputs[output.request_id].append(output)
-        return outputs
-
-    def run(self, most: int = 10_000) -> int:
-        steps = 0
-        while self.engine.has_work:
-            self.step()
-            steps += 1
-            assert steps < most, "the engine does not come to an end"
-        return steps
-
-    def tokens(self, name: str) -> list[int | None]:
-        return [output.token for output in self.outputs[name] if not output.prompt_logprobs]
-
-
-def alone(prompt: Sequence[int], max_tokens: int, window: int, stops: Sequence[int] = ()) -> list[int]:
-    """What the mock model gives a request that has the machine to itself."""
-    tokens = list(prompt)
-    while len(tokens) - len(prompt) < max_tokens:
-        tokens.append(next_token(tokens, window, VOCAB))
-        if tokens[-1] in stops:
-            break
-    return tokens[len(prompt) :]
-
 
 SMALL = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256)
 
@@ -219,6 +160,42 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
         system.step()
         steps += 1
     assert steps <= 2
+    system.run()
+
+
+def first_steps(system: System) -> dict[str, int]:
+    """In which step each request has its first token."""
+    found: dict[str, int] = {}
+    steps = 0
+    while system.engine.has_work:
+        steps += 1
+        for output in system.step():
+            found.setdefault(output.request_id, steps)
+    return found
+
+
+def test_prompts_that_come_together_are_done_one_after_the_other() -> None:
+    """Not all of them in the last step: with equal shares half of the users would wait twice as long."""
+    limits = Limits(page_size=4, window=6, max_num_seqs=8, max_num_batched_tokens=128, max_model_len=4096)
+    system = System(limits, 1024, 256)
+    for index in range(8):
+        system.submit(f"r{index}", [(index + j) % VOCAB for j in range(64)], 1)
+    assert first_steps(system) == {f"r{index}": index // 2 + 1 for index in range(8)}
+
+
+def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
+    limits = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=4096)
+    system = System(limits, 1024, 256)
+    long = system.submit("long", [j % VOCAB for j in range(3000)], 1)
+    steps = 0
+    while not system.outputs["long"]:
+        for number in range(3):
+            system.submit(f"short{steps}-{number}", [number + 1] * 60, 1)
+        before = long.num_computed
+        system.step()
+        steps += 1
+        assert system.outputs["long"] or long.num_computed - before >= 64
+    assert steps <= 3000 // 64 + 1
     system.run()
 
 
