@@ -60,6 +60,11 @@ TABLE = {
     ".venv/bin/microscale explain gpt-oss-120b --gpu gb10 --precision balanced": How(
         Kind.PLAIN, "explain gpt-oss-120b --gpu gb10 --precision balanced", r"(?m)^  128 +[\d.]+ \([\d.]+-[\d.]+\)"
     ),
+    ".venv/bin/microscale bench gpt-oss-20b --load-format dummy": How(Kind.PLAIN, f"bench {REAL}", "tok/s"),
+    ".venv/bin/microscale doctor": How(Kind.PLAIN, "doctor", "NVIDIA"),
+    ".venv/bin/microscale quality --choice balanced --choice fast": How(
+        Kind.PLAIN, "quality --choice balanced --choice fast --samples 2", r"(?m)^balanced\s+\d"
+    ),
     ".venv/bin/microscale prove --gpu gb10": How(Kind.PLAIN, "prove --gpu gb10 --op sampling", "all proved"),
     "make test": How(Kind.ELSEWHERE, because=OTHERS),
     "make check": How(Kind.ELSEWHERE, because=OTHERS),
