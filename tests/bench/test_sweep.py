@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 
 from microscale import hardware
 from microscale.bench import model as whole
-from microscale.bench import sweep
+from microscale.bench import stand_in, sweep
 from microscale.bench.fewer_sms import fewer_sms
 from microscale.cli import load
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import whole_models
+from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Case, Kind
 
 H200 = hardware.known("h200")
@@ -39,11 +41,26 @@ def test_a_row_keeps_the_time_of_a_step_or_of_a_prompt() -> None:
     assert (prompt.case.kind, prompt.case.context, prompt.us) == (Kind.PREFILL, 2048, 50_000.0)
 
 
+def test_a_sweep_goes_on_where_it_stopped() -> None:
+    """The tiny model, on a CPU: rows come, are not measured again, and none comes once time is up."""
+    said: list[str] = []
+    rows = sweep.run("gpt-oss-tiny", ("exact",), (), time.monotonic() + 300, said.append, device="cpu")
+    found = [next(rows), next(rows)]
+    rows.close()
+    assert len({row.case for row in found}) == 2
+    assert all(row.us > 0 and row.case.model == "gpt-oss-tiny" for row in found)
+    more = sweep.run("gpt-oss-tiny", ("exact",), found, time.monotonic() + 300, device="cpu")
+    assert next(more).case not in {row.case for row in found}
+    more.close()
+    assert list(sweep.run("gpt-oss-tiny", ("exact",), found, time.monotonic() - 1, device="cpu")) == []
+    assert said[0].startswith("gpt-oss-tiny exact: ")
+
+
 def test_rows_survive_the_file(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     assert sweep.read(file) == []
     rows = [sweep.row_of("gpt-oss-20b", "exact", ROW)]
-    sweep.write(file, H200, rows, None)
+    sweep.write(file, H200, rows)
     assert sweep.read(file) == rows
 
 
@@ -56,6 +73,32 @@ def test_rows_are_recorded_with_the_sums_of_today_in_place_of_older_ones(tmp_pat
     assert all(1000 < row.kernels_us < 10_000 for row in file.rows)
     with pytest.raises(Unsupported, match="not in the table"):
         sweep.record(rows, replace(H200, name="NVIDIA H300"), "a test", tmp_path)
+
+
+def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path) -> None:
+    """48 SMs with an H200's memory: few tokens take about as long, a prompt about 132 / 48 as long and more."""
+    few, whole_card = stand_in.stand_in("h200", "gb10", 48), stand_in.stand_in("h200", None, None)
+    assert (few.num_sms, few.bandwidth_gbs, few.family.name) == (48, 4800, "sm120")
+    assert reach(few) == reach(H200)
+    played = hardware.known("gb10")
+    step, prompt = (
+        sweep.SweepRow(Case("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
+        for kind, context in ((Kind.DECODE, 144), (Kind.PREFILL, 2048))
+    )
+    slower = [
+        stand_in.held(row, played, few).predicted_us / stand_in.held(row, H200, whole_card).predicted_us
+        for row in (step, prompt)
+    ]
+    assert 1.0 < slower[0] < 1.6
+    assert 2.0 < slower[1] < 6.0
+    file = tmp_path / "sweep.json"
+    made = [replace(row, us=1.05 * stand_in.held(row, played, few).predicted_us) for row in (step, prompt)]
+    sweep.write(file, H200, made, "gb10", 48)
+    lines = stand_in.report(file)
+    assert "median error 4.8%, within 12 %: 100%" in lines[-1]
+    file.write_text("{}")
+    with pytest.raises(BadSetting, match="holds no sweep"):
+        stand_in.report(file)
 
 
 def test_a_stand_in_is_never_recorded() -> None:

@@ -97,40 +97,46 @@ def _row(entry: dict[str, Any]) -> SweepRow:
     return SweepRow(case, entry["us"], entry["spread"])
 
 
-def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], label: str | None) -> None:
-    """All rows so far, with where they were measured; ``label``: as which other card."""
-    head = {"gpu": card_name(gpu), "as": label, "torch": torch.__version__, "triton": triton.__version__}
+def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], card: str | None = None, sms: int | None = None) -> None:
+    """All rows so far, with where they were measured; ``card`` and ``sms``: as which other card, on how many SMs."""
+    head = {"gpu": card_name(gpu), "card": card, "sms": sms, "torch": torch.__version__, "triton": triton.__version__}
     file.write_text(json.dumps({**head, "rows": [row.to_json() for row in rows]}, indent=1) + "\n")
 
 
 def run(
     model: str, precisions: Iterable[str], done: Sequence[SweepRow], until: float,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None, device: str = "cuda",
 ) -> Iterator[SweepRow]:  # fmt: skip
     """Rows that are not ``done``, until ``until`` on the monotonic clock."""
     known = {row.case for row in done}
     for precision in precisions:
         left = [case for case in cases(model, precision) if case_of(model, precision, case) not in known]
-        if not left or time.monotonic() >= until:
-            continue
-        tell(f"{model} {precision}: {len(left)} rows")
-        workload = Workload(sequences=max(BATCHES), step_tokens=STEP_TOKENS)
-        options = LoadOptions(
-            model=model, load_format=LoadFormat.DUMMY, device="cuda", precision=PRECISIONS[precision], workload=workload
-        )
-        prepared = prepare(options)
-        loaded = load(prepared, lambda done, total: None)
-        left = [case for case in left if case.longest <= prepared.config.max_context]
-        for case in left:
-            if time.monotonic() >= until:
-                tell(f"{model} {precision}: time is up; call again for the rest")
-                break
+        if left and time.monotonic() < until:
+            tell(f"{model} {precision}: {len(left)} rows")
+            yield from _rows(model, precision, left, until, tell, device)
+            # The model is gone with the frame that held it; ``bench`` froze what was alive.
+            gc.unfreeze()
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _rows(
+    model: str, precision: str, left: Sequence[whole.Case], until: float, tell: Callable[[str], None], device: str
+) -> Iterator[SweepRow]:
+    """Of one model in one precision."""
+    workload = Workload(sequences=max(BATCHES), step_tokens=STEP_TOKENS)
+    options = LoadOptions(
+        model=model, load_format=LoadFormat.DUMMY, device=device, precision=PRECISIONS[precision], workload=workload
+    )
+    prepared = prepare(options)
+    loaded = load(prepared, lambda done, total: None)
+    for case in left:
+        if time.monotonic() >= until:
+            tell(f"{model} {precision}: time is up; call again for the rest")
+            return
+        if case.longest <= prepared.config.max_context:
             found = whole.run(loaded, prepared.outline, prepared.setup, [case], STEP_TOKENS, REPEATS)
             yield row_of(model, precision, next(found))
-        del loaded, prepared
-        gc.unfreeze()
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def record(rows: Sequence[SweepRow], gpu: Gpu, source: str, directory: Path | None = None) -> Path:

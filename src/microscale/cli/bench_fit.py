@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from microscale import hardware, settings
-from microscale.bench import fit
+from microscale.bench import fit, stand_in
 from microscale.cli.console import err
 from microscale.hardware import whole_models
 
@@ -17,9 +18,16 @@ def bench_fit(
     write: Annotated[
         bool, typer.Option("--write", help="Bring the sums of kernels in the file of whole models up to date.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Predict the rows of this sweep, which the fit has not seen: a stand-in's."),
+    ] = None,
 ) -> None:
     """Fit the two-part model to the measured rows and say how far rows that are left out lie from it. Needs no GPU."""
     settings.load()
+    if against is not None:
+        print("\n".join(stand_in.report(against)))
+        return
     family = hardware.known(gpu).family
     file = whole_models.file_of(family.name)
     if write:

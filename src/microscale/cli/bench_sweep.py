@@ -42,16 +42,18 @@ def bench_sweep(
             raise BadSetting(f"--precision {name}: there is {', '.join(PRECISIONS)}.")
     if record and (card is not None or sms is not None):
         raise BadSetting("--record keeps times of the card itself; with --as or --sms they are a stand-in's.")
-    if hardware.present().is_cpu:
+    here = hardware.present()
+    if here.is_cpu:
         raise Unsupported("bench sweep measures a GPU, and there is none here.")
     rows = sweep.read(output)
     with fewer_sms(sms) as seen, played_card(card) as label:
-        said = label if seen is None else f"{label or 'itself'}, on {seen} SMs"
+        if label is not None or seen is not None:
+            err.print(f"a stand-in: {label or 'its own kernels'}, on {seen or 'all'} SMs")
         until = time.monotonic() + 60 * minutes
         for row in sweep.run(model, wanted, rows, until, err.print):
             rows.append(row)
-            sweep.write(output, hardware.present(), rows, said)
+            sweep.write(output, here, rows, card, seen)
             case = row.case
             print(f"{case.precision:<9} {case.kind:<8} {case.batch:>3} x {case.context:<6} {row.us:>10.1f} us")
     if record:
-        err.print(f"Wrote {sweep.record(rows, hardware.present(), MEASURED, directory)}", soft_wrap=True)
+        err.print(f"Wrote {sweep.record(rows, here, MEASURED, directory)}", soft_wrap=True)

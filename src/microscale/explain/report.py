@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from microscale import hardware
-from microscale.backends.decision import Plan
+from microscale.backends import registry
+from microscale.backends.decision import Decision, Plan
+from microscale.backends.forecast import Forecast, forecast
 from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
 from microscale.backends.plan import Setup
@@ -71,7 +73,7 @@ class Report:
             "model": self.question.model,
             "gpu": self.setup.gpu.name,
             "precision": str(self.setup.precision),
-            "decisions": self.plan.to_json(),
+            "decisions": [self._decision(decision) for decision in self.plan.decisions.values()],
             "memory": {
                 "bytes": self.memory.by_kind(),
                 "max_context": self.memory.max_context,
@@ -80,6 +82,15 @@ class Report:
             },
             "predicted": self._predicted(),
         }
+
+    def time_of(self, decision: Decision) -> Forecast:
+        """What the chosen implementation will take. The oracle ranks by efficiencies; this is what is predicted."""
+        entry = registry.find(decision.op, decision.chosen)
+        return forecast(entry, decision.spec, self.setup.gpu, self.setup.kv_size, decision.layer)
+
+    def _decision(self, decision: Decision) -> dict[str, Any]:
+        time = self.time_of(decision)
+        return decision.to_json() | {"predicted_us": round(time.us, 3), "tuned": time.tuned}
 
     def _predicted(self) -> dict[str, Any]:
         asked, prompt = self.asked, self.prompt

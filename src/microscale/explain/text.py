@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 
 from microscale.backends.decision import Decision, PathSpan, Span
+from microscale.backends.forecast import Forecast
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
 from microscale.explain.shared_memory import beside
@@ -46,23 +47,24 @@ def _head(report: Report) -> Iterator[str]:
 
 def _decisions(report: Report, reasons: bool) -> Iterator[str]:
     """A line per layer kind and span of batch sizes, and under it why the others lost."""
-    yield f"[bold]{'layer':<18}{'tokens':<10}{'format':<14}{'kernel':<16}{'us':>12} speed[/]"
+    yield f"[bold]{'layer':<18}{'tokens':<10}{'format':<14}{'kernel':<16}{'us':>12} known[/]"
     for op, layer in report.plan.layers():
         spans = list(report.plan.spans(op, layer))
         for index, span in enumerate(spans):
-            yield _line(layer if index == 0 else "", span)
+            yield _line(report, layer if index == 0 else "", span)
         yield from _paths(spans)
         if reasons:
             yield from _reasons(spans)
             yield from _path_reasons(spans)
 
 
-def _line(layer: str, span: Span) -> str:
-    first, last = span.decisions[0], span.decisions[-1]
-    times = _us(first) if first is last else f"{_us(first)}-{_us(last)}"
-    known = {decision.tuned for decision in span.decisions}
-    tuned = "stated" if known == {False} else "measured" if known == {True} else "both"
-    return f"{layer:<18}{span.tokens:<10}{_formats(first):<14}[green]{span.chosen:<16}[/]{times:>12} {tuned}"
+def _line(report: Report, layer: str, span: Span) -> str:
+    first, last = (report.time_of(decision) for decision in (span.decisions[0], span.decisions[-1]))
+    times = _us(first) if len(span.decisions) == 1 else f"{_us(first)}-{_us(last)}"
+    known = {report.time_of(decision).basis.value for decision in span.decisions}
+    basis = known.pop().removeprefix("data ") if len(known) == 1 else "mixed"
+    formats = _formats(span.decisions[0])
+    return f"{layer:<18}{span.tokens:<10}{formats:<14}[green]{span.chosen:<16}[/]{times:>12} {basis}"
 
 
 def _formats(decision: Decision) -> str:
@@ -72,9 +74,8 @@ def _formats(decision: Decision) -> str:
     return f"{weights} x {activations}".replace("float32", "f32") if weights else str(activations)
 
 
-def _us(decision: Decision) -> str:
-    time = decision.predicted_us
-    return f"{time:.0f}" if time >= 99.5 else f"{time:.3g}"
+def _us(time: Forecast) -> str:
+    return f"{time.us:.0f}" if time.us >= 99.5 else f"{time.us:.3g}"
 
 
 def _reasons(spans: list[Span]) -> Iterator[str]:

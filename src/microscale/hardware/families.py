@@ -111,6 +111,8 @@ class Gpu:
     registers_per_sm: int = field(default=65536)
     triton: str | None = field(default_factory=installed_triton)
     """The version that compiles for it. What some versions get wrong: ``triton_faults``."""
+    runs_on: str | None = None
+    """The card whose memory and clocks it has, where another card's kernels run there as a stand-in."""
 
     def has(self, feature: Feature) -> bool:
         return feature in self.family.features

@@ -92,7 +92,7 @@ def reach(gpu: Gpu) -> Reach:
     """What reading reaches on this card."""
     if gpu.is_cpu:
         return Reach(gpu.bandwidth_gbs, gpu.bandwidth_gbs, gpu.bandwidth_gbs, "an assumption", "2026-11-16", False)
-    name = card_name(gpu)
+    name = gpu.runs_on or card_name(gpu)
     if name in CARDS:
         return CARDS[name]
     share = MEMORY_TYPES[SHEETS[name][0] if name in SHEETS else "unknown"]
@@ -103,7 +103,7 @@ def reach(gpu: Gpu) -> Reach:
 @lru_cache
 def issue_rate(gpu: Gpu) -> float:
     """SMs times GHz: instructions of one kind that the card can start, in thousands of warps a microsecond."""
-    name = card_name(gpu)
+    name = gpu.runs_on or card_name(gpu)
     return gpu.num_sms * (SHEETS[name][1] if name in SHEETS else UNKNOWN_CLOCK)
 
 
