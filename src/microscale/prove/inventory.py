@@ -17,6 +17,7 @@ from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel, Launch
+from microscale.models.config import MAX_DRAFT
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
@@ -115,7 +116,7 @@ def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kern
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
         ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))
-        return record(bind_shapes(config, ops))
+        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT)
     except Unsupported:
         return None
 
