@@ -80,7 +80,7 @@ def predict_prompt(outline: Outline, plan: Plan, setup: Setup, context: int, ste
         last = cached + tokens == context
         chunks += [part.forecast for part in prompt_parts(outline, plan, setup, tokens, cached, last)]
     steps = -(-context // step_tokens)
-    host = 0.0 if setup.gpu.is_cpu else steps * sum(use.count * HOST_US[use.op] for use in outline.uses)
+    host = 0.0 if setup.gpu.is_cpu else steps * sum(use.count * HOST_US.get(use.op, 60.0) for use in outline.uses)
     return _with_host(total(chunks), host)
 
 
