@@ -15,8 +15,8 @@ from pathlib import Path
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
-from microscale.explain.interval import MACHINES, NINE_IN_TEN
-from microscale.explain.predict import predict
+from microscale.engine.prediction.interval import MACHINES, NINE_IN_TEN
+from microscale.engine.prediction.predict import predict
 from microscale.hardware import KNOWN, Family, Gpu, known_times, whole_models
 from microscale.hardware.fit import Group, Key, LeftOut, leave_one_out, make_groups
 from microscale.hardware.whole_models import Case, Kind, ModelFile, ModelRow

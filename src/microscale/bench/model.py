@@ -20,11 +20,11 @@ import torch
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
+from microscale.engine.prediction.predict import predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
 from microscale.errors import BadSetting
-from microscale.explain.predict import predict
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline

@@ -26,9 +26,9 @@ from microscale.bench import trace as gpu_trace
 from microscale.bench.model import Case, make_engine
 from microscale.bench.trace import HOST_GAP, LAUNCH_GAP, STEP
 from microscale.engine.engine import Engine
+from microscale.engine.prediction.predict import decode_parts, prompt_parts
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.explain.predict import decode_parts, prompt_parts
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
 

@@ -15,9 +15,9 @@ from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
 from microscale.bench.fit import PAGE_SIZE, STEP_TOKENS, Held, score
 from microscale.bench.sweep import SweepRow, read
+from microscale.engine.prediction.interval import interval
+from microscale.engine.prediction.predict import predict
 from microscale.errors import BadSetting
-from microscale.explain.interval import interval
-from microscale.explain.predict import predict
 from microscale.hardware import KNOWN, Feature, Gpu, Peak
 from microscale.hardware.whole_models import Kind
 from microscale.models.families import PRESETS

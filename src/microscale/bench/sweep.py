@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,7 +106,7 @@ def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], card: str | None = Non
 def run(
     model: str, precisions: Iterable[str], done: Sequence[SweepRow], until: float,
     tell: Callable[[str], None] = lambda text: None, device: str = "cuda",
-) -> Iterator[SweepRow]:  # fmt: skip
+) -> Generator[SweepRow]:  # fmt: skip
     """Rows that are not ``done``, until ``until`` on the monotonic clock."""
     known = {row.case for row in done}
     for precision in precisions:

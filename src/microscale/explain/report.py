@@ -17,9 +17,9 @@ from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
+from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
-from microscale.explain.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
-from microscale.explain.predict import Prediction, predict
 from microscale.explain.shared_memory import beside
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach

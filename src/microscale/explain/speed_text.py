@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 
 from microscale.backends.plan import uncapturable
-from microscale.explain.points import Point
+from microscale.engine.prediction.points import Point
 from microscale.explain.report import Report
 from microscale.hardware.known_times import Basis
 from microscale.hardware.reach import reach

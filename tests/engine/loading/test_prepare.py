@@ -14,8 +14,9 @@ import torch
 from microscale import hardware
 from microscale.backends.ops import Activations
 from microscale.backends.precision import make_precision
-from microscale.engine.loading import fit, prepare
+from microscale.engine.loading import build, fit, prepare
 from microscale.engine.loading.build import Queueing, build_engine
+from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -82,6 +83,24 @@ def test_the_engine_has_the_pages_that_were_reckoned() -> None:
     # Without one it is the model's, as far as the pages reach.
     longest = replace(TINY, workload=Workload(sequences=1))
     assert build_engine(prepare.prepare(longest), Queueing()).max_model_len == prepared.config.max_context
+
+
+def test_what_is_told_of_an_engine_holds_the_speeds_that_explain_predicts() -> None:
+    """For a GPU: the same figures. On a CPU, whose times only rank implementations: none."""
+    tiny = prepare.prepare(TINY)
+    assert json.loads(build_engine(tiny, Queueing()).plan)["predicted"] == []
+    found = report.explain(report.Question("gpt-oss-20b", "h200"))
+    prepared = replace(tiny, setup=found.setup, outline=found.outline, plan=found.plan, memory=found.memory)
+    points = build._points(prepared, max_model_len=131072)
+    told = json.loads(describe(found.plan, found.setup.precision, found.memory, dict.fromkeys(LayerKind, 4), points))[
+        "predicted"
+    ]
+    assert [(row["kind"], row["batch"]) for row in told][:3] == [("decode", 1), ("decode", 8), ("decode", 64)]
+    same = {(point.kind, point.batch, point.context): point for point in found.points}
+    assert points
+    for point in points:
+        assert point == same[point.kind, point.batch, point.context]
+    assert all(row["low"] < row["tok_s"] < row["high"] for row in told)
 
 
 def test_preparing_a_checkpoint_reads_none_of_its_weights() -> None:

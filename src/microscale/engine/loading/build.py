@@ -13,6 +13,7 @@ from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.prediction.points import BATCHES, Point, make_points
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -21,6 +22,8 @@ from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
+
+PREDICTED_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,22 @@ def build_engine(
     drafts = prepared.options.speculative
     speculation = None if drafts is None else Speculation.of(drafts)
     engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
-    return Built(
-        engine, config, max_model_len, describe(prepared.plan, prepared.setup.precision, prepared.memory, pages)
-    )
+    points = _points(prepared, max_model_len)
+    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points)
+    return Built(engine, config, max_model_len, told)
+
+
+def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
+    """What ``explain`` would say of this engine: 60 ms for one that has a GPU, and nothing on a CPU."""
+    if prepared.setup.gpu.is_cpu:
+        return []
+    memory, context = prepared.memory, min(PREDICTED_CONTEXT, max_model_len)
+
+    def fits(sequences: int, tokens: int) -> bool:
+        return memory.fixed + memory.kv.bytes(tokens, sequences) <= memory.usable
+
+    step_tokens = memory.workload.step_tokens
+    return make_points(prepared.outline, prepared.plan, prepared.setup, BATCHES, (context,), step_tokens, fits)
 
 
 def assemble(

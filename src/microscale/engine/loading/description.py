@@ -6,16 +6,20 @@ It travels in ``Ready.plan``. An engine that is not ours may say any text there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.precision import Precision
 from microscale.engine.loading.memory import Memory
+from microscale.engine.prediction.points import Point
 from microscale.models.config import LayerKind
 
 
-def describe(plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int]) -> str:
+def describe(
+    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = ()
+) -> str:
+    """``points``: the speeds that were predicted."""
     return json.dumps(
         {
             "table": plan.table(),
@@ -23,6 +27,7 @@ def describe(plan: Plan, precision: Precision, memory: Memory, pages: Mapping[La
             "precision": str(precision),
             "decisions": [_decision(decision) for decision in plan.decisions.values()],
             "memory": _memory(memory, pages),
+            "predicted": [point.to_json() | {"kind": point.kind.value} for point in points],
         }
     )
 

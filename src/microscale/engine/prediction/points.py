@@ -9,8 +9,8 @@ from typing import Any
 from microscale.backends.decision import Plan
 from microscale.backends.forecast import Forecast, total
 from microscale.backends.plan import Setup
-from microscale.explain.interval import interval
-from microscale.explain.predict import decode_parts, predict_prompt
+from microscale.engine.prediction.interval import interval
+from microscale.engine.prediction.predict import decode_parts, predict_prompt
 from microscale.hardware.known_times import Basis
 from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Case, Kind
