@@ -1,4 +1,4 @@
-"""``/plan``: what the engine told of itself, predictions with their intervals included, also of an engine before them."""
+"""``/plan``: what the engine told of itself, with its predictions; also of an engine that makes none."""
 
 from __future__ import annotations
 
