@@ -55,11 +55,13 @@ class Case:
     context: int
     new: int = 1
     fp8: bool = False
+    verify: bool = False
+    """The new tokens are drafts."""
 
     @property
     def name(self) -> str:
         model, kind = self.layer
-        work = "decode" if self.new == 1 else f"prefill {self.new}"
+        work = "decode" if self.new == 1 else f"{'verify' if self.verify else 'prefill'} {self.new}"
         layer = f"{model} {kind.value.partition('_')[0]}"
         return f"{layer}{' fp8' if self.fp8 else ''}, {work}, {self.sequences} x {self.context}"
 
@@ -74,6 +76,7 @@ CASES = (
     *(Case(SINKS_FULL, n, 131072) for n in (1, 8)),
     Case(SINKS_FULL, 1, 1024),
     Case(SINKS_FULL, 8, 8192, fp8=True),
+    *(Case(SINKS_FULL, n, 8192, new=new, verify=True) for n in (1, 8) for new in (2, 4, 8)),
     *(Case(SINKS_SLIDING, 8, context) for context in (4096, 131072)),
     *(Case(SINKS_FULL, 1, n, new=n) for n in (2048, 8192)),
     Case(SINKS_SLIDING, 1, 8192, new=8192),
@@ -110,7 +113,7 @@ def make_batch(case: Case, generator: torch.Generator, device: str = "cuda") -> 
     order = torch.randperm(case.sequences * pages, generator=generator, device=device).int()
     starts = torch.arange(case.sequences + 1, device=device, dtype=torch.int32) * case.new
     lens = torch.full((case.sequences,), case.context, device=device, dtype=torch.int32)
-    return AttentionBatch(starts, lens, order.view(case.sequences, pages), case.new)
+    return AttentionBatch(starts, lens, order.view(case.sequences, pages), case.new, case.verify)
 
 
 def make_kv(case: Case, generator: torch.Generator, device: str = "cuda") -> PagedKv:
