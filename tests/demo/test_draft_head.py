@@ -18,7 +18,7 @@ from demo.train_head import HeadTrainer, arguments, shape_for
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.config import LayerKind
-from microscale.models.draft_heads.drafting import Verified, one_more
+from microscale.models.draft_heads.drafting import Steps, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.families import AnyModel
 from microscale.quality.tasks import DEMO_FOLDER
@@ -75,9 +75,10 @@ def chained(head: Eagle3, lesson: Lesson, row: int, origin: int) -> list[Tensor]
     verified = Verified(build_batch([rows], head.page_size, head.device), lesson.tapped[row, : origin + 1])
     logits, hidden = head.forward(verified.batch, kv, head.combine(verified.tapped))
     found = [logits.values[0]]
-    for step in range(1, GUESSES):
-        batch = one_more(verified.last.attention[FULL], torch.tensor([tokens[origin + 1 + step]]), step, head.page_size)
-        logits, hidden = head.forward(batch, kv, hidden)
+    steps = Steps(verified.last.attention[FULL], GUESSES - 1, head.page_size)
+    for step in range(GUESSES - 1):
+        token = torch.tensor([tokens[origin + 2 + step]])
+        logits, hidden = head.forward(steps.batch(step, token), kv, hidden)
         found.append(logits.values[0])
     return found
 

@@ -18,7 +18,7 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash
-from microscale.models.draft_heads.drafting import TargetEnds, Verified, one_more
+from microscale.models.draft_heads.drafting import Steps, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.heads import bind_head, dummy_head
 from microscale.models.draft_heads.presets import PRESETS
@@ -61,8 +61,9 @@ def chain(head: Eagle3, batch: ForwardBatch, tapped: Tensor, tokens: list[Tensor
     last = Verified(batch, tapped).last.attention[FULL]
     logits, hidden = head.forward(batch, kv, head.combine(tapped.to(head.ops.dtype)))
     found = [logits.values]
-    for steps, ids in enumerate(tokens, 1):
-        logits, hidden = head.forward(one_more(last, ids, steps, PAGE_SIZE), kv, hidden)
+    steps = Steps(last, len(tokens), PAGE_SIZE)
+    for step, ids in enumerate(tokens):
+        logits, hidden = head.forward(steps.batch(step, ids), kv, hidden)
         found.append(logits.values)
     return found
 

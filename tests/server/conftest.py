@@ -11,4 +11,4 @@ from httpx2._transports import default
 for _part in ("connect", "read", "write", "pool"):
     setattr(_config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 # It reads the system's certificates for every ``httpx.get``, 30 ms each, and these servers speak no TLS.
-vars(default)["create_ssl_context"] = cache(vars(default)["create_ssl_context"])
+vars(default)["create_ssl_context"] = cache(_config.create_ssl_context)

@@ -89,7 +89,8 @@ def exact(options: Options, before: Sequence[int]) -> list[float]:
     row = [x + params.get("logit_bias", {}).get(token, 0.0) for token, x in enumerate(row)]
     weights = {t: math.exp(row[t] / params["temperature"]) for t in allowed(options, before)}
     ranked = sorted(weights, key=lambda token: -weights[token])[: params.get("top_k") or VOCAB]
-    total, kept, held = sum(weights[t] for t in ranked), [], 0.0
+    total, held = sum(weights[t] for t in ranked), 0.0
+    kept: list[int] = []
     for token in ranked:
         if held >= params.get("top_p", 1.0) * total and kept:
             break

@@ -173,7 +173,7 @@ def test_preemption_changes_nothing(luck: float) -> None:
 @pytest.mark.parametrize("luck", [0.5, 1.0])
 def test_seeded_tokens_are_those_without_drafts(luck: float) -> None:
     model = tiny_model("gpt-oss-tiny", 16)
-    options = {"temperature": 1.5, "top_p": 0.9, "top_k": 50}
+    options: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "top_k": 50}
     prompts, want = tiny_prompts(model.config.vocab_size), tiny_alone("gpt-oss-tiny", **options)
     assert want != tiny_alone("gpt-oss-tiny")
     speculation = replaying(list(zip(prompts, want, strict=True)), model.config.vocab_size, 5, luck)

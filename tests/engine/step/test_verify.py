@@ -135,7 +135,9 @@ def test_a_table_forgets_the_pages_of_rejected_drafts() -> None:
     work = make(pools, "a", 3, 6)  # pages 0 to 2; the first holds all that is not a draft
 
     def shown(row: int, work: Work) -> list[int]:
-        return [tables.show(kind, row, work) and int(tables.of(kind, 3, 16)[row, 1]) for kind in LayerKind]
+        for kind in LayerKind:
+            tables.show(kind, row, work)
+        return [int(tables.of(kind, 3, 16)[row, 1]) for kind in LayerKind]
 
     def held(index: int) -> list[int]:
         return [pool.pages_of("a")[index] for pool in pools.values()]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, after, likeliest, slots_of
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, following, likeliest, slots_of
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import DFlashWeights
@@ -97,12 +97,12 @@ class DFlash:
         """The tokens ``[sequences, count + 1]`` of each sequence's block; none where nothing is to be guessed."""
         last, first = verified.last.attention[FULL], verified.batch.token_ids[verified.last.rows]
         size = count + 1 if count else 0
-        steps = torch.arange(size, device=self.device)
         tokens = torch.full((first.shape[0], size), self.config.mask_token, dtype=torch.int64, device=self.device)
         tokens[:, :1] = first[:, None]
-        positions = after(last, 1)[:, None] + steps
+        positions = following(last, size)
         starts = torch.arange(tokens.numel() + 1, dtype=torch.int32, device=self.device)
         lens = (last.context_lens + size)[:, None].expand(-1, size).flatten()
         tables = last.page_table[:, None].expand(-1, size, -1).flatten(0, 1)
         queries = AttentionBatch(starts, lens, tables, 1)
-        return tokens, Block(positions.flatten(), slots_of(last.page_table, positions, self.page_size), queries)
+        slots = slots_of(last.page_table, positions, self.page_size)
+        return tokens, Block(positions.flatten(), slots.flatten(), queries)

@@ -83,21 +83,36 @@ def likeliest(logits: Logits) -> Tensor:
     return logits.block_argmax.gather(1, block)[:, 0].to(torch.int64)
 
 
-def after(last: AttentionBatch, steps: int) -> Tensor:
-    """Positions ``[sequences]`` of the tokens so many steps after the last rows."""
-    return last.context_lens.to(torch.int64) + (steps - 1)
+def following(last: AttentionBatch, count: int) -> Tensor:
+    """Positions ``[sequences, count]`` int64 of the tokens after the last rows."""
+    steps = torch.arange(count, device=last.context_lens.device)
+    return last.context_lens.to(torch.int64)[:, None] + steps
 
 
 def slots_of(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """Where positions ``[sequences, n]`` of the table's sequences are, as one list."""
+    """Where positions ``[sequences, n]`` of the table's sequences are."""
     pages = page_table.to(torch.int64).gather(1, positions // page_size)
-    return (pages * page_size + positions % page_size).flatten()
+    return pages * page_size + positions % page_size
 
 
-def one_more(last: AttentionBatch, token_ids: Tensor, steps: int, page_size: int) -> ForwardBatch:
-    """One row of each sequence, ``steps`` after its last one: a decoding step of a head."""
-    positions = after(last, steps)
-    starts = torch.arange(positions.shape[0] + 1, dtype=torch.int32, device=positions.device)
-    queries = AttentionBatch(starts, last.context_lens + steps, last.page_table, 1)
-    slots = slots_of(last.page_table, positions[:, None], page_size)
-    return ForwardBatch(token_ids, positions, {FULL: queries}, {FULL: slots}, None)
+class Steps:
+    """The decoding steps of a head that goes on by itself: one row of each sequence, then the next, and so on.
+
+    All of them are laid out at once: a step has nothing to compute but the head itself.
+    """
+
+    def __init__(self, last: AttentionBatch, count: int, page_size: int) -> None:
+        positions = following(last, count)
+        sequences, device = positions.shape[0], positions.device
+        self._table = last.page_table
+        self._positions = positions.T.contiguous()  # [count, sequences]
+        self._slots = slots_of(last.page_table, positions, page_size).T.contiguous()
+        # A step's lengths begin at a multiple of 16 bytes: attention is compiled for that.
+        lens = torch.empty((count, -(-sequences // 4) * 4), dtype=torch.int32, device=device)
+        self._lens = lens[:, :sequences].copy_(self._positions + 1)
+        self._starts = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+
+    def batch(self, step: int, token_ids: Tensor) -> ForwardBatch:
+        """Step 0 is the row after the last one."""
+        queries = AttentionBatch(self._starts, self._lens[step], self._table, 1)
+        return ForwardBatch(token_ids, self._positions[step], {FULL: queries}, {FULL: self._slots[step]}, None)

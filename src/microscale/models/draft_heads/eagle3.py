@@ -12,7 +12,7 @@ from torch import Tensor
 
 from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest, one_more
+from microscale.models.draft_heads.drafting import FULL, Steps, TargetEnds, Verified, likeliest
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import Eagle3Weights
@@ -97,8 +97,8 @@ class Eagle3:
         logits, hidden = self.forward(verified.batch, kv, self.combine(verified.tapped))
         if not count or not hidden.shape[0]:
             return torch.empty((hidden.shape[0], count), dtype=torch.int64, device=self.device)
-        drafts = [self.best(logits)]
-        for steps in range(1, count):
-            logits, hidden = self.forward(one_more(last, drafts[-1], steps, self.page_size), kv, hidden)
+        drafts, steps = [self.best(logits)], Steps(last, count - 1, self.page_size)
+        for step in range(count - 1):
+            logits, hidden = self.forward(steps.batch(step, drafts[-1]), kv, hidden)
             drafts.append(self.best(logits))
         return torch.stack(drafts, dim=1)
