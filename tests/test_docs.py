@@ -12,7 +12,7 @@ from microscale.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "demo/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "demo/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("docs/lab/*.md")),
 ]

@@ -6,7 +6,9 @@ import importlib.metadata
 import json
 import shutil
 import subprocess
+import tomllib
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,8 @@ from microscale import doctor, hardware
 from microscale.doctor import Finding, Status
 from microscale.hardware import triton_faults
 from microscale.hardware.triton_faults import TritonFault, TritonForm
+
+ROOT = Path(__file__).parents[1]
 
 
 def finding(name: str) -> Finding:
@@ -35,18 +39,48 @@ def test_a_machine_without_a_gpu_is_healthy(monkeypatch: pytest.MonkeyPatch) -> 
     assert json.loads(json.dumps(doctor.to_json(findings)))["ok"] is True
 
 
+@pytest.fixture(autouse=True)
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installation says what pyproject.toml says, however old it is."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [f"{line}; extra == 'server'" for line in project["optional-dependencies"]["server"]]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: [*project["dependencies"], *lines])
+
+
 def test_a_missing_package_is_broken_and_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name == "safetensors":
+        if name in ("huggingface-hub", "fastapi"):
             raise importlib.metadata.PackageNotFoundError(name)
         return "3.5.9" if name == "triton" else real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert finding("safetensors").mend == "pip install 'safetensors>=0.6'"
+    assert finding("huggingface-hub").mend == "pip install 'huggingface-hub>=1.0'"
     assert finding("triton").mend == "pip install --upgrade 'triton>=3.6'"
     assert not doctor.healthy(doctor.examine())
+    # Without the server's packages the core is whole.
+    assert finding("Server").status is Status.NOTE
+    assert finding("Server").value == "no fastapi"
+    assert "microscale[server]" in (finding("Server").mend or "")
+
+
+def test_an_old_package_of_the_server_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.7.6" if name == "llguidance" else real(name))
+    assert finding("Server").value == "llguidance 1.7.6"
+    assert finding("Server").status is Status.NOTE
+    assert doctor.healthy(doctor.examine())
+
+
+def test_the_server_of_a_tree_that_is_not_installed_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert finding("Server") == Finding("Server", Status.OK, "all packages installed")
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert finding("Server").status is Status.NOTE
+    assert "without being installed" in finding("Server").value
 
 
 def with_driver(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0) -> None:

@@ -21,6 +21,11 @@ def main() -> None:
         name = (error.name or "").split(".")[0]
         if name == "microscale":
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            sys.exit(
+                f"error: this command needs the package {name}, which is not installed; "
+                "install what serving, chatting and measuring answers need: pip install 'microscale[server]'"
+            )
         sys.exit(
             f"error: the package {name or 'that Microscale needs'} does not import ({error}); "
             f"install Microscale again with its dependencies: pip install --force-reinstall {name or 'microscale'}"

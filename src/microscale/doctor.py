@@ -24,7 +24,9 @@ from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
-REQUIRED = {"torch": (2, 11), "triton": (3, 6), "safetensors": (0, 6), "huggingface-hub": (1, 0)}
+REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
+# A line of the metadata of ours: what the extra ``server`` needs, and from which version on.
+SERVER_LINE = re.compile(r"([\w-]+)>=([\d.]+);.*extra == ['\"]server['\"]")
 
 
 class Status(StrEnum):
@@ -45,7 +47,7 @@ class Finding:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
 
 
 def _python() -> Finding:
@@ -64,6 +66,27 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, Status.BROKEN, version, f"pip install --upgrade '{name}>={wanted}'")
         else:
             yield Finding(name, Status.OK, version)
+
+
+def _server() -> Finding:
+    """What `serve`, `chat` and `quality` need. The core works without, so what is missing is a note."""
+    mend = "For serve, chat and quality: pip install 'microscale[server]'"
+    try:
+        lines = importlib.metadata.requires("microscale") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("Server", Status.NOTE, "unknown: Microscale runs here without being installed", mend)
+    lacking = []
+    for name, least in (found.groups() for line in lines if (found := SERVER_LINE.match(line))):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            lacking.append(f"no {name}")
+            continue
+        if _version(version) < _version(least):
+            lacking.append(f"{name} {version}")
+    if lacking:
+        return Finding("Server", Status.NOTE, ", ".join(lacking), mend)
+    return Finding("Server", Status.OK, "all packages installed")
 
 
 def _ptxas() -> Finding:
@@ -152,6 +175,7 @@ def examine() -> list[Finding]:
         Finding("Microscale", Status.OK, __version__),
         _python(),
         *_packages(),
+        _server(),
         _ptxas(),
         driver,
         *_gpus(driver.status is Status.OK),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-# For clients that pull torch in: the version of constraints.txt, so that one wheel serves them all.
+# For clients that pull torch in: the version in locks/, so that one wheel serves them all.
 TORCH = "torch==2.13.0"
 
 

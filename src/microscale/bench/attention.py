@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.backends.calls import run_attention
+from microscale.backends.measured_as import path_name
+from microscale.bench.launched import counting
 from microscale.bench.layers import PAGE_SIZE, layer_spec
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import GIB, Ceilings, graph_us, measure_ceilings
@@ -22,7 +24,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
 
 CHECKED_QUERIES = 32
@@ -175,14 +177,18 @@ def measure(case: Case, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> Row:
     def attend(kv: PagedKv) -> Tensor:
         return run_attention(implementation, spec, gpu, q, kv, batch, sinks if spec.sinks else None)
 
-    error = rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
+    shape = replace(spec, batch=BatchShape.of(caches[0], batch))
+    with counting(path_name(implementation, case.layer[1].value, shape, gpu)) as launched:
+        first = attend(caches[0])
+    error = rms_error(first, q, caches[0], batch, spec, sinks)
     check(implementation.name, case.name, gpu.name, error, RMS_TOLERANCE)
     us = graph_us(lambda: [attend(kv) for kv in caches], repeats) / layers
     other = None
     if spec.window is None and not case.fp8:
         caches.clear()
         other = sdpa_us(case, spec, layers, repeats)
-    return row("attention", case.name, implementation.name, us, num_bytes, flops, ceilings, error, other)
+    found = row("attention", case.name, implementation.name, us, num_bytes, flops, ceilings, error, other)
+    return replace(found, launched=launched[0])
 
 
 def sdpa_us(case: Case, spec: AttentionSpec, layers: int, repeats: int) -> float:

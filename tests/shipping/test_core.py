@@ -1,0 +1,120 @@
+"""The core without the extra ``server``: it imports and works, and what needs more says how to get it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from microscale import doctor
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "microscale"
+CORE = ["backends", "bench", "compiling", "engine", "explain", "formats", "hardware", "integrations", "kernels"]
+CORE += ["models", "prove", "doctor.py", "errors.py", "settings.py", "version.py", "__init__.py", "__main__.py"]
+MODULES = {
+    "oss-harmony": "openai_harmony",
+    "prometheus-client": "prometheus_client",
+    "huggingface-hub": "huggingface_hub",
+}
+"""Distributions whose module has another name."""
+LAZY = {("engine/grammar.py", "llguidance")}
+"""Imported with the first grammar, which only a server sends."""
+BROUGHT = {"pydantic", "pydantic_core", "jinja2"}
+"""Typer and torch bring these, so the core may meet them."""
+BLOCKED = """
+import sys
+sys.modules.update(dict.fromkeys({absent!r}))  # not to be found, and not to be imported
+sys.argv = ["microscale", *sys.argv[1:]]
+from microscale.__main__ import main
+main()
+"""
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
+
+
+def modules(lines: list[str]) -> set[str]:
+    names = [Requirement(line).name for line in lines]
+    return {MODULES.get(name, name) for name in names}
+
+
+def server_modules() -> set[str]:
+    # Starlette and pydantic_core come with FastAPI and pydantic.
+    return modules(project()["optional-dependencies"]["server"]) | {"starlette", "pydantic_core"}
+
+
+def third_party(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"microscale", "vllm"}
+
+
+def test_the_core_imports_no_package_of_the_server() -> None:
+    core = modules(project()["dependencies"])
+    files = [path for name in CORE for path in ([SRC / name] if name.endswith(".py") else (SRC / name).rglob("*.py"))]
+    assert len(files) > 200
+    for path in files:
+        name = str(path.relative_to(SRC))
+        assert not {(name, module) for module in third_party(path) - core} - LAZY
+
+
+def test_every_package_that_is_imported_is_a_dependency() -> None:
+    declared = modules(project()["dependencies"]) | server_modules()
+    used = {module for path in SRC.rglob("*.py") for module in third_party(path)}
+    assert used <= declared
+    assert declared - used <= {"httptools"}, "uvicorn takes it by its name"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = BLOCKED.format(absent=server_modules() - BROUGHT)
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    [
+        ("explain gpt-oss-20b --gpu gb10", r"decode\s+[\d.]+ tok/s"),
+        ("doctor", "Microscale"),
+        ("generate demo --prompt-ids 1,2,3 --max-tokens 4 --device cpu", r"(?m)^\d+(,\d+){3}$"),
+    ],
+)
+def test_commands_of_the_core_work_without_the_server(arguments: str, shows: str) -> None:
+    done = run(*arguments.split())
+    assert done.returncode == 0, done.stderr
+    assert re.search(shows, done.stdout)
+
+
+@pytest.mark.parametrize("command", ["serve", "quality"])
+def test_commands_of_the_server_say_how_to_get_them(command: str) -> None:
+    done = run(command)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"error: this command needs the package \w+, .* pip install 'microscale\[server\]'\n", done.stderr
+    )
+
+
+def test_doctor_knows_the_versions_of_pyproject() -> None:
+    """Two lists that must agree: the doctor also runs where Microscale is not installed."""
+    wanted = [Requirement(line) for line in project()["dependencies"]]
+    least = {w.name: tuple(map(int, str(w.specifier).removeprefix(">=").split("."))) for w in wanted}
+    assert {name: version for name, version in least.items() if name not in ("typer", "rich")} == doctor.REQUIRED
+
+
+def test_doctor_reads_what_the_wheel_says_of_the_server() -> None:
+    lines = project()["optional-dependencies"]["server"]
+    written = [f'{line.partition(";")[0]}; extra == "server"' for line in lines]
+    found = [match[1] for line in written if (match := doctor.SERVER_LINE.match(line))]
+    assert found == [Requirement(line).name for line in lines]
