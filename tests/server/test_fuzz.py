@@ -51,14 +51,19 @@ def document(server: Live) -> Any:
     return httpx.get(f"{server.address}/openapi.json", headers=HEADERS).json()
 
 
+@pytest.fixture(scope="module")
+def schema(document: Any) -> Any:
+    return schemathesis.openapi.from_dict(document)
+
+
 CASES = [(path, method, GenerationMode.POSITIVE) for path, method in PATHS]
 # No path is wrong: a name in it may be anything.
 CASES += [(path, method, GenerationMode.NEGATIVE) for path, method in PATHS if method == "POST" and "{" not in path]
 
 
 @pytest.mark.parametrize(("path", "method", "mode"), CASES)
-def test_no_request_is_too_much(server: Live, document: Any, path: str, method: str, mode: GenerationMode) -> None:
-    operation = schemathesis.openapi.from_dict(document)[path][method]
+def test_no_request_is_too_much(server: Live, schema: Any, path: str, method: str, mode: GenerationMode) -> None:
+    operation = schema[path][method]
     statuses = set()
 
     @settings(
