@@ -7,6 +7,8 @@ import pytest
 from kernels.cases_attention import (  # noqa: F401
     test_a_graph_of_one_launch,
     test_a_graph_reads_lengths_and_tables_on_the_device,
+    test_drafts_are_the_reference,
+    test_drafts_run_by_split_kv_and_prompts_do_not,
     test_e4m3_at_its_ends,
     test_every_tile_fits_every_card,
     test_heads_to_attention_in_one_launch,

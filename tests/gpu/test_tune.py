@@ -69,7 +69,7 @@ def test_splits_of_every_head_size(head_dim: int) -> None:
     assert "splits_per_sm" in row.measured.run
 
 
-@pytest.mark.parametrize("case", attention.cases(), ids=lambda case: f"{case.work} {case.head_dim} {case.kv}")
+@pytest.mark.parametrize("case", list(attention.cases()), ids=lambda case: f"{case.work} {case.head_dim} {case.kv}")
 def test_the_attention_in_use_is_right(case: attention.Case) -> None:
     """Every case that is tuned, with the tile that it has today: also those that no preset has."""
     gpu = detect()

@@ -228,15 +228,14 @@ class Engine:
         """The same for a step with drafts: first of all pages and counts follow what was accepted."""
         assert flight.drawn is not None  # who has drafts is ready
         found = self._sampler.read(flight.drawn)
-        accepted = {
-            request.request_id: len(choices) - 1 for (request, _), choices in zip(flight.ready, found, strict=True)
-        }
+        each = list(zip(flight.ready, found, strict=True))
+        accepted = {request.request_id: len(choices) - 1 for (request, _), choices in each}
         self._scheduler.computed(flight.schedule, accepted)
         drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
         for output in flight.last:
             self._finish(output.request_id)
         outputs = flight.outputs + flight.last
-        for (request, _), choices in zip(flight.ready, found, strict=True):
+        for (request, _), choices in each:
             told = [self._advance(request, choice) for choice in choices]
             work = drafted.get(request.request_id)
             if work is not None and self._speculation is not None:

@@ -84,14 +84,18 @@ async def generate(
                     continue
                 if step.finish is not None:
                     streams[at].close()
-                    if host.drafts:
-                        drafted, accepted = zip(*(stream.drafts for stream in streams), strict=True)
-                        record.drafts = sum(drafted), sum(accepted)
+                    record.drafts = _sum_drafts(streams) if host.drafts else None
                 yield choice, step
     finally:
         clock.tell()
         for stream in streams:
             stream.close()
+
+
+def _sum_drafts(streams: Sequence[Stream]) -> tuple[int, int]:
+    """Tokens that were drafted for all choices, and those that were accepted."""
+    drafted, accepted = zip(*(stream.drafts for stream in streams), strict=True)
+    return sum(drafted), sum(accepted)
 
 
 class _Clock:
