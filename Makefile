@@ -17,7 +17,10 @@ BENCHY_INSTALLED := $(BENCHY)/.installed
 LOCK := .venv-lock
 UV_VERSION := 0.13.7
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak cost demo-data demo-train demo-check quality coverage lock clean
+# Tests start many processes, and without bytecode each of them compiles all our files anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -70,7 +73,7 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test that needs no GPU (a quarter of an hour on two cores)
+test: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test that needs no GPU (ten minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 wheel: $(INSTALLED) ## Build the wheel into dist
@@ -122,6 +125,9 @@ gpu-test: $(INSTALLED) ## Run the tests that need a GPU, on this machine's own
 soak: $(INSTALLED) ## A million tokens through the engine with a mock model: memory must stay flat
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/engine/soak.py
 
+speculation: $(INSTALLED) ## Drafts at length: 200,000 draws of every sampling option, 500 prompts of the demo model
+	PYTHONPATH=tests $(BIN)/python tests/engine/speculation/at_length.py
+
 DEMO := src/microscale/demo_model
 demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks anew
 	PYTHONPATH=. $(BIN)/python -m demo.tokenizer $(DEMO)
@@ -131,6 +137,12 @@ demo-data: $(INSTALLED) ## Make the demo model's tokenizer and held-out tasks an
 demo-train: $(INSTALLED) ## Train the demo model into build/demo; goes on where it stopped
 	PYTHONPATH=. $(BIN)/python -m demo.train --run build/demo --tokenizer $(DEMO) --log build/demo/log.jsonl \
 		--minutes 60 --total-minutes 12 --export build/demo/model $(DEMO_ARGS)
+
+# 6 minutes of steps on a GPU, an estimate; see demo/README.md. A trial on a CPU: DEMO_ARGS='--steps 100 --rows 3 --length 256 --guesses 3'
+demo-head: $(INSTALLED) ## Train the demo model's draft head into build/head, and say how many guesses are accepted
+	PYTHONPATH=. $(BIN)/python -m demo.train_head --run build/head --target $(DEMO) --log build/head/log.jsonl \
+		--minutes 60 --total-minutes 6 --export build/head/out $(DEMO_ARGS)
+	PYTHONPATH=. $(BIN)/python -m demo.acceptance $(DEMO) build/head/out
 
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)

@@ -55,6 +55,8 @@ class Options:
     """``loop``, or ``grouped`` (torch's grouped GEMM, for a GPU)."""
     gate: str = "plain"
     """``plain``, or ``compiled``."""
+    frozen: bool = False
+    """The experts' weights come from a checkpoint and stay: they are rounded already."""
 
 
 def normal(*shape: int, std: float) -> nn.Parameter:
@@ -109,10 +111,14 @@ class Experts(nn.Module):
             0, chosen.flatten(), torch.ones(chosen.numel(), device=x.device)
         )
         balance = (share / chosen.numel() * scores.softmax(-1).mean(0)).sum() * c.num_experts
+        gate_up, down = (
+            weight.to(options.dtype) if options.frozen else in_mxfp4(weight, options.dtype)
+            for weight in (self.gate_up, self.down)
+        )
         parts = experts.Weights(
-            in_mxfp4(self.gate_up, options.dtype),
+            gate_up,
             rounded(self.gate_up_bias, options.dtype),
-            in_mxfp4(self.down, options.dtype),
+            down,
             rounded(self.down_bias, options.dtype),
         )
         how = experts.Arithmetic(
@@ -146,8 +152,10 @@ class Model(nn.Module):
         self.norm = nn.Parameter(torch.ones(config.hidden))
         self.lm_head = normal(config.vocab_size, config.hidden, std=0.5 * config.hidden**-0.5)
 
-    def hidden(self, tokens: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer's output, normed, in the products' type; and the mean balance of the experts."""
+    def hidden(self, tokens: Tensor, documents: Tensor, streams: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """The last layer's output, normed, in the products' type; and the mean balance of the experts.
+
+        ``streams`` gets the residual stream before the first layer and behind each."""
         c, dtype = self.config, self.options.dtype
         rope = attention.rope_of(yarn_table(c.rope, c.head_dim, tokens.device), attention.positions(documents))
         flexible = self.options.attention == "flex"
@@ -159,12 +167,16 @@ class Model(nn.Module):
         balances = []
         for layer in self.layers:
             assert isinstance(layer, Layer)
+            if streams is not None:
+                streams.append(x)
             normed = self._norm(x, layer.attention_norm).to(dtype)
             x = x + layer.attention(normed, rope, masks[layer.kind], self.options).float()
             normed = self._norm(x, layer.experts_norm).to(dtype)
             added, balance = layer.experts(normed.flatten(0, 1), self.options)
             x = x + added.view(x.shape)
             balances.append(balance)
+        if streams is not None:
+            streams.append(x)
         return self._norm(x, self.norm).to(dtype), torch.stack(balances).mean()
 
     def forward(self, tokens: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -9,6 +11,10 @@ from hypothesis import HealthCheck, settings
 # A busy machine is no fault of the code: nothing here is judged by how long it took.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests run in one process per core; torch's own threads would only fight each other for them.
 torch.set_num_threads(1)

@@ -264,8 +264,9 @@ FAMILY = re.compile(
     "|".join(re.sub(r"\d.*", "", folder.name).replace("_", "[-_ ]?") for folder in OWN_FOLDERS), re.IGNORECASE
 )
 PRESET = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
-# The two registries, which list them, and the plug-ins, which meet other programs' names.
-MAY_NAME_FAMILIES = {"models/families.py", "text/formats.py"}
+# The two registries, which list them, the plug-ins, which meet other programs' names, and the reader of draft heads,
+# whose files say by such a name what their layers are.
+MAY_NAME_FAMILIES = {"models/families.py", "text/formats.py", "models/draft_heads/config_file.py"}
 
 
 def names_in(node: ast.AST) -> Iterator[str]:

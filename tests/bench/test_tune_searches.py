@@ -367,7 +367,7 @@ def all_kinds() -> dict[Kernels, set[Any]]:
     pairs = set(product(ExpertGemm, (4, 8))) - set(product(experts.WITH_MLP, (4,)))
     return {
         Kernels.GROUPED_GEMM: {(path,) for path in gemm.GemmPath},
-        Kernels.ATTENTION: set(product(attention.Work, attention.HEAD_DIMS, attention.Kv)),
+        Kernels.ATTENTION: {kind(case) for case in attention.cases()},
         Kernels.SPLIT_KV: {(head_dim,) for head_dim in attention.HEAD_DIMS},
         Kernels.SMALL_BATCH_EXPERTS: pairs,
         Kernels.SMALL_BATCH_DENSE: set(product(dense.DenseFormat, dense.COLUMNS, dense.Size)),

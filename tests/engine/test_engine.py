@@ -13,74 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from microscale.engine.engine import Engine
-from microscale.engine.output import Output
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.sampler import Sampler
-from microscale.engine.step.scheduler import Scheduler
 from microscale.engine.step.work import Work
 from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
-from microscale.models.config import LayerKind
+from support.mock_engine import VOCAB, System, alone
 from support.mock_runner import MockRunner, next_token
-from support.sampling import sampling_on_cpu
-
-VOCAB = 97
-CPU = torch.device("cpu")
-
-
-class System:
-    """An engine over the mock model, checked after every step."""
-
-    def __init__(
-        self, limits: Limits, full: int, sliding: int, eos: Sequence[int] = (), *, run_ahead: bool = True
-    ) -> None:
-        pools = {LayerKind.FULL: PagePool(full), LayerKind.SLIDING: PagePool(sliding)}
-        self.limits = limits
-        self.scheduler = Scheduler(pools, limits)
-        self.runner = MockRunner(pools, limits, VOCAB)
-        sampler = Sampler(sampling_on_cpu(VOCAB), VOCAB, CPU, eos)
-        self.engine = Engine(self.runner, self.scheduler, sampler, VOCAB, eos, run_ahead=run_ahead)
-        self.outputs: dict[str, list[Output]] = {}
-
-    def submit(self, name: str, prompt: Sequence[int], max_tokens: int, **options: object) -> Request:
-        request = Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens), **options)  # type: ignore[arg-type]
-        self.engine.submit(request)
-        self.outputs[name] = []
-        return request
-
-    def step(self) -> list[Output]:
-        outputs = self.engine.step()
-        self.engine.check()
-        for output in outputs:
-            self.outputs[output.request_id].append(output)
-        return outputs
-
-    def run(self, most: int = 10_000) -> int:
-        steps = 0
-        while self.engine.has_work:
-            self.step()
-            steps += 1
-            assert steps < most, "the engine does not come to an end"
-        return steps
-
-    def tokens(self, name: str) -> list[int | None]:
-        return [output.token for output in self.outputs[name] if not output.prompt_logprobs]
-
-
-def alone(prompt: Sequence[int], max_tokens: int, window: int, stops: Sequence[int] = ()) -> list[int]:
-    """What the mock model gives a request that has the machine to itself."""
-    tokens = list(prompt)
-    while len(tokens) - len(prompt) < max_tokens:
-        tokens.append(next_token(tokens, window, VOCAB))
-        if tokens[-1] in stops:
-            break
-    return tokens[len(prompt) :]
-
 
 SMALL = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256)
 

@@ -25,19 +25,13 @@ from microscale.text.harmony.grammar import of_turn
 from microscale.text.harmony.parser import HarmonyParser
 from microscale.text.harmony.tokens import NAMES, RETURN, HarmonyTokens
 from microscale.text.output import ChatOutput
-from support.chance_service import VOCAB, engine
+from support.chance_service import SCHEMA, VOCAB, engine, harmony_vocabulary
 from support.sampling import sampling_on_cpu
 from support.tiny_tokenizers import tiny
 
 CPU = torch.device("cpu")
 LETTERS = Vocabulary([b"a", b"b", b"ab", b"<|stop|>"], [3])
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "degrees": {"type": "integer"}},
-    "required": ["city", "degrees"],
-    "additionalProperties": False,
-}
 
 
 def letters() -> Sampler:
@@ -99,10 +93,6 @@ def test_compiled_grammars_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch)
         for count in (1, 2, 3):
             grammars.matcher(f'start: "{word * count}" <|stop|>')
     assert len(grammars._compiled) == 2
-
-
-def harmony_vocabulary() -> Vocabulary:
-    return Vocabulary(tiny().vocabulary(), sorted(tiny().control.values()), tiny().split_pattern)
 
 
 def run_turns(num: int, pages: int) -> tuple[dict[str, list[int]], int]:

@@ -28,6 +28,7 @@ from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
+from microscale.models.taps import Taps
 from support.families import load_gpt_oss
 from support.tiny_checkpoints import CASES, write_hf
 from support.truth import load_transformers
@@ -181,8 +182,8 @@ def test_a_step_scores_no_more_than_its_bound(folders: dict[str, Path]) -> None:
     wide: list[int] = []
     forward = model.forward
 
-    def counted(batch: ForwardBatch, kv: KvCache) -> Logits:
-        logits = forward(batch, kv)
+    def counted(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
+        logits = forward(batch, kv, taps)
         rows.append(len(logits.values))
         wide.append(len(batch.token_ids))
         return logits
@@ -221,8 +222,8 @@ def test_broken_logits_end_the_request_alone(folders: dict[str, Path]) -> None:
     model = load(folders["heads_4_2"])
     forward = model.forward
 
-    def broken(batch: ForwardBatch, kv: KvCache) -> Logits:
-        values = forward(batch, kv).values.clone()
+    def broken(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
+        values = forward(batch, kv, taps).values.clone()
         if len(values) > 2:  # the prompt that is scored, first in the schedule
             values[1] = torch.nan
         return summarise(values)

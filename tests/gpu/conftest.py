@@ -4,6 +4,7 @@ Every kernel that a test starts is held against what is recorded for ``prove``. 
 
     pytestmark = pytest.mark.starts("gpt-oss-20b", {"num_hidden_layers": 4})   # a preset, with overrides
     pytest.mark.starts("gpt-oss-20b", {}, Setting("fast"))                      # and as somebody asks for it
+    pytestmark = pytest.mark.drafts("gpt-oss-20b-eagle3")                       # a draft head's preset
     pytestmark = pytest.mark.odd_shapes                                         # sizes that no model has
 
 Sizes are constants of many kernels, so those of odd shapes are in no list: there the jit function must be one that some
@@ -41,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "starts(preset, overrides, setting): the model whose kernels the tests start")
+    config.addinivalue_line("markers", "drafts(preset): the draft head whose kernels the tests start")
     config.addinivalue_line("markers", "odd_shapes: the tests start kernels at sizes that no model has")
     config.addinivalue_line("markers", "own(reason): belongs to the GPU as it is; skipped where it plays another card")
     play(config)
@@ -114,7 +116,10 @@ def every_kernel_is_listed(request: pytest.FixtureRequest) -> Iterator[None]:
         assert not unknown, f"no model starts {unknown}: is it needed?"
         return
     marker = request.node.get_closest_marker("starts")
-    if marker is None:
+    head = request.node.get_closest_marker("drafts")
+    if head is not None:
+        assert_listed(started, recorded(detect(), [head.args[0]]))
+    elif marker is None:
         assert_listed(started, of_real_models())
     else:
         name, overrides, *setting = marker.args

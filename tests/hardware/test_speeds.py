@@ -15,8 +15,8 @@ from microscale.hardware.speeds import Measured, SpeedFile
 
 H200 = KNOWN["h200"]
 ROWS = (
-    Measured("moe", "x", "small", 48_000_000, 0, "bf16", 20.0),  # floor 10 us: 0.5
-    Measured("moe", "x", "large", 480_000_000, 0, "bf16", 125.0),  # floor 100 us: 0.8
+    Measured("moe", "x", "small", 48_000_000, 0, "bf16", "one", 1, 99, 20.0),  # floor 10 us: 0.5
+    Measured("moe", "x", "large", 480_000_000, 0, "bf16", "one", 1, 99, 125.0),  # floor 100 us: 0.8
 )
 FILE = SpeedFile("sm90", "h200", "2.11", "3.6", "2026-11-15", ROWS)
 
@@ -44,7 +44,7 @@ def test_rows_decide_near_them_and_nowhere_else(measured: Path) -> None:
 
 
 def test_new_rows_replace_old_ones_of_the_same_case() -> None:
-    again = Measured("moe", "x", "small", 48_000_000, 0, "bf16", 16.0)
+    again = Measured("moe", "x", "small", 48_000_000, 0, "bf16", "one", 1, 99, 16.0)
     merged = speeds.merge(FILE, SpeedFile("sm90", "h200", "2.12", "3.7", "2026-12-01", (again,)))
     assert [(row.case, row.us) for row in merged.rows] == [("small", 16.0), ("large", 125.0)]
     assert merged.torch == "2.12"

@@ -12,7 +12,6 @@ import pytest
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.families import SM90, SM120
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
-from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
 from microscale.hardware.tiles.experts import ExpertGemm, Shape
 from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates, choose, possible
 from microscale.hardware.tiles.thresholds import crowd
@@ -43,12 +42,9 @@ def test_wgmma_alone_means_no_measured_tile() -> None:
     assert other.has(Feature.WGMMA)
     # The rule's tile wherever the two differ; and they do differ, or this would show nothing.
     differing = 0
-    for work in Work:
-        for dim in HEAD_DIMS:
-            for kv in Kv:
-                case = attention.Case(work, dim, kv)
-                assert attention.choose(case, other) == attention.by_rule(case, other.family)
-                differing += attention.choose(case, other) != attention.choose(case, h200)
+    for case in attention.cases():
+        assert attention.choose(case, other) == attention.by_rule(case, other.family)
+        differing += attention.choose(case, other) != attention.choose(case, h200)
     assert differing >= 8
     for fmt in dense.DenseFormat:
         for rows in (2880, 5120, 8192, 201088):
@@ -149,14 +145,11 @@ def test_resident_tiles_are_what_the_kernel_can_run(tile: Tile, reason: str | No
 
 @pytest.mark.parametrize("gpu", CARDS, ids=list(KNOWN))
 def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
-    for work in Work:
-        for dim in HEAD_DIMS:
-            for kv in Kv:
-                case = attention.Case(work, dim, kv)
-                tiles = attention.candidates(case, gpu)
-                assert len(tiles) == len(set(tiles)) > 3
-                assert {attention.choose(case, gpu), attention.by_rule(case, gpu.family)} <= set(tiles)
-                assert all(attention.SECTION.misfit(case, tile, gpu.family) is None for tile in tiles)
+    for case in attention.cases():
+        tiles = attention.candidates(case, gpu)
+        assert len(tiles) == len(set(tiles)) > 3
+        assert {attention.choose(case, gpu), attention.by_rule(case, gpu.family)} <= set(tiles)
+        assert all(attention.SECTION.misfit(case, tile, gpu.family) is None for tile in tiles)
     for fmt in dense.DenseFormat:
         for columns in dense.COLUMNS:
             for size in dense.Size:

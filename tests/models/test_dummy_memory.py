@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-# In a process of its own, whose peak is its own. Two layers of experts are 3.4 GB in MXFP4 and 12.7 GB in BF16;
-# embeddings and lm_head are 2.3 GB.
+# In a process of its own, whose peak is its own. The experts of one layer are 1.7 GB in MXFP4 and 6.4 GB in BF16. A
+# part of the vocabulary is enough: embeddings and lm_head would be 2.3 GB more.
 SCRIPT = """
 import json, resource
 from microscale.backends.ops import Preference
@@ -21,22 +21,22 @@ from microscale.engine.sampling_params import SamplingParams
 
 options = LoadOptions(
     "gpt-oss-120b", load_format="dummy", device="cpu", preference=Preference("reference"),
-    overrides={"num_hidden_layers": 2},
+    overrides={"num_hidden_layers": 1, "vocab_size": 16384},
 )
 model = load(prepare(options))
 completion = Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=1)).run()[0]
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"tokens": completion.token_ids, "logprobs": completion.logprobs, "peak": peak}))
 """
-EXPERTS_IN_BF16 = 2 * 128 * 3 * 2880 * 2880 * 2
+EXPERTS_IN_BF16 = 128 * 3 * 2880 * 2880 * 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_layers_of_gpt_oss_120b_run_from_packed_experts() -> None:
+def test_a_layer_of_gpt_oss_120b_runs_from_packed_experts() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
     assert len(result["tokens"]) == 1
     assert -20 < result["logprobs"][0] < 0
-    assert result["peak"] < 8e9 < EXPERTS_IN_BF16
+    assert result["peak"] < 4e9 < EXPERTS_IN_BF16

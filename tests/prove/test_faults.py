@@ -17,9 +17,9 @@ from microscale.kernels.attention.reference import attention
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
 from microscale.prove.interpret.errors import InterpretError
-from microscale.prove.interpret.launched import Edit, interpreted
 from prove.test_interpret import problem, run_grouped, run_small_batch
 from support.errors import errors, rms_step
+from support.interpreted import Edit, interpreted
 from support.ptx_faults import (
     Seeded,
     always_visible,

@@ -22,9 +22,9 @@ from microscale.kernels.dense.packed import pack
 from microscale.kernels.launch import Kernel
 from microscale.kernels.moe import grouped_wgmma
 from microscale.prove.interpret.errors import InterpretError, Race
-from microscale.prove.interpret.launched import Edit, interpreted
 from microscale.prove.interpret.numbers import Array, from_bf16
 from support.errors import assert_close, rms_step, step
+from support.interpreted import Edit, interpreted
 from support.moe_cases import Case, Problem, check_rounded
 from support.ptx_faults import only_in, removed
 from support.ptx_kernels import block_kernel, run_block

@@ -25,10 +25,11 @@ from microscale.engine.step.limits import Limits
 from microscale.engine.step.prompt import PromptInputs, PromptKey
 from microscale.engine.step.runner import PromptSteps
 from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.verify import VerifyInputs
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
-from microscale.models.config import LayerKind
+from microscale.models.config import MAX_DRAFT, LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.recorded import (
     MAX_SEQUENCES,
@@ -57,7 +58,7 @@ def bound(card: str, name: str, precision: str) -> tuple[AnyModel, dict[Kernel, 
     """A model, and all that it was recorded to start."""
     ops = Ops(known(card), Activations.BF16, Preference(), PRECISIONS[precision])
     model = bind_shapes(inventory.models()[name], ops)
-    return model, record(model)
+    return model, record(model, draft_tokens=MAX_DRAFT)
 
 
 def kernels_of(model: AnyModel, *steps: Step) -> set[Kernel]:
@@ -74,6 +75,11 @@ def any_step(draw: st.DrawFn, max_context: int) -> Step:
     if draw(st.booleans()):
         sequences = draw(st.integers(1, MAX_SEQUENCES))
         return Step(sequences, sequences, 1, pages)
+    if draw(st.booleans()):
+        drafted = 1 << draw(st.integers(1, 4))
+        sequences = draw(st.integers(1, MAX_SEQUENCES // 16))
+        tokens = draw(st.integers(drafted + sequences - 1, drafted * sequences))
+        return Step(tokens, sequences, drafted, pages, verify=True)
     longest = draw(st.integers(1, 4) | st.integers(1, MAX_TOKENS))
     sequences = draw(st.integers(1, 3) | st.integers(1, MAX_SEQUENCES))
     tokens = draw(
@@ -118,12 +124,15 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
     cache = model.new_cache(dict.fromkeys(LayerKind, 4))
     standing = DecodeInputs({}, 16, 70, 130, META)
     batches = [standing.batch(GraphKey(rows, width)) for rows in (*range(1, 10), 33, 64, 70) for width in (3, 128, 130)]
+    drafted = VerifyInputs({}, standing.tables, 400, META)
+    for rows, each, width in product((1, 2, 3, 9, 25), (2, 3, 5, 8, 16), (128, 130)):
+        batches.append(drafted.batch(drafted.even_key(rows, each, width)))
     for lengths in ([1], [2], [40], [1, 1, 1], [5, 1, 300], [1, 999, 2, 17, 3]):
         for wanted in (0, 1, None):
             chunks = [Chunk([0] * n, 0, pages(-(-n // 16)), n if wanted is None else wanted) for n in lengths]
             batches.append(build_batch(chunks, 16, META))
     limits = Limits(16, 128, max_num_seqs=70)
-    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 1000, 1024], META)
+    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 1000, 1024], META, draft_tokens=3)
     filled = PromptSteps(model, cache, prompts, Graphs(META, model.ops.uncapturable, enabled=False))
     with recording() as started:
         for batch in batches:
@@ -131,7 +140,7 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
         for tokens, sequences, width in product((1, 2, 3, 17, 40, 65, 300, 1000, 1024), (2, 71), (128, 130)):
             key = PromptKey(tokens, sequences, width)
             filled.body(key)
-            for rows in (0, 1, 3, 64, 70):
+            for rows in (0, 1, 3, 64, 70, 280):
                 filled.tail(key, rows)
     assert started
     assert_listed(started, listed)

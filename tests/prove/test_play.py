@@ -57,8 +57,8 @@ def test_skipped(turn):
 
 def session(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    env["TRITON_CACHE_DIR"] = str(folder / "cache")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    env |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "no:cacheprovider", "--import-mode=importlib"]
     command += [str(folder), "--rootdir", str(folder), "-c", str(folder / "pytest.ini"), *arguments]
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=580, check=False)
 

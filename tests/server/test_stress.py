@@ -196,7 +196,7 @@ def running(client: httpx.Client) -> float:
     return float(next(line for line in text.splitlines() if "num_requests_running{" in line).rpartition(" ")[2])
 
 
-def wait_for(true: Callable[[], bool], within_s: float = 5.0) -> None:
+def wait_for(true: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline
@@ -219,7 +219,7 @@ def test_a_client_that_does_not_read_is_hung_up_on(client: httpx.Client, server:
     with connect(server) as deaf:
         deaf.sendall(request(COMPLETIONS, body))
         wait_for(lambda: running(client) == 1)
-        wait_for(lambda: running(client) == 0, within_s=20)
+        wait_for(lambda: running(client) == 0)
     assert client.post(CHAT, content=chat_with()).status_code == 200
 
 
@@ -237,7 +237,7 @@ def test_a_client_that_does_not_read_is_hung_up_on(client: httpx.Client, server:
 )
 def test_half_requests_are_hung_up_on(client: httpx.Client, server: Live, sent: bytes) -> None:
     with connect(server) as half:
-        half.settimeout(10)
+        half.settimeout(60)
         half.sendall(sent)
         heard = b""
         try:
@@ -264,7 +264,9 @@ def request(path: str, body: object) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-def test_200_streams_at_once_are_not_mixed_up(client: httpx.Client, server: Live) -> None:
+def test_200_streams_at_once_are_not_mixed_up(tmp_path: Path) -> None:
+    """On a server of its own, which gives those time that a busy machine lets wait."""
+
     async def one(many: httpx.AsyncClient, number: int) -> tuple[str, str]:
         prompt = f"client {number:03d} "
         body = {"prompt": prompt, "max_tokens": 60, "stream": True}
@@ -277,15 +279,17 @@ def test_200_streams_at_once_are_not_mixed_up(client: httpx.Client, server: Live
                     text += json.loads(data)["choices"][0]["text"]
         return prompt, text
 
-    async def all_of_them() -> list[tuple[str, str]]:
+    async def all_of_them(server: Live) -> list[tuple[str, str]]:
         limits = httpx.Limits(max_connections=200)
         async with httpx.AsyncClient(base_url=server.address, headers=HEADERS, timeout=60, limits=limits) as many:
             return await asyncio.gather(*(one(many, number) for number in range(200)))
 
-    for prompt, text in asyncio.run(all_of_them()):
-        assert len(text) > 2 * len(prompt)
-        assert (prompt * 60).startswith(text)
-    wait_for(lambda: running(client) == 0)
+    with live(tmp_path / "log") as server:
+        for prompt, text in asyncio.run(all_of_them(server)):
+            assert len(text) > 2 * len(prompt)
+            assert (prompt * 60).startswith(text)
+        with session(server) as client:
+            wait_for(lambda: running(client) == 0)
 
 
 def session(server: Live) -> httpx.Client:
@@ -312,7 +316,7 @@ def test_sigterm_lets_open_requests_finish(tmp_path: Path) -> None:
             *heard, done = events(reply)
         assert done == "[DONE]"
         assert heard[-1]["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_the_drain_has_an_end(tmp_path: Path) -> None:
@@ -331,7 +335,7 @@ def test_the_drain_has_an_end(tmp_path: Path) -> None:
             last = [line for line in response.iter_lines() if line]
             assert last[-2] == "event: response.failed"
             assert json.loads(last[-1].removeprefix("data: "))["response"]["error"]["code"] == "server_error"
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_the_engines_death_is_told_to_all(tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_the_engines_death_is_told_to_all(tmp_path: Path) -> None:
         later = httpx.post(server.address + CHAT, headers=HEADERS, content=chat_with())
         assert later.status_code == 503
         assert httpx.get(server.address + "/health").status_code == 503
-        assert server.process.wait(10) == 1
+        assert server.process.wait(60) == 1
         assert "The engine has ended" in server.log.read_text()
 
 

@@ -13,6 +13,7 @@ from microscale.engine.engine import Engine
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.process.service import Service
+from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.sampler import Sampler
@@ -22,10 +23,17 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind
 from support.sampling import sampling_on_cpu
+from support.tiny_tokenizers import tiny
 
 VOCAB = 600
 ENDS = {b"<|end|>": 7.0, b"<|return|>": 7.0, b"<|call|>": 7.0, b'"': 5.0, b"}": 5.0, b"]": 5.0}
 PAGES = 2048
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
 
 
 class Chance:
@@ -44,7 +52,11 @@ class Chance:
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         newest: list[list[int]] = [[] for _ in schedule] if tokens is None else tokens[:, None].tolist()
         seen = [work.request.tokens + new for work, new in zip(schedule, newest, strict=True)]
-        rows = [self._row(seen[at]) for at, work in enumerate(schedule) for _ in range(work.num_logits)]
+        rows = [
+            self._row([*seen[at], *work.drafts[:place]])
+            for at, work in enumerate(schedule)
+            for place in range(work.num_logits)
+        ]
         return summarise(torch.stack(rows) if rows else torch.empty(0, VOCAB))
 
     def _row(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -52,11 +64,16 @@ class Chance:
         return torch.randn(VOCAB, generator=chance) + self._likes
 
 
-def engine(vocabulary: Vocabulary, limits: Limits, pages: Mapping[LayerKind, int]) -> Engine:
+def engine(
+    vocabulary: Vocabulary,
+    limits: Limits,
+    pages: Mapping[LayerKind, int],
+    speculation: Speculation | None = None,
+) -> Engine:
     torch.set_num_threads(1)
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     sampler = Sampler(sampling_on_cpu(VOCAB), VOCAB, torch.device("cpu"), grammars=Grammars(vocabulary, VOCAB))
-    return Engine(Chance(vocabulary), Scheduler(pools, limits), sampler, VOCAB)
+    return Engine(Chance(vocabulary), Scheduler(pools, limits), sampler, VOCAB, speculation=speculation)
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Service:
@@ -68,3 +85,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Servi
     )
     on_progress(1, 1)
     return Service(made, Ready(VOCAB, limits.max_model_len, (), "chance"))
+
+
+def harmony_vocabulary() -> Vocabulary:
+    return Vocabulary(tiny().vocabulary(), sorted(tiny().control.values()), tiny().split_pattern)

@@ -26,8 +26,9 @@ def run_cases(name: str, beside: str, timeout: float = 280) -> None:
     path = Path(beside).parent / name
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     # One torch thread: the interpreter's work is small numpy operations, and the machine runs other tests beside it.
-    env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", str(path), "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-p", "pytest_timeout", "-p", "support.interpreter_patches"]
     command += ["-W", "ignore::RuntimeWarning"]  # numpy's, for inf - inf: a GPU does the same in silence
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     report = (done.stdout + done.stderr)[-6000:]

@@ -56,7 +56,7 @@ class MockRunner:
                 for kind, cache in self._cache.items():
                     slot = self._slot(kind, work.request.request_id, position)
                     token = known.get(work.request.request_id)
-                    cache[slot] = work.request.tokens[position] if token is None else token
+                    cache[slot] = work.tokens[position - work.first] if token is None else token
         rows = []
         for work in schedule:
             for end in range(work.first + work.count - work.num_logits + 1, work.first + work.count + 1):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from microscale.hardware import KNOWN, Gpu
 from microscale.hardware.tiles import attention, dense, experts, gemm
-from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
+from microscale.hardware.tiles.attention import HEAD_DIMS
 from microscale.hardware.tiles.gemm import GemmPath
 from microscale.hardware.tiles.thresholds import Name, crowd, threshold
 from microscale.kernels.dense import small_batch
@@ -56,10 +56,10 @@ def _gemms(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _attention(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    for work, dim, kv in product(Work, HEAD_DIMS, Kv):
-        tile = attention.choose(attention.Case(work, dim, kv), gpu)
+    for case in attention.cases():
+        tile = attention.choose(case, gpu)
         numbers = (tile.block_m, tile.block_n, tile.warps, tile.stages, tile.registers, tile.prefetch, tile.early)
-        yield f"attention {work} {dim} {kv}", show(*numbers)
+        yield f"attention {case.work} {case.head_dim} {case.kv}", show(*numbers)
     for dim in HEAD_DIMS:
         split = attention.split_kv(dim, gpu)
         limits = (split.splits_per_sm, split.least_keys, split.merged_inside, split.fused_sequences)

@@ -150,17 +150,17 @@ class Dense:
         return entry.run_logits(self._packed, spec, self._gpu, x, path)
 
 
-BatchKey = tuple[int, tuple[int, int, int], torch.dtype]
-"""Tokens, ``AttentionBatch.sizes``, and how keys are stored."""
+BatchKey = tuple[int, tuple[int, int, int], torch.dtype, bool]
+"""Tokens, ``AttentionBatch.sizes``, how keys are stored, and whether drafts are verified."""
 HeadsKey = tuple[BatchKey, HeadsKind]
 
 
 def _batch_key(tokens: int, kv: PagedKv, batch: AttentionBatch) -> BatchKey:
-    return tokens, batch.sizes, kv.k.dtype
+    return tokens, batch.sizes, kv.k.dtype, batch.verify
 
 
 def _shape(key: BatchKey, heads: HeadsKind | None = None) -> BatchShape:
-    return BatchShape(*key[1], key[2] == torch.uint8, heads)
+    return BatchShape(*key[1], key[2] == torch.uint8, heads, key[3])
 
 
 class AttentionKind:

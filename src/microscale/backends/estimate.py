@@ -6,7 +6,6 @@ cached number. Up to ``DECODING_TOKENS`` tokens are as many sequences with one n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,25 +28,10 @@ class Estimate:
     tuned: bool
     """The efficiency was measured on a card of this family, for work of about this size."""
 
-    def __add__(self, other: Estimate) -> Estimate:
-        return Estimate(
-            self.us + other.us,
-            self.floor_us + other.floor_us,
-            self.bytes + other.bytes,
-            self.flops + other.flops,
-            self.tuned and other.tuned,
-        )
-
-    def times(self, count: int) -> Estimate:
-        return Estimate(self.us * count, self.floor_us * count, self.bytes * count, self.flops * count, self.tuned)
-
-
-NOTHING = Estimate(0.0, 0.0, 0, 0, tuned=True)
-
 
 def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) -> Estimate:
     """What ``entry`` will take for ``spec`` on ``gpu``; ``kv_size`` is the bytes of one cached number."""
-    cost = _attention_cost(entry, spec, gpu, kv_size) if isinstance(spec, AttentionSpec) else entry.cost(spec, gpu)
+    cost = cost_of(entry, spec, gpu, kv_size)
     work = (cost.bytes, cost.flops, cost.unit.value, gpu)
     floor, ideal = speeds.floor_us(*work), speeds.ideal_us(*work)
     measured = speeds.efficiency(gpu.family, entry.op, cost.runs_as or entry.name, cost.bytes, cost.flops)
@@ -56,6 +40,11 @@ def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) 
     else:
         us = ideal / cost.efficiency + (0.0 if gpu.is_cpu else cost.launches * LAUNCH_US)
     return Estimate(us, floor, cost.bytes, cost.flops, measured is not None)
+
+
+def cost_of(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) -> Cost:
+    """What ``entry`` must move and compute for ``spec``."""
+    return _attention_cost(entry, spec, gpu, kv_size) if isinstance(spec, AttentionSpec) else entry.cost(spec, gpu)
 
 
 def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, kv_size: int) -> Cost:
@@ -74,8 +63,3 @@ def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, k
 
 def _reach(spec: AttentionSpec) -> int | None:
     return None if spec.window is None else min(spec.context, spec.tokens + spec.window)
-
-
-def total(estimates: Sequence[Estimate]) -> Estimate:
-    """All of them, one after the other."""
-    return sum(estimates, NOTHING)

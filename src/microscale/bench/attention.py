@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microscale.backends.calls import run_attention
+from microscale.backends.measured_as import path_name
+from microscale.bench.launched import counting
 from microscale.bench.layers import PAGE_SIZE, layer_spec
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import GIB, Ceilings, graph_us, measure_ceilings
@@ -22,7 +24,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu, detect
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
-from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
 
 CHECKED_QUERIES = 32
@@ -55,11 +57,13 @@ class Case:
     context: int
     new: int = 1
     fp8: bool = False
+    verify: bool = False
+    """The new tokens are drafts."""
 
     @property
     def name(self) -> str:
         model, kind = self.layer
-        work = "decode" if self.new == 1 else f"prefill {self.new}"
+        work = "decode" if self.new == 1 else f"{'verify' if self.verify else 'prefill'} {self.new}"
         layer = f"{model} {kind.value.partition('_')[0]}"
         return f"{layer}{' fp8' if self.fp8 else ''}, {work}, {self.sequences} x {self.context}"
 
@@ -74,6 +78,7 @@ CASES = (
     *(Case(SINKS_FULL, n, 131072) for n in (1, 8)),
     Case(SINKS_FULL, 1, 1024),
     Case(SINKS_FULL, 8, 8192, fp8=True),
+    *(Case(SINKS_FULL, n, 8192, new=new, verify=True) for n in (1, 8) for new in (2, 4, 8)),
     *(Case(SINKS_SLIDING, 8, context) for context in (4096, 131072)),
     *(Case(SINKS_FULL, 1, n, new=n) for n in (2048, 8192)),
     Case(SINKS_SLIDING, 1, 8192, new=8192),
@@ -110,7 +115,7 @@ def make_batch(case: Case, generator: torch.Generator, device: str = "cuda") -> 
     order = torch.randperm(case.sequences * pages, generator=generator, device=device).int()
     starts = torch.arange(case.sequences + 1, device=device, dtype=torch.int32) * case.new
     lens = torch.full((case.sequences,), case.context, device=device, dtype=torch.int32)
-    return AttentionBatch(starts, lens, order.view(case.sequences, pages), case.new)
+    return AttentionBatch(starts, lens, order.view(case.sequences, pages), case.new, case.verify)
 
 
 def make_kv(case: Case, generator: torch.Generator, device: str = "cuda") -> PagedKv:
@@ -172,14 +177,18 @@ def measure(case: Case, gpu: Gpu, ceilings: Ceilings, repeats: int = 20) -> Row:
     def attend(kv: PagedKv) -> Tensor:
         return run_attention(implementation, spec, gpu, q, kv, batch, sinks if spec.sinks else None)
 
-    error = rms_error(attend(caches[0]), q, caches[0], batch, spec, sinks)
+    shape = replace(spec, batch=BatchShape.of(caches[0], batch))
+    with counting(path_name(implementation, case.layer[1].value, shape, gpu)) as launched:
+        first = attend(caches[0])
+    error = rms_error(first, q, caches[0], batch, spec, sinks)
     check(implementation.name, case.name, gpu.name, error, RMS_TOLERANCE)
     us = graph_us(lambda: [attend(kv) for kv in caches], repeats) / layers
     other = None
     if spec.window is None and not case.fp8:
         caches.clear()
         other = sdpa_us(case, spec, layers, repeats)
-    return row("attention", case.name, implementation.name, us, num_bytes, flops, ceilings, error, other)
+    found = row("attention", case.name, implementation.name, us, num_bytes, flops, ceilings, error, other)
+    return replace(found, launched=launched[0])
 
 
 def sdpa_us(case: Case, spec: AttentionSpec, layers: int, repeats: int) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.calls import run_dense, run_logits
+from microscale.backends.measured_as import path_name
+from microscale.bench.launched import counting
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -135,7 +137,8 @@ def _measure(
         inputs = [
             torch.randn(count, shape.columns, device="cuda", generator=generator, dtype=torch.bfloat16) for _ in packed
         ]
-        y = run_one(packed[0], spec, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
+        with counting(path_name(implementation, shape.name, spec, gpu)) as launched:
+            y = run_one(packed[0], spec, inputs[0])[:CHECKED_TOKENS, :CHECKED_ROWS].float()
         expected = dense(inputs[0][:CHECKED_TOKENS], head)
         error = float((y - expected).norm() / expected.norm())
         check(
@@ -149,7 +152,8 @@ def _measure(
         us = graph_us(ours, repeats) / layers
         other = _cublas_us(packed, inputs, repeats) if implementation.name == "triton_bf16" else None
         num_bytes = weight_bytes(spec) + activation_bytes(spec)
-        yield row("dense", case, implementation.name, us, num_bytes, dense_flops(spec), ceilings, error, other)
+        entry = ("dense", case, implementation.name, us, num_bytes, dense_flops(spec), ceilings, error, other)
+        yield replace(row(*entry), launched=launched[0])
 
 
 def _cublas_us(packed: Sequence[DenseWeights], inputs: Sequence[Tensor], repeats: int) -> float:

@@ -8,12 +8,14 @@ routing given as expert ids and weights: sorting the pairs is inside the figure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from microscale.backends.calls import run_moe
+from microscale.backends.measured_as import path_name
+from microscale.bench.launched import counting
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
 from microscale.errors import Unsupported
@@ -151,7 +153,9 @@ def _measure(
     implementation = _IMPLEMENTATIONS[spec.weight_format, spec.activations]
     x, routing = inputs[0]
     case = f"{model}, {spec.tokens} tokens"
-    error = rms_error(run_moe(implementation, packed[0], spec, gpu, x, routing), x, routing, checked, layer.gate)
+    with counting(path_name(implementation, "experts", spec, gpu)) as launched:
+        first = run_moe(implementation, packed[0], spec, gpu, x, routing)
+    error = rms_error(first, x, routing, checked, layer.gate)
     check(implementation.name, case, gpu.name, error, RMS_TOLERANCE[spec.activations])
 
     def layers() -> None:
@@ -162,4 +166,5 @@ def _measure(
     used = sum(len(routing.expert_ids.unique()) for _, routing in inputs) / len(inputs)
     num_bytes = used * bytes_per_expert(spec) + activation_bytes(spec)
     unit = implementation.cost(spec, gpu).unit.value
-    return row("moe", case, implementation.name, us, num_bytes, expert_flops(spec), ceilings, error, unit=unit)
+    found = row("moe", case, implementation.name, us, num_bytes, expert_flops(spec), ceilings, error, unit=unit)
+    return replace(found, launched=launched[0])

@@ -110,10 +110,10 @@ def run(
     model: AnyModel, shape: Outline, setup: Setup, batch: int, depth: int, prompt: int, trace: Path | None = None
 ) -> list[Profile]:
     """One decoding step of ``batch`` sequences after ``depth`` tokens, and one prompt of ``prompt`` tokens."""
-    floors = {part.layer: part.estimate.floor_us for part in decode_parts(shape, model.ops.plan, setup, batch, depth)}
+    floors = {part.layer: part.forecast.floor_us for part in decode_parts(shape, model.ops.plan, setup, batch, depth)}
     decode = Case("tg", 4 * STEPS, batch, depth)
     plain = _decode_us(model, decode, STEPS)
-    long = {part.layer: part.estimate.floor_us for part in prompt_parts(shape, model.ops.plan, setup, prompt, 0, True)}
+    long = {part.layer: part.forecast.floor_us for part in prompt_parts(shape, model.ops.plan, setup, prompt, 0, True)}
     whole = _prompt_us(model, prompt)
     name_parts(model)
     on_gpu = model.device.type == "cuda"

@@ -14,7 +14,7 @@ import triton
 
 from microscale.bench.rows import Row
 from microscale.errors import Unsupported
-from microscale.hardware import Gpu, card_name, speeds
+from microscale.hardware import Family, Gpu, card_name, speeds
 from microscale.hardware.speeds import Measured, SpeedFile
 
 
@@ -23,21 +23,29 @@ def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None) -> Path
     card = card_name(gpu)
     if card is None:
         raise Unsupported(f"{gpu.name} is not in the table of known cards, so its times say nothing about efficiency.")
-    measured = tuple(
-        Measured(
-            row.op,
-            row.implementation,
-            row.case,
-            round(row.gbs * row.us * 1e3),
-            round(row.tflops * row.us * 1e6),
-            row.unit,
-            round(row.us, 2),
-        )
-        for row in rows
-    )
-    file = (directory or speeds.MEASURED_DIR) / f"{gpu.family.name}.json"
+    return keep([measured(row) for row in rows], gpu.family, card, _versions(), directory)
+
+
+def measured(row: Row) -> Measured:
+    """A benchmark's row as the file keeps it."""
+    work = (round(row.gbs * row.us * 1e3), round(row.tflops * row.us * 1e6), row.unit)
+    launched = row.launched
+    return Measured(
+        row.op, row.implementation, row.case, *work,
+        launched.path, launched.launches, launched.programs, round(row.us, 2),
+    )  # fmt: skip
+
+
+def _versions() -> tuple[str, str, str]:
+    return str(torch.__version__), str(triton.__version__), datetime.now(UTC).date().isoformat()
+
+
+def keep(
+    rows: Sequence[Measured], family: Family, card: str, versions: tuple[str, str, str], directory: Path | None = None
+) -> Path:
+    """Put rows into the file of a family. ``versions``: torch, Triton and the date."""
+    file = (directory or speeds.MEASURED_DIR) / f"{family.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    old = speeds.read(file, gpu.family) if file.exists() else None
-    versions = (str(torch.__version__), str(triton.__version__), datetime.now(UTC).date().isoformat())
-    file.write_text(speeds.merge(old, SpeedFile(gpu.family.name, card, *versions, measured)).to_json())
+    old = speeds.read(file, family) if file.exists() else None
+    file.write_text(speeds.merge(old, SpeedFile(family.name, card, *versions, tuple(rows))).to_json())
     return file

@@ -14,6 +14,18 @@ class WrongResult(MicroscaleError):
 
 
 @dataclass(frozen=True)
+class Launched:
+    """What one call starts."""
+
+    path: str = ""
+    """Which of the implementation's paths; for small ops the op."""
+    launches: int = 0
+    """Kernels of ours, one after the other."""
+    programs: int = 0
+    """Of the largest of them."""
+
+
+@dataclass(frozen=True)
 class Row:
     """One measured case: what ran, how long it took, and how far that is from the card's own ceilings."""
 
@@ -31,6 +43,7 @@ class Row:
     """The matrix units whose ceiling it is held against."""
     other_us: float | None = None
     """The same work through torch (cuBLAS, SDPA), where torch can do it."""
+    launched: Launched = Launched()
 
 
 def row(

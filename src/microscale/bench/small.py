@@ -17,6 +17,7 @@ from torch import Tensor
 from microscale.backends.bound import Small
 from microscale.backends.calls import bind_small
 from microscale.backends.ops import MLP_RUN
+from microscale.bench.launched import counting
 from microscale.bench.layers import layer_spec
 from microscale.bench.rows import Row, check, row
 from microscale.bench.timing import Ceilings, graph_us, measure_ceilings
@@ -150,7 +151,8 @@ def measure(work: Sequence[Work], tokens: int, gpu: Gpu, ceilings: Ceilings, rep
     first, entry = work[0], TritonSmall(gpu)
     ops = bind_small(entry, first.spec, gpu)
     case = f"{first.name}, {tokens}"
-    got = first.run(ops).float()
+    with counting(first.name) as launched:
+        got = first.run(ops).float()
     want = first.run(bind_small(reference.ReferenceSmall(), first.spec, gpu)).float()
     error = float((got - want).norm() / want.norm())
     check(entry.name, case, gpu.name, error, RMS_TOLERANCE)
@@ -158,4 +160,5 @@ def measure(work: Sequence[Work], tokens: int, gpu: Gpu, ceilings: Ceilings, rep
     other = None
     if first.torch is not None:
         other = graph_us(lambda: [item.torch() for item in work if item.torch is not None], repeats) / len(work)
-    return row("small", case, entry.name, us, first.num_bytes, 0, ceilings, error, other)
+    found = row("small", case, entry.name, us, first.num_bytes, 0, ceilings, error, other)
+    return replace(found, launched=launched[0])

@@ -1,12 +1,11 @@
-"""What ``microscale tune`` runs of attention: decode, decode from the projection, and prefill with and without a
-window, of every head size and KV format. Heads are those of the presets; a kind of layer that none of them has, such as
-heads of 128 with a window, is one of theirs with the window changed."""
+"""What ``microscale tune`` runs of attention: decode, with and without drafts, decode from the projection, and prefill
+with and without a window, of every head size and KV format. Heads are those of the presets; a kind of layer that none
+of them has, such as heads of 128 with a window, is one of theirs with the window changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from microscale.bench.attention import (
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
-from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Work
+from microscale.hardware.tiles.attention import Kv, Work
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -73,7 +72,7 @@ class Windowed(Case):
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once."""
-    keys = QUICK if quick else tuple(tiles.Case(*parts) for parts in product(Work, HEAD_DIMS, Kv))
+    keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
         if key.work is not Work.FUSED_DECODE or gpu.has(Feature.PDL):
             yield job_of(key, gpu)
@@ -83,8 +82,10 @@ def case_of(key: tiles.Case) -> Case:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work is Work.FUSED_DECODE:
         return Case(layer, 1, FUSED_CONTEXT, fp8=fp8)
-    if key.work is Work.DECODE:
-        return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, fp8=fp8)
+    if key.work.decodes:
+        spec = Case(layer, 1, 1).spec
+        new = key.work.rows * spec.num_kv_heads // spec.num_heads if key.work is not Work.DECODE else 1
+        return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
     if key.work is Work.PREFILL_WINDOW and key.head_dim == 64:
         layer = SINKS_SLIDING
     case = Case(layer, 1, PREFILL, new=PREFILL, fp8=fp8)

@@ -33,6 +33,7 @@ COMMANDS = {
     "generate": Place("generate", "Complete token ids with token ids, without a tokenizer."),
     "explain": Place("explain", "Say which kernel runs each layer and why, what fits, and how fast it will be."),
     "doctor": Place("doctor", "Say what this machine has, what is missing, and how to mend it."),
+    "report": Place("report", "Check and time every kernel on this GPU, and write a report to send."),
     "bench": Place("measure", "Measure the speed of a model (bench MODEL), of kernels or of a server."),
     "profile": Place("measure", "Say where one decoding step and one prompt go."),
     "quality": Place("quality", "Say what each precision costs in answers, against float32."),

@@ -32,6 +32,10 @@ KernelCacheOption = Annotated[
     Path | None,
     typer.Option(help="The folder of compiled kernels; TRITON_CACHE_DIR or ~/.triton/cache without."),
 ]
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(help='Draft tokens and verify them: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'),
+]
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
 
 

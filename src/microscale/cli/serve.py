@@ -25,6 +25,7 @@ from microscale.cli.options import (
     MoeBackendOption,
     PrecisionOption,
     ReserveOption,
+    SpeculativeOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
@@ -32,6 +33,7 @@ from microscale.cli.options import (
 from microscale.cli.overrides import parse_overrides
 from microscale.engine.process.launch import Launch
 from microscale.engine.process.messages import EngineConfig, Ready
+from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.models import embedded, hub
 from microscale.models.load_format import LoadFormat
@@ -98,6 +100,7 @@ def serve(
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
     threads: ThreadsOption = None,
     kernel_cache: KernelCacheOption = None,
+    speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
     metrics_prefix: Annotated[str, typer.Option(help="Before the colon of every metric; vllm fits its dashboards.")] = (
         "microscale"
@@ -131,6 +134,7 @@ def serve(
     given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
     env = settings.load()
+    parse_config(speculative_config)  # what is wrong with it is said before a process is started
     config = EngineConfig(
         model=model,
         load_format=load_format.value,
@@ -156,6 +160,7 @@ def serve(
         seed=seed,
         threads=threads,
         kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
+        speculative_config=speculative_config,
         drain_s=drain_timeout,
     )
     show_log()

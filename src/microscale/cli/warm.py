@@ -25,10 +25,12 @@ from microscale.cli.options import (
     MoeActivationsOption,
     MoeBackendOption,
     PrecisionOption,
+    SpeculativeOption,
 )
 from microscale.compiling.cache import folder_bytes, use_cache
 from microscale.compiling.job import Job, missing, run_job, workers
 from microscale.engine.loading.warming import recorded
+from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.explain.report import read_model
 from microscale.hardware import Gpu
@@ -65,6 +67,7 @@ def warm(
     max_num_batched_tokens: Annotated[
         int, typer.Option(help="Most tokens in one step; a server with fewer needs no others.", min=1)
     ] = MAX_TOKENS,
+    speculative_config: SpeculativeOption = None,
     kernel_cache: KernelCacheOption = None,
     jobs: Annotated[int | None, typer.Option(help="Processes; what cores and memory allow without.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -85,7 +88,9 @@ def warm(
         make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
     )
     config = read_model(model, env.offline)
-    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens))
+    drafts = parse_config(speculative_config)
+    draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
+    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens, draft_tokens))
     summary = fill(model, card, kernels, use_cache(kernel_cache), jobs or workers(hardware.system_memory()[1]))
     if as_json:
         print_json(asdict(summary))

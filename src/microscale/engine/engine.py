@@ -5,12 +5,15 @@
 While the same requests decode, a step is launched before the tokens of the one before are read: they go into it on the
 device, and the GPU never waits for the host. A request that turns out to have ended has run one step too many, whose
 token is dropped.
+
+With a drafter (``speculation``) a step may carry drafts. Its tokens are read at once: which drafts were accepted
+decides what was computed. A step without any runs ahead as ever, unless the drafter expects to have one next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -20,10 +23,12 @@ from microscale.backends.ops import Logits
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.output import Output, Stats
 from microscale.engine.request import Finish, Request
+from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.decode import take_rows
 from microscale.engine.step.reading import Choice
 from microscale.engine.step.sampler import Drawn, Sampler
-from microscale.engine.step.scheduler import Scheduler
+from microscale.engine.step.scheduler import NO_DRAFTS, Scheduler
+from microscale.engine.step.scoring import score_prompts
 from microscale.engine.step.work import Work
 from microscale.errors import BadRequest, MicroscaleError
 
@@ -50,6 +55,8 @@ class _Flight:
     drawn: Drawn | None
     last: list[Output]
     """Of requests that end with it and have no token of it."""
+    drafted: bool = False
+    """Some request has drafts in it: how far it was computed is known when it is read."""
 
     @property
     def decodes(self) -> bool:
@@ -68,14 +75,16 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         *,
         run_ahead: bool = True,
+        speculation: Speculation | None = None,
     ) -> None:
-        """``run_ahead``: launch a decoding step before the last one's tokens are read."""
+        """``run_ahead``: launch a decoding step before the last one's tokens are read. ``speculation``: who drafts."""
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
         self._vocab = vocab
         self._eos = tuple(eos_token_ids)
         self._run_ahead = run_ahead
+        self._speculation = speculation
         self._rows: dict[str, int] = {}
         """Request → its number in the sampler, never given twice."""
         self._flight: _Flight | None = None
@@ -124,19 +133,34 @@ class Engine:
             if later is not None:
                 self._scheduler.computed(later.schedule)
                 return outputs + self._keep_or_land(later)
-        schedule = self._scheduler.schedule()
+        schedule = self._scheduler.schedule(self._drafts())
         if not schedule:
             return outputs
         flight = self._launch(schedule)
+        if flight.drafted:
+            return outputs + self._land_drafts(flight)
         self._scheduler.computed(schedule)
         return outputs + self._keep_or_land(flight)
 
+    def _drafts(self) -> Mapping[str, Sequence[int]]:
+        """Drafts for the next step, of requests whose tokens are all read."""
+        if self._speculation is None:
+            return NO_DRAFTS
+
+        def cut(request: Request, draft: Sequence[int]) -> Sequence[int]:
+            return self._sampler.cut(self._rows[request.request_id], draft)
+
+        return self._speculation.propose(self._scheduler.drafted(), cut)
+
     def _keep_or_land(self, flight: _Flight) -> list[Output]:
         """Leave a step in the air while another can follow it unread, else wait for its tokens."""
-        if self._run_ahead and self._can_follow(flight):
+        if self._run_ahead and self._can_follow(flight) and not self._expects_drafts(flight):
             self._flight = flight
             return []
         return self._land(flight)
+
+    def _expects_drafts(self, flight: _Flight) -> bool:
+        return self._speculation is not None and self._speculation.expects([request for request, _ in flight.ready])
 
     def _alive(self, ready: tuple[Request, int]) -> bool:
         """The request has not ended since its step was launched."""
@@ -147,9 +171,10 @@ class Engine:
         logits = self._runner.forward(schedule, tokens)
         # Before the prompts are scored: after that they want fewer rows.
         ends = list(accumulate(work.num_logits for work in schedule))
-        outputs, last = self._scores(schedule, ends, logits)
+        outputs, last = score_prompts(schedule, ends, logits.values, self._sampler)
         ready: list[tuple[Request, int]] = []
         rows: list[int] = []
+        drafts: list[Sequence[int]] = []
         ended = {output.request_id for output in last}
         for work, end in zip(schedule, ends, strict=True):
             request = work.request
@@ -159,11 +184,15 @@ class Engine:
                 last.append(Output(request.request_id, None, finish=Finish.LENGTH, num_cached=request.num_cached))
                 continue
             ready.append((request, self._rows[request.request_id]))
-            rows.append(end - 1)
+            rows.extend(range(end - 1 - len(work.drafts), end))
+            drafts.append(work.drafts)
         if ready and len(rows) < len(logits.values):
             logits = take_rows(logits, rows)
-        drawn = self._sampler.draw(logits.values, [number for _, number in ready], logits) if ready else None
-        return _Flight(schedule, outputs, ready, drawn, last)
+        numbers = [number for _, number in ready]
+        drawn = self._sampler.draw(logits.values, numbers, logits, drafts) if ready else None
+        if self._speculation is not None:
+            self._speculation.observe(schedule)
+        return _Flight(schedule, outputs, ready, drawn, last, drafted=any(drafts))
 
     def _launch_after(self, flight: _Flight) -> _Flight | None:
         """The step after ``flight``, if it can do without knowing its tokens."""
@@ -193,36 +222,28 @@ class Engine:
         if flight.drawn is None:
             return outputs
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
-        return outputs + [self._advance(ready[0], choice) for ready, choice in choices if self._alive(ready)]
+        return outputs + [self._advance(ready[0], choice) for ready, [choice] in choices if self._alive(ready)]
 
-    def _scores(self, schedule: list[Work], ends: list[int], logits: Logits) -> tuple[list[Output], list[Output]]:
-        """Log-probabilities of prompts, where they are wanted, and the end of those whose logits are broken.
-
-        ``ends``: where each part of the schedule ends in the rows of the logits.
-        """
-        outputs: list[Output] = []
-        broken: list[Output] = []
-        for work, end in zip(schedule, ends, strict=True):
-            if work.request.scoring and work.first + work.count > work.request.num_scored:
-                try:
-                    outputs.append(self._score(work, logits.values[end - work.num_logits : end]))
-                except MicroscaleError as error:
-                    broken.append(Output(work.request.request_id, None, finish=Finish.ERROR, error=error))
-        return outputs, broken
-
-    def _score(self, work: Work, values: Tensor) -> Output:
-        """The row of a token says how likely the one after it was."""
-        request = work.request
-        # A request that was preempted runs its prompt again; what was told is not told twice.
-        first = max(work.first, request.num_scored)
-        targets = request.prompt[first + 1 : work.first + work.count + 1]
-        rows = values[first - work.first :][: len(targets)]
-        choices = self._sampler.prompt_logprobs(rows, targets, request.params.prompt_logprobs or 0)
-        for choice in choices:
-            choice.check()
-        request.num_scored = first + len(targets)
-        scored = tuple((choice.token, choice.logprob, choice.top) for choice in choices)
-        return Output(request.request_id, None, prompt_logprobs=scored)
+    def _land_drafts(self, flight: _Flight) -> list[Output]:
+        """The same for a step with drafts: first of all pages and counts follow what was accepted."""
+        assert flight.drawn is not None  # who has drafts is ready
+        found = self._sampler.read(flight.drawn)
+        accepted = {
+            request.request_id: len(choices) - 1 for (request, _), choices in zip(flight.ready, found, strict=True)
+        }
+        self._scheduler.computed(flight.schedule, accepted)
+        drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
+        for output in flight.last:
+            self._finish(output.request_id)
+        outputs = flight.outputs + flight.last
+        for (request, _), choices in zip(flight.ready, found, strict=True):
+            told = [self._advance(request, choice) for choice in choices]
+            work = drafted.get(request.request_id)
+            if work is not None and self._speculation is not None:
+                self._speculation.landed(work, len(choices) - 1)
+                told[0] = replace(told[0], drafted=len(work.drafts), accepted=len(choices) - 1)
+            outputs += told
+        return outputs
 
     def _advance(self, request: Request, choice: Choice) -> Output:
         """Append a request's next token, and end it where that was its last."""
@@ -246,6 +267,8 @@ class Engine:
     def _finish(self, request_id: str) -> None:
         self._scheduler.remove(request_id)
         self._sampler.remove(self._rows.pop(request_id))
+        if self._speculation is not None:
+            self._speculation.forget(request_id)
 
     def prepare(self) -> None:
         """Make ready what the first requests will want, before they come."""
@@ -261,7 +284,7 @@ class Engine:
             kind.value: (pool.num_pages - pool.num_free, pool.num_pages) for kind, pool in self._scheduler.pools.items()
         }
         scheduler = self._scheduler
-        return Stats(
+        stats = Stats(
             scheduler.num_waiting,
             scheduler.num_running,
             scheduler.num_preemptions,
@@ -269,6 +292,7 @@ class Engine:
             scheduler.prefix_hits,
             pages,
         )
+        return stats if self._speculation is None else self._speculation.counts.added_to(stats)
 
     def check(self) -> None:
         """Pages, requests and sampler agree, or an AssertionError says how not."""

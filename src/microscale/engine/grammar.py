@@ -52,6 +52,16 @@ class Matcher:
     def accept(self, token: int) -> None:
         self.inner.consume_token(token)
 
+    def after(self, token: int) -> Matcher:
+        """Another matcher, where this one would stand after ``token``. 2 us, and 10 more with a mask of its own."""
+        found = Matcher(self.inner.deep_copy())
+        found.accept(token)
+        return found
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these could follow, one after the other."""
+        return 0 if self.fault else self.inner.validate_tokens(list(tokens))
+
     @property
     def ended(self) -> bool:
         """No token may follow: the grammar is complete, or has failed."""

@@ -27,6 +27,10 @@ class Output:
     prompt_logprobs: tuple[Scored, ...] = ()
     """The next prompt tokens after the first of all, and how likely each was given those before it. A step tells those
     that it ran, in outputs that hold nothing else and come before the request's first token, or its end."""
+    drafted: int = 0
+    """With the first token of a step that had drafts: how many there were …"""
+    accepted: int = 0
+    """… and how many of them were accepted. These, and one token more, are outputs of the same step."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +50,9 @@ class Stats:
     """After the engine was ready. Somebody waited for each; there should be none."""
     kernels_loaded_late: int = 0
     """Compiled before, and brought to the GPU after it was ready."""
+    num_drafts: int = 0
+    """Times that a request had drafts in a step."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: tuple[int, ...] = ()
+    """How often the first token of a draft was accepted, the second, …; empty where nothing is drafted."""

@@ -4,10 +4,13 @@ Decode is one step of ``batch`` sequences, each with one new token over ``contex
 of ``context`` tokens from an empty cache, in steps; only the last token of a prompt goes through lm_head and through
 what follows the keys and values of the last layer. The ceiling is the same work at the card's full rates: its bytes
 over the bandwidth, or its operations over the peak where they take longer.
+
+No CUDA graph holds a prompt: its kernels are started one by one, and a short prompt waits for the host.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,9 +18,15 @@ from typing import Any
 
 from microscale.backends import registry
 from microscale.backends.decision import Plan
-from microscale.backends.estimate import DECODING_TOKENS, Estimate, estimate, total
+from microscale.backends.estimate import DECODING_TOKENS
+from microscale.backends.forecast import Forecast, forecast, total
+from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, Use
 from microscale.models.outline import Outline
+
+HOST_US = {"moe": 330.0, "dense": 60.0, "attention": 80.0, "small": 150.0, "sampling": 100.0}
+"""What starting one use of an op takes on the host, in a prompt. From 120b's prompt of 512 tokens: 27 ms on an H200,
+whose kernels take 24. Hosts differ by a third."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Part:
 
     layer: str
     chosen: str
-    estimate: Estimate
+    forecast: Forecast
 
 
 @dataclass(frozen=True)
@@ -36,13 +45,13 @@ class Prediction:
     batch: int
     context: int
     decode: tuple[Part, ...]
-    prefill: Estimate
+    prefill: Forecast
     step_tokens: int
 
     @property
-    def step(self) -> Estimate:
+    def step(self) -> Forecast:
         """One step of decoding."""
-        return total([part.estimate for part in self.decode])
+        return total([part.forecast for part in self.decode])
 
     @property
     def decode_tok_s(self) -> float:
@@ -60,25 +69,51 @@ class Prediction:
 def predict(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int, step_tokens: int) -> Prediction:
     """Both predictions for decisions that were made."""
     decode = tuple(decode_parts(outline, plan, setup, batch, context))
+    return Prediction(batch, context, decode, predict_prompt(outline, plan, setup, context, step_tokens), step_tokens)
+
+
+def predict_prompt(outline: Outline, plan: Plan, setup: Setup, context: int, step_tokens: int) -> Forecast:
+    """One prompt of ``context`` tokens to its first token."""
     chunks = []
     for cached in range(0, context, step_tokens):
         tokens = min(step_tokens, context - cached)
         last = cached + tokens == context
-        chunks += [part.estimate for part in prompt_parts(outline, plan, setup, tokens, cached, last)]
-    return Prediction(batch, context, decode, total(chunks), step_tokens)
+        chunks += [part.forecast for part in prompt_parts(outline, plan, setup, tokens, cached, last)]
+    steps = -(-context // step_tokens)
+    host = 0.0 if setup.gpu.is_cpu else steps * sum(use.count * HOST_US.get(use.op, 60.0) for use in outline.uses)
+    return _with_host(total(chunks), host)
+
+
+def _with_host(kernels: Forecast, host_us: float) -> Forecast:
+    """The longer of both, and somewhat more where they are alike: host and card wait for each other now and then."""
+    us = math.hypot(kernels.us**2, host_us**2) ** 0.5
+    return replace(kernels, us=us, fixed_us=kernels.fixed_us + us - kernels.us)
 
 
 def decode_parts(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int) -> Iterator[Part]:
     """One step in which ``batch`` sequences decode."""
+    beside = _runs_mlp(outline, plan, setup, batch)
     for use in outline.uses:
         spec, name = _chosen(plan, use, batch)
         changes = {"tokens": batch} | ({"context": context} if use.op == "attention" else {})
         if use.op == "attention" and batch > DECODING_TOKENS:
             # More sequences than are told from a prompt: as often as it takes.
-            part = _estimate(setup, use, name, replace(spec, tokens=1, context=context)).times(batch)
+            part = _forecast(setup, use, name, replace(spec, tokens=1, context=context)).times(batch)
         else:
-            part = _estimate(setup, use, name, replace(spec, **changes))
+            part = _forecast(setup, use, name, replace(spec, **changes))
+        if beside and use.layer.startswith("mlp"):
+            part = replace(part, us=part.us - part.fixed_us, fixed_us=0.0)
         yield Part(use.layer, name, part.times(use.count))
+
+
+def _runs_mlp(outline: Outline, plan: Plan, setup: Setup, tokens: int) -> bool:
+    """Whether the experts' kernels run the dense MLP beside them too: it has no launches of its own then."""
+    for use in outline.uses:
+        if use.op == "moe":
+            spec, name = _chosen(plan, use, tokens)
+            entry = registry.find(use.op, name)
+            return ask(entry, Asked.WITH_MLP, replace(spec, tokens=tokens), setup.gpu).path is not None
+    return False
 
 
 def prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached: int, last: bool) -> Iterator[Part]:
@@ -91,7 +126,7 @@ def prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached
             if count:
                 spec, name = _chosen(plan, use, rows)
                 changes = {"tokens": rows} | ({"context": cached + tokens} if use.op == "attention" else {})
-                parts.append((name, _estimate(setup, use, name, replace(spec, **changes)).times(count)))
+                parts.append((name, _forecast(setup, use, name, replace(spec, **changes)).times(count)))
         if parts:
             yield Part(use.layer, parts[0][0], total([part for _, part in parts]))
 
@@ -102,5 +137,5 @@ def _chosen(plan: Plan, use: Use, tokens: int) -> tuple[Any, str]:
     return decision.spec, decision.chosen
 
 
-def _estimate(setup: Setup, use: Use, name: str, spec: Any) -> Estimate:
-    return estimate(registry.find(use.op, name), spec, setup.gpu, setup.kv_size)
+def _forecast(setup: Setup, use: Use, name: str, spec: Any) -> Forecast:
+    return forecast(registry.find(use.op, name), spec, setup.gpu, setup.kv_size, use.layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.errors import BadSetting
+from microscale.explain.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
 from microscale.explain.predict import Prediction, predict
+from microscale.explain.shared_memory import beside
+from microscale.hardware.published import Published, published
+from microscale.hardware.reach import reach
+from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline
@@ -54,6 +59,10 @@ class Report:
     plan: Plan
     memory: Memory
     prediction: Prediction
+    points: tuple[Point, ...]
+    """Speeds at several batch sizes, contexts and prompts; those of the question are among them."""
+    published: tuple[Published, ...]
+    """What others say of their engines, on this kind of card."""
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` where it fits."""
 
@@ -67,13 +76,38 @@ class Report:
                 "bytes": self.memory.by_kind(),
                 "max_context": self.memory.max_context,
                 "max_sequences": self.memory.max_sequences,
+                "beside_system": [entry.to_json() for entry in beside(self.memory)],
             },
-            "predicted": {
-                "decode_tok_s": round(self.prediction.decode_tok_s, 1),
-                "decode_ceiling_tok_s": round(self.prediction.decode_ceiling_tok_s, 1),
-                "prefill_tok_s": round(self.prediction.prefill_tok_s, 1),
-            },
+            "predicted": self._predicted(),
         }
+
+    def _predicted(self) -> dict[str, Any]:
+        asked, prompt = self.asked, self.prompt
+        read = reach(self.setup.gpu)
+        return {
+            "decode_tok_s": round(asked.tok_s, 1),
+            "decode_ceiling_tok_s": round(asked.ceiling, 1),
+            "prefill_tok_s": round(prompt.tok_s, 1),
+            "interval": 0.9,
+            "decode": [point.to_json() for point in self.points if point.kind is Kind.DECODE],
+            "prefill": [point.to_json() for point in self.points if point.kind is Kind.PREFILL],
+            "bandwidth": {"sheet_gbs": self.setup.gpu.bandwidth_gbs, **asdict(read)},
+            "published": [row.to_json() for row in self.published],
+        }
+
+    @property
+    def asked(self) -> Point:
+        """Decoding at the batch and context of the question."""
+        return self._point(Kind.DECODE, self.prediction.batch)
+
+    @property
+    def prompt(self) -> Point:
+        """A prompt as long as the context."""
+        return self._point(Kind.PREFILL, 1)
+
+    def _point(self, kind: Kind, batch: int) -> Point:
+        wanted = (kind, batch, self.prediction.context)
+        return next(point for point in self.points if (point.kind, point.batch, point.context) == wanted)
 
 
 def explain(question: Question) -> Report:
@@ -92,7 +126,16 @@ def explain(question: Question) -> Report:
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
     prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
-    return Report(question, setup, shape, plan, memory, prediction, why)
+    batches = sorted({*BATCHES, question.batch})
+    contexts = sorted({min(SHORT_CONTEXT, context), context})
+
+    def fits(sequences: int, tokens: int) -> bool:
+        asked = tokens == context and sequences in (1, question.batch)
+        return asked or (memory.fits and memory.fixed + memory.kv.bytes(tokens, sequences) <= memory.usable)
+
+    points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
+    others = published(preset_name(question.model), gpu)
+    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why)
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from rich.markup import escape
 
 from microscale.backends.decision import Decision, PathSpan, Span
-from microscale.backends.plan import uncapturable
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
+from microscale.explain.shared_memory import beside
+from microscale.explain.speed_text import WIDTH, prediction_lines
 from microscale.hardware import GIB
+from microscale.hardware.unified import PAGE_CACHE
 
-WIDTH = 80
 MOST_NAMES = 3
 """Of paths that one reason keeps out; the JSON has all."""
 
@@ -27,7 +28,7 @@ def render(report: Report, reasons: bool = True) -> list[str]:
         "",
         *_memory(report),
         "",
-        *_prediction(report),
+        *prediction_lines(report),
     ]
 
 
@@ -179,6 +180,10 @@ def _memory(report: Report) -> Iterator[str]:
     batch = "one sequence" if memory.workload.sequences == 1 else f"{memory.workload.sequences} sequences"
     many = f"{memory.max_sequences} sequences of {memory.context} tokens"
     yield f"  fits: {memory.max_context} tokens for {batch}; {many}"
+    for entry in beside(memory):
+        taken = f"{gib(entry.system.takes)} + {gib(PAGE_CACHE)} page cache"
+        left = f"{entry.max_context} tokens; {entry.max_sequences} sequences of {memory.context}"
+        yield f"  with {entry.system.name} ({taken}): {left if entry.max_context else 'does not fit'}"
 
 
 def _kv_text(report: Report) -> str:
@@ -189,38 +194,3 @@ def _kv_text(report: Report) -> str:
     if not memory.kv.sliding_per_position:
         return text
     return f"{text} in full layers, {memory.kv.per_sequence_sliding() / 2**20:.1f} MiB a sequence in sliding ones"
-
-
-def _prediction(report: Report) -> Iterator[str]:
-    prediction, step = report.prediction, report.prediction.step
-    yield "[bold]predicted[/]"
-    alone = uncapturable(report.plan, prediction.batch)
-    if alone is not None and not report.setup.gpu.is_cpu:
-        text = f"decode runs without CUDA graphs, slower than this: {alone}"
-        yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
-    yield (
-        f"  decode  [bold]{_rate(prediction.decode_tok_s)}[/] tok/s, ceiling {_rate(prediction.decode_ceiling_tok_s)}"
-        f"  (batch {prediction.batch}, context {prediction.context})"
-    )
-    bound = f"{step.bytes / 1e9:.2f} GB a step at {report.setup.gpu.bandwidth_gbs:.0f} GB/s = {step.floor_us:.0f} us"
-    yield f"          {bound}; expected {step.us:.0f} us"
-    shares: dict[str, tuple[float, int]] = {}
-    for part in prediction.decode:
-        name = part.layer if part.layer.endswith("_attention") else part.layer.partition(".")[0]
-        us, num_bytes = shares.get(name, (0.0, 0))
-        shares[name] = (us + part.estimate.us, num_bytes + part.estimate.bytes)
-    text = ", ".join(
-        f"{name} {us / step.us:.0%} ({num_bytes / 1e9:.2f} GB)"
-        for name, (us, num_bytes) in sorted(shares.items(), key=lambda item: -item[1][0])
-    )
-    yield from textwrap.wrap(text, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
-    flops = prediction.prefill.flops / 1e12
-    yield (
-        f"  prefill [bold]{_rate(prediction.prefill_tok_s)}[/] tok/s, "
-        f"ceiling {_rate(prediction.context / prediction.prefill.floor_us * 1e6)}"
-        f"  ({prediction.context} tokens, {flops:.3g} TFLOP)"
-    )
-
-
-def _rate(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"

@@ -1,9 +1,10 @@
 """How near to a card's ceilings each implementation came where it was measured.
 
 ``measured/<family>.json`` holds rows of benchmarks: the work (bytes and operations, as the implementation's ``cost``
-counts them) and the microseconds that it took in a CUDA graph, launches included. A row's efficiency is the ideal time
-by the table's rates (``ideal_us``) over that. ``efficiency`` answers for other work of the same implementation from the
-nearest rows, and gives ``None`` where nothing near enough was measured: then the implementation's stated figure holds.
+counts them), the path that ran it, its launches, and the microseconds that it took in a CUDA graph, launches included.
+A row's efficiency is the ideal time by the table's rates (``ideal_us``) over that. ``efficiency`` answers for other
+work of the same implementation from the nearest rows, and gives ``None`` where nothing near enough was measured: then
+the implementation's stated figure holds. The oracle ranks by it. What ``explain`` predicts comes from ``known_times``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import Any
 
 from microscale.errors import BadSetting
 from microscale.hardware.families import KNOWN, Family, Gpu
+from microscale.hardware.fit import peak_tflops
 
 MEASURED_DIR = Path(__file__).parent / "measured"
 NEAR = 2.0
 """Rows further away than this many doublings of bytes or operations say nothing about a piece of work."""
+TOO_FAST = 1.5
+"""Rates of the table are right within a tenth; what is half as fast again was measured wrongly."""
 HEAD = ("family", "gpu", "torch", "triton", "date")
 
 
@@ -36,6 +40,12 @@ class Measured:
     flops: int
     unit: str
     """Whose peak the operations are held against: ``bf16``, ``fp8`` or ``fp4``."""
+    path: str
+    """Which of the implementation's paths ran it; for small ops the op."""
+    launches: int
+    """Kernels of ours that one call started."""
+    programs: int
+    """Programs of the largest of them; 0 where it was not counted."""
     us: float
 
     def efficiency(self, card: Gpu) -> float:
@@ -62,9 +72,7 @@ class SpeedFile:
 
 def _ends_us(num_bytes: float, flops: float, unit: str, gpu: Gpu) -> tuple[float, float]:
     """Reading alone, at full bandwidth, and computing alone, at the unit's peak."""
-    peaks = {"bf16": gpu.peak.bf16, "fp8": gpu.peak.fp8, "fp4": gpu.peak.fp4}
-    tflops = peaks[unit] or gpu.peak.bf16
-    return num_bytes / (gpu.bandwidth_gbs * 1e3), flops / (tflops * 1e6)
+    return num_bytes / (gpu.bandwidth_gbs * 1e3), flops / (peak_tflops(unit, gpu) * 1e6)
 
 
 def floor_us(num_bytes: float, flops: float, unit: str, gpu: Gpu) -> float:
@@ -133,8 +141,7 @@ def _row(file: Path, data: Any, head: Mapping[str, Any]) -> Measured:
     row = Measured(**data)
     if row.unit not in ("bf16", "fp8", "fp4") or not row.us > 0 or row.bytes + row.flops <= 0:
         raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is no measured work.")
-    # Rates of the table are right within a tenth; what is half as fast again was measured wrongly.
-    if row.efficiency(KNOWN[head["gpu"]]) > 1.5:
+    if row.efficiency(KNOWN[head["gpu"]]) > TOO_FAST:
         raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {head['gpu']} can be.")
     return row
 

@@ -177,6 +177,8 @@ def _signed(mask: int) -> int:
 
 def _move_bits(words: Tensor, moves: Iterable[tuple[int, int]]) -> Tensor:
     """int32 words with bit ``source`` at ``target`` for each pair; bits that move equally far move together."""
+    if not has_numbers(words):  # a shape: there is nothing to move, and torch would take a millisecond a step
+        return words
     masks: dict[int, int] = {}
     for source, target in moves:
         masks[target - source] = masks.get(target - source, 0) | 1 << target

@@ -9,8 +9,8 @@ from microscale.errors import BadConfig
 
 MAX_NUMBER = 2**31 - 1
 """No size or constant of a model is larger, and every one fits the kernels' 32-bit arguments."""
-
-
+MAX_DRAFT = 15
+"""Tokens of a draft in speculative decoding, at most: with the token before them, 16 of a sequence run in a step."""
 NO_SLIDING_LAYERS = 1
 """What a config has as ``sliding_window`` where no layer slides: a window of the token itself. The engine then keeps
 the fewest pages of sliding layers that it can, and these take no memory."""

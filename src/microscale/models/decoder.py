@@ -4,6 +4,9 @@ The *body* is every layer up to the last one's queries: it runs all tokens and w
 the rest, attention of the last layer on: it runs the tokens whose logits are wanted. A prompt of a thousand tokens
 wants one. The two are apart because a captured graph of the body is of one number of tokens, and one of the tail of one
 number of logits.
+
+Either way the residual stream may be tapped between layers (``taps.py``), for a draft head. Taps change no logits:
+nothing else is computed in another way, and without taps nothing is done at all.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Logits, PagedKv, RopeTable
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.taps import Taps
 
 State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
@@ -72,36 +76,61 @@ class Decoder(ABC, Generic[State]):
     def end(self, x: Tensor, state: State) -> Logits:
         """Logits ``[rows, vocabulary]`` in float32 from what the last layer gives."""
 
+    @abstractmethod
+    def stream(self, x: Tensor, state: State, out: Tensor) -> None:
+        """The residual stream between two layers, with all that is still to be added to it, into ``out``."""
+
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
-        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache."""
+    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
+        """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache, and what
+        is tapped to ``taps``."""
         wanted = batch.logits
         if wanted is not None:
-            q, x = self.body(batch, kv)
+            q, x = self.body(batch, kv, taps)
             return self.tail(q[wanted.rows], x[wanted.rows], wanted.attention, kv)
-        x, state = self.begin(batch.token_ids)
-        for layer, layer_kv in self._in_turn(kv):
-            x, state = layer.forward(x, state, batch, layer_kv, self.rope[layer.kind])
+        x, state = self._run(len(self.layers), batch, kv, taps)
         return self.end(x, state)
 
     @torch.inference_mode()
-    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]:
-        """Queries of the last layer and its residual stream, of all tokens."""
-        x, state = self.begin(batch.token_ids)
-        for layer, layer_kv in self._in_turn(kv):
-            if layer is not self.layers[-1]:
-                x, state = layer.forward(x, state, batch, layer_kv, self.rope[layer.kind])
-        return layer.queries(x, state, batch, layer_kv, self.rope[layer.kind])
+    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
+        """Queries of the last layer and its residual stream, of all tokens.
 
-    def _in_turn(self, kv: KvCache) -> Iterator[tuple[DecoderLayer[State], PagedKv]]:
-        """Each layer with its part of the cache, as long as nothing else is due."""
-        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            if self._is_due is not None and self._is_due():
-                raise GaveWay
-            yield layer, layer_kv
+        A tap behind the last layer needs all tokens there too; the tail then computes its few rows again.
+        """
+        x, state = self._run(len(self.layers) - 1, batch, kv, taps)
+        self._give_way()
+        last, last_kv = self.layers[-1], kv.layers[-1]
+        q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
+        if taps is not None and taps.at(len(self.layers)) is not None:
+            self._tap(taps, len(self.layers), *last.attend(q, x, last_kv, batch.attention[last.kind]))
+        return q, x
 
     @torch.inference_mode()
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
         """Logits of some tokens, from what the body gave for them."""
         last = self.layers[-1]
         return self.end(*last.attend(q, x, kv.layers[-1], queries[last.kind]))
+
+    def _run(self, num_layers: int, batch: ForwardBatch, kv: KvCache, taps: Taps | None) -> tuple[Tensor, State]:
+        """The first layers, and the taps up to behind them."""
+        assert len(kv.layers) == len(self.layers)
+        x, state = self.begin(batch.token_ids)
+        for place in range(num_layers):
+            self._give_way()
+            if taps is not None:
+                self._tap(taps, place, x, state)
+            layer = self.layers[place]
+            x, state = layer.forward(x, state, batch, kv.layers[place], self.rope[layer.kind])
+        if taps is not None:
+            self._tap(taps, num_layers, x, state)
+        return x, state
+
+    def _give_way(self) -> None:
+        """Before each layer: is something else due?"""
+        if self._is_due is not None and self._is_due():
+            raise GaveWay
+
+    def _tap(self, taps: Taps, place: int, x: Tensor, state: State) -> None:
+        out = taps.at(place)
+        if out is not None:
+            self.stream(x, state, out)

@@ -16,6 +16,7 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.random_checkpoint import Published
+from microscale.models.taps import Taps
 
 Config = TypeVar("Config")
 Weights = TypeVar("Weights")
@@ -88,9 +89,9 @@ class AnyModel(Protocol):
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
 
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits: ...
+    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
 
-    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]: ...
+    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from microscale.backends.ops import (
@@ -113,6 +114,12 @@ class PreNormModel(Decoder[Added]):
 
     def begin(self, token_ids: Tensor) -> tuple[Tensor, Added]:
         return self.embed(token_ids), None
+
+    def stream(self, x: Tensor, state: Added, out: Tensor) -> None:
+        if state is None:
+            out.copy_(x)
+        else:
+            torch.add(x, state, out=out)
 
     def end(self, x: Tensor, state: Added) -> Logits:
         assert state is not None  # there is a layer

@@ -48,11 +48,13 @@ class Step:
     """Width of the page tables."""
     rows: int | None = None
     """Tokens whose logits are wanted; ``None``: all."""
+    verify: bool = False
+    """Sequences decode with drafts."""
 
     def batch(self) -> ForwardBatch:
         def of_each(sequences: int, longest: int) -> dict[LayerKind, AttentionBatch]:
             starts, lens, table = _ints(sequences + 1), _ints(sequences), _ints(sequences, self.pages)
-            return dict.fromkeys(LayerKind, AttentionBatch(starts, lens, table, longest))
+            return dict.fromkeys(LayerKind, AttentionBatch(starts, lens, table, longest, self.verify))
 
         logits = None
         if self.rows is not None:
@@ -92,8 +94,11 @@ def page_counts(max_context: int, page_size: int = PAGE_SIZE) -> list[int]:
     return sorted({most, *(4**power for power in range(12) if 4**power < most)})
 
 
-def steps(max_context: int, page_size: int = PAGE_SIZE, max_tokens: int = MAX_TOKENS) -> Iterator[Step]:
-    """Decoding in every number; prompts in every larger one; and every way of attention in every width of table."""
+def steps(
+    max_context: int, page_size: int = PAGE_SIZE, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0
+) -> Iterator[Step]:
+    """Decoding in every number; prompts in every larger one; and every way of attention in every width of table.
+    ``draft_tokens``: of a sequence, at most."""
     widths = page_counts(max_context, page_size)
     for tokens in token_counts(max_tokens):
         if tokens <= MAX_SEQUENCES:
@@ -102,6 +107,10 @@ def steps(max_context: int, page_size: int = PAGE_SIZE, max_tokens: int = MAX_TO
             yield Step(tokens, 1, tokens, widths[-1])
     for pages, (sequences, longest) in product(widths, ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40))):
         yield Step(sequences + longest - 1, sequences, longest, pages)
+    # As the runner rounds it, the longest sequence has a power of two of tokens.
+    drafted = [1 << power for power in range(1, 1 + draft_tokens.bit_length())] if draft_tokens else []
+    for pages, sequences, longest in product(widths, (1, 3), drafted):
+        yield Step(sequences + longest - 1, sequences, longest, pages, verify=True)
     for rows in (0, 1, 2, 3):
         yield Step(300, 3, 200, widths[-1], rows)
 
@@ -154,13 +163,13 @@ def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE)
     return kernels
 
 
-def record(model: AnyModel, max_tokens: int = MAX_TOKENS) -> dict[Kernel, Launch]:
-    """Every kernel that the bound model may start in steps of up to ``max_tokens``, with a launch of each. Nothing is
-    compiled, and no GPU is needed."""
+def record(model: AnyModel, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0) -> dict[Kernel, Launch]:
+    """Every kernel that the bound model may start in steps of up to ``max_tokens``, with a launch of each; and with
+    drafts of up to ``draft_tokens``. Nothing is compiled, and no GPU is needed."""
     kv = model.new_cache(dict.fromkeys(LayerKind, 4))
     vocab = model.config.vocab_size
     with recording() as found:
-        for step in steps(model.config.max_context, model.page_size, max_tokens):
+        for step in steps(model.config.max_context, model.page_size, max_tokens, draft_tokens):
             run_step(model, step, kv)
         for rows in (1, 3):
             values = _floats(rows, vocab)

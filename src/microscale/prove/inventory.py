@@ -1,8 +1,8 @@
 """The list that ``prove`` compiles: what the models start on a card, recorded from the code that starts it.
 
 Every preset and the embedded model, in every precision that a user can ask for (``SETTINGS``), and the expert layers as
-vLLM's ranks hold them. Nothing here names a kernel: a kernel that nobody starts is not proved, and one that is started
-and not proved fails ``tests/gpu``.
+vLLM's ranks hold them. Draft heads are listed where they are asked for by name. Nothing here names a kernel: a kernel
+that nobody starts is not proved, and one that is started and not proved fails ``tests/gpu``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.kernels.launch import Kernel, Launch
+from microscale.models.config import MAX_DRAFT
+from microscale.models.draft_heads.config import HeadConfig
+from microscale.models.draft_heads.presets import PRESETS as HEADS
+from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.embedded import NAME, embedded_folder
 from microscale.models.families import PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
@@ -59,6 +63,10 @@ SETTINGS = (
     Setting("fast", dense="mxfp8", preference=Preference(backend="triton_mxfp8_a8")),
     Setting("fast", preference=Preference(backend="triton_mxfp4_a8")),
 )
+HEAD_PRECISIONS = (make_precision(), make_precision(layer_formats=("lm_head=mxfp8",), kv_cache_dtype="fp8"))
+"""What a user may ask of a draft head."""
+HEAD_CONTEXT = 1 << 17
+"""Positions of the longest target: heads share the widths of its page tables."""
 
 
 @cache
@@ -70,10 +78,12 @@ def models() -> Mapping[str, ModelConfig]:
 def recorded(
     gpu: Gpu, names: Sequence[str] | None = None, settings: Sequence[Setting] = SETTINGS
 ) -> dict[Kernel, list[str]]:
-    """Every kernel that may be started on this card, with the models that start it; by default those of all models."""
+    """Every kernel that may be started on this card, with the models that start it; by default those of all models. A
+    draft head is listed by its preset's name."""
     found: dict[Kernel, list[str]] = {}
     for name in models() if names is None else names:
-        for source, kernels in _of_model(name, models()[name], gpu, settings):
+        of_name = _of_head(name, HEADS[name], gpu) if name in HEADS else _of_model(name, models()[name], gpu, settings)
+        for source, kernels in of_name:
             for kernel in kernels:
                 users = found.setdefault(kernel, [])
                 if source not in users:
@@ -95,12 +105,18 @@ def _of_model(
             continue
 
 
+def _of_head(name: str, config: HeadConfig, gpu: Gpu) -> Iterator[tuple[str, dict[Kernel, Launch]]]:
+    for precision in HEAD_PRECISIONS:
+        ops = Ops(gpu, Activations.BF16, Preference(), precision)
+        yield name, record_head(bind_head_shapes(config, ops), HEAD_CONTEXT)
+
+
 def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kernel, Launch] | None:
     """The kernels of a model as somebody asked for it; ``None`` where the card refuses that."""
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
         ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))
-        return record(bind_shapes(config, ops))
+        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT)
     except Unsupported:
         return None
 

@@ -120,12 +120,17 @@ def parse(statement: str) -> Instruction:
 
 def _instruction(found: re.Match[str]) -> Instruction:
     guard = found["guard"]
-    operands = re.sub(r"//[^\n]*", "", found["operands"])
+    operands = found["operands"]
+    if "//" in operands:
+        operands = re.sub(r"//[^\n]*", "", operands)
     return Instruction(found["opcode"], tuple(split(operands)), guard.replace(" ", "") if guard else None)
 
 
 def split(operands: str) -> list[str]:
     """Operands at the commas that are in no bracket: ``{%r1, %r2}, [%rd1 + 4], 0`` are three."""
+    if "{" not in operands and "(" not in operands and "[" not in operands:
+        parts = [part.strip() for part in operands.split(",")]
+        return parts if any(parts) else []
     parts, depth, start = [], 0, 0
     for at, char in enumerate(operands):
         depth += (char in "{[(") - (char in "}])")

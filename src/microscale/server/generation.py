@@ -84,6 +84,9 @@ async def generate(
                     continue
                 if step.finish is not None:
                     streams[at].close()
+                    if host.drafts:
+                        drafted, accepted = zip(*(stream.drafts for stream in streams), strict=True)
+                        record.drafts = sum(drafted), sum(accepted)
                 yield choice, step
     finally:
         clock.tell()

@@ -45,6 +45,8 @@ class Host:
     """Requests that are being answered."""
     strict_requests: bool = False
     """Refuse keys that are not known, instead of passing them over."""
+    drafts: bool = False
+    """The engine has a drafter."""
     start_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the parts of the engine's start took."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)

@@ -118,9 +118,23 @@ class _EngineCounters(Collector):
             "kernels_compiled_after_ready": last.kernels_compiled_late,
             "kernels_loaded_after_ready": last.kernels_loaded_late,
         }
+        if last.accepted_per_pos:
+            counts |= {
+                "spec_decode_num_drafts": last.num_drafts,
+                "spec_decode_num_draft_tokens": last.num_draft_tokens,
+                "spec_decode_num_accepted_tokens": last.num_accepted_tokens,
+            }
         families: list[Metric] = []
         for name, value in counts.items():
-            family = CounterMetricFamily(f"{self._prefix}:{name}", name.replace("_", " "), labels=["model_name"])
+            family = self._family(name, "model_name")
             family.add_metric([self._model], value)
             families.append(family)
+        if last.accepted_per_pos:
+            family = self._family("spec_decode_num_accepted_tokens_per_pos", "model_name", "position")
+            for place, value in enumerate(last.accepted_per_pos):
+                family.add_metric([self._model, str(place)], value)
+            families.append(family)
         return families
+
+    def _family(self, name: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"{self._prefix}:{name}", name.replace("_", " "), labels=labels)

@@ -126,6 +126,7 @@ async def serve(options: ServeOptions) -> int:
                 options.allowed_hosts,
                 allowed_origins=options.allowed_origins,
                 strict_requests=options.strict_requests,
+                drafts=options.engine.speculative_config is not None,
                 start_s=start_s,
             )
             try:

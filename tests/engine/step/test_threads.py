@@ -10,7 +10,7 @@ import torch
 
 from microscale import hardware
 from microscale.backends.decision import Plan
-from microscale.backends.ops import Activations
+from microscale.backends.ops import Activations, Logits
 from microscale.backends.plan import Setup, make_plan
 from microscale.engine.generate import Generation
 from microscale.engine.loading.options import LoadOptions
@@ -24,6 +24,7 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
+from microscale.models.taps import Taps
 from support.families import gpt_oss_preset
 from support.loading import load_model
 
@@ -88,9 +89,9 @@ def test_a_generation_decodes_with_one_and_reads_its_prompt_with_all(given_threa
     seen: list[tuple[int, int]] = []
     forward = model.forward
 
-    def counted(batch: ForwardBatch, kv: KvCache):  # type: ignore[no-untyped-def]
+    def counted(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
         seen.append((len(batch.token_ids), torch.get_num_threads()))
-        return forward(batch, kv)
+        return forward(batch, kv, taps)
 
     model.forward = counted  # type: ignore[method-assign]
     Generation(model, [[1] * 600], SamplingParams(max_tokens=3, ignore_eos=True)).run()

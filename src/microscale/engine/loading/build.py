@@ -13,6 +13,7 @@ from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import Model, ModelRunner
@@ -63,7 +64,9 @@ def build_engine(
         prefix_caching=queueing.prefix_caching,
     )
     model = load(prepared, on_progress)
-    engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary)
+    drafts = prepared.options.speculative
+    speculation = None if drafts is None else Speculation.of(drafts)
+    engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
     return Built(
         engine, config, max_model_len, describe(prepared.plan, prepared.setup.precision, prepared.memory, pages)
     )
@@ -77,6 +80,7 @@ def assemble(
     enforce_eager: bool = False,
     fill_up_prompts: bool | None = None,
     vocabulary: Vocabulary | None = None,
+    speculation: Speculation | None = None,
 ) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
 
@@ -85,5 +89,13 @@ def assemble(
     config = model.config
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
     sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
-    runner = ModelRunner(model, pools, limits, enforce_eager=enforce_eager, fill_up_prompts=fill_up_prompts)
-    return Engine(runner, Scheduler(pools, limits), sampler, config.vocab_size, config.eos_token_ids)
+    runner = ModelRunner(
+        model,
+        pools,
+        limits,
+        enforce_eager=enforce_eager,
+        fill_up_prompts=fill_up_prompts,
+        draft_tokens=0 if speculation is None else speculation.most,
+    )
+    scheduler = Scheduler(pools, limits)
+    return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

@@ -1,7 +1,8 @@
 """What a model takes, before it is loaded: weights by layer kind, KV cache, activations, graphs, and what fits.
 
     usable = weights + runtime + graphs + activations of one step + KV cache
-    KV cache = sequences * (full layers: context; sliding layers: window + one page) + sliding layers: one step
+    KV cache = sequences * (full layers: context; sliding layers: window + drafts + one page)
+             + sliding layers: one step
 
 A step writes its keys before it attends, so for its length sliding layers hold the step's tokens beside their windows.
 """
@@ -52,6 +53,8 @@ class Workload:
     """The part of the memory that may be used (``--gpu-memory-utilization``)."""
     reserve: int | None = None
     """Bytes that stay with the system where it shares its memory (``--reserve-memory``); ``None``: by the machine."""
+    draft_tokens: int = 0
+    """Drafted tokens of a sequence in one step (``--speculative-config``)."""
 
     def check_page_size(self) -> None:
         if not 1 <= self.page_size <= MAX_PAGE_SIZE:
@@ -77,6 +80,7 @@ class KvNeed:
     window: int
     page_size: int
     step_tokens: int
+    draft_tokens: int = 0
 
     def bytes(self, context: int, sequences: int) -> int:
         pages = -(-context // self.page_size)
@@ -84,10 +88,15 @@ class KvNeed:
 
     def per_sequence_sliding(self) -> int:
         """All that a long sequence takes in sliding layers: the window and one page more."""
-        return self._sliding(-(-self.window // self.page_size) + 1)
+        return self._sliding(self.window_pages)
+
+    @property
+    def window_pages(self) -> int:
+        """Sliding pages of a sequence: its window, the drafts that it may have in a step, and one more."""
+        return -(-(self.window + self.draft_tokens) // self.page_size) + 1
 
     def _sliding(self, pages: int) -> int:
-        held = min(pages, -(-self.window // self.page_size) + 1)
+        held = min(pages, self.window_pages)
         return self.sliding_per_position * held * self.page_size
 
     def _step(self, pages: int) -> int:
@@ -160,7 +169,7 @@ class Memory:
             return -(-positions // kv.page_size)
 
         context = pages(self.context)
-        window = max(kv.window, NO_SLIDING_LAYERS)
+        window = max(kv.window, NO_SLIDING_LAYERS) + kv.draft_tokens
         sliding = work.sequences * min(pages(window) + 1, context) + min(pages(work.step_tokens), context)
         # A model without full layers gives their pages no bytes; then any number will do.
         full_bytes = max(kv.full_per_token * kv.page_size, 1)
@@ -245,15 +254,17 @@ def _kv_need(outline: Outline, setup: Setup, workload: Workload) -> KvNeed:
     sliding = sum(layers.numbers_per_position() for layers in outline.cached if layers.window is not None)
     window = max((layers.window for layers in outline.cached if layers.window is not None), default=0)
     size = setup.kv_size
-    return KvNeed(full * size, sliding * size, window, workload.page_size, workload.step_tokens)
+    step, drafts = workload.step_tokens, workload.draft_tokens
+    return KvNeed(full * size, sliding * size, window, workload.page_size, step, drafts)
 
 
 def _activations(outline: Outline, workload: Workload) -> int:
     """The most that one op holds for a step's tokens, three copies of the residual stream, and the logits."""
     per_token = max(_working_bytes(use.spec) for use in outline.uses if use.layer not in AT_THE_END)
-    # One row a sequence, and those of the prompts that are scored.
-    logits = (workload.sequences + min(SCORED_TOKENS, workload.step_tokens)) * _logits_row(outline)
-    return workload.step_tokens * (per_token + 3 * 2 * outline.hidden) + logits
+    # One row a sequence, one a draft, and those of the prompts that are scored.
+    drafted = min(workload.sequences * workload.draft_tokens, workload.step_tokens)
+    rows = workload.sequences + drafted + min(SCORED_TOKENS, workload.step_tokens)
+    return workload.step_tokens * (per_token + 3 * 2 * outline.hidden) + rows * _logits_row(outline)
 
 
 def _logits_row(outline: Outline) -> int:

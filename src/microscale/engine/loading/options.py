@@ -11,6 +11,7 @@ from microscale import hardware
 from microscale.backends.ops import Activations, Preference
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.memory import Workload
+from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.step.threads import check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
@@ -36,6 +37,8 @@ class LoadOptions:
     overrides: Mapping[str, object] = field(default_factory=dict)
     offline: bool = False
     seed: int = 0
+    speculative: SpeculativeConfig | None = None
+    """How tokens are drafted; ``None``: not at all."""
     threads: int | None = None
     """CPU threads of every step; ``None``: by its size."""
 

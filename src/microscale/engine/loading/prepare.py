@@ -7,7 +7,7 @@ Prepared ──► model (``load``) ──► engine (``build``)                
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,6 +64,8 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
         seed=options.seed,
     )
     config, workload = weights.config, options.workload
+    if options.speculative is not None:
+        workload = replace(workload, draft_tokens=options.speculative.num_speculative_tokens)
     check(config)
     shape = outline(options.model, config, setup.activations, workload.page_size, config.max_context)
     available = hardware.available_memory(setup.gpu, device.index or 0)

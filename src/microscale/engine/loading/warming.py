@@ -23,11 +23,12 @@ SPARE_CORES = 1
 
 
 def recorded(
-    config: ModelConfig, setup: Setup, page_size: int, max_tokens: int = MAX_TOKENS
+    config: ModelConfig, setup: Setup, page_size: int, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0
 ) -> Mapping[Kernel, Launch]:
-    """Every kernel that the model may start on this card, in steps of up to ``max_tokens``."""
+    """Every kernel that the model may start on this card, in steps of up to ``max_tokens``, of which so many may be
+    drafts of a sequence."""
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
-    return record(bind_shapes(config, ops, page_size), max_tokens)
+    return record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
 
 
 def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | None:
@@ -40,7 +41,7 @@ def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | No
     def record_here() -> Mapping[Kernel, Launch]:
         if device.index is not None:
             torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
-        return recorded(prepared.config, setup, prepared.page_size, step)
+        return recorded(prepared.config, setup, prepared.page_size, step, memory.workload.draft_tokens)
 
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
     left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)

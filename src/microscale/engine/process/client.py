@@ -283,6 +283,9 @@ class EngineClient:
         request = self._by_number.get(output.number)
         if request is None:
             return  # aborted while this was on its way
+        if output.drafted:
+            request.drafted += output.drafted
+            request.accepted += output.accepted
         if offer and output.finish is None and output.token is not None and request.offer(output.token):
             return
         if output.finish is not None:

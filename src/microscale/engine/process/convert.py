@@ -59,6 +59,8 @@ def to_wire(number: int, output: Output) -> RequestOutput:
         None if output.error is None else _cut(failure(output.error)),
         output.num_cached,
         tuple((t, finite(p), tuple((u, finite(q)) for u, q in top)) for t, p, top in output.prompt_logprobs),
+        output.drafted,
+        output.accepted,
     )
 
 
@@ -72,6 +74,8 @@ def from_wire(request_id: str, output: RequestOutput) -> Output:
         None if output.error is None else error_of(*output.error),
         output.num_cached,
         output.prompt_logprobs,
+        output.drafted,
+        output.accepted,
     )
 
 

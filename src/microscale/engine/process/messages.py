@@ -28,7 +28,7 @@ from microscale.engine.process.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 4
+VERSION = 5
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -98,6 +98,8 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     threads: Positive | None = None
     kernel_cache: Text | None = None
     """The folder of compiled kernels; Triton's own without."""
+    speculative_config: Text | None = None
+    """JSON, as the option has it."""
     drain_s: Seconds = 30.0
     """How long requests may go on after SIGTERM."""
     vocabulary: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=2**20)] = ()
@@ -203,6 +205,8 @@ class RequestOutput(Struct, frozen=True, array_like=True, forbid_unknown_fields=
         tuple[tuple[Token, Logprob, Annotated[tuple[tuple[Token, Logprob], ...], Meta(max_length=MAX_TOP)]], ...],
         Meta(max_length=MAX_SCORED),
     ] = ()
+    drafted: Natural = 0
+    accepted: Natural = 0
 
 
 class Tokens(Message, frozen=True):
@@ -222,6 +226,10 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     pages: Annotated[dict[str, tuple[Natural, Natural]], Meta(max_length=16)]
     kernels_compiled_late: Natural = 0
     kernels_loaded_late: Natural = 0
+    num_drafts: Natural = 0
+    num_draft_tokens: Natural = 0
+    num_accepted_tokens: Natural = 0
+    accepted_per_pos: Annotated[tuple[Natural, ...], Meta(max_length=64)] = ()
 
 
 class Drained(Message, frozen=True):

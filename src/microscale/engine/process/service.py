@@ -25,6 +25,7 @@ from microscale.engine.output import Output
 from microscale.engine.process.convert import request_of, stats_reply, to_wire
 from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
 from microscale.engine.request import Finish, Request
+from microscale.engine.speculation.config import parse_config
 from microscale.errors import MicroscaleError, QueueFull
 
 MAX_COMPILING = 32
@@ -155,5 +156,6 @@ def load_options(config: EngineConfig) -> LoadOptions:
         overrides=config.hf_overrides,
         offline=config.offline,
         seed=config.seed,
+        speculative=parse_config(config.speculative_config),
         threads=config.threads,
     )

@@ -31,6 +31,9 @@ class OpenRequest:
     """Of the one who reads, while there is nothing to read."""
     tap: Callable[[int], bool] | None = None
     """See ``Stream.tap``."""
+    drafted: int = 0
+    accepted: int = 0
+    """Drafted tokens of all that was delivered, and those that were accepted."""
 
     def offer(self, token: int) -> bool:
         """Whether the reader's tap has taken a token. Only while the reader waits: then all before it is read."""
@@ -90,6 +93,11 @@ class Stream(AsyncIterator[Output]):
         An output that says more than a token is never offered; neither are log-probabilities, to who taps.
         """
         self._request.tap = take
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that were drafted for the request so far, and those of them that were accepted."""
+        return self._request.drafted, self._request.accepted
 
     async def _wait(self) -> None:
         request = self._request

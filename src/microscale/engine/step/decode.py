@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits
-from microscale.engine.request import Request
 from microscale.engine.step.graphs import graph_size, table_width
-from microscale.engine.step.pages import NOWHERE, PagePool
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.tables import PageTables
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
@@ -32,15 +32,6 @@ class GraphKey:
     rows: int
     pages: int
     """Of a sequence, at most."""
-
-
-@dataclass
-class _Row:
-    """What the device's page table holds in one row."""
-
-    owner: tuple[Request, int] | None = None
-    """The request, and how often it was preempted: each time it comes back it has other pages."""
-    num_pages: int = 0
 
 
 LINES = 3 + len(LayerKind)
@@ -61,23 +52,25 @@ class DecodeInputs:
     """The tensors of up to ``max_rows`` sequences that decode together."""
 
     def __init__(
-        self, pools: Mapping[LayerKind, PagePool], page_size: int, max_rows: int, max_pages: int, device: torch.device
+        self,
+        pools: Mapping[LayerKind, PagePool],
+        page_size: int,
+        max_rows: int,
+        max_pages: int,
+        device: torch.device,
+        spare_rows: int = 0,
     ) -> None:
+        """``spare_rows``: of the page tables, beyond those that are needed here."""
         self._pools = pools
         self._page_size = page_size
         rows = graph_size(max_rows)
         pin = device.type == "cuda"
-        kinds = list(LayerKind)
         # On the device: the lines; page tables.
         self._wide = torch.zeros(LINES * rows, dtype=torch.int64, device=device)
-        self._tables = {kind: torch.zeros((rows, max_pages), dtype=torch.int32, device=device) for kind in kinds}
+        self.tables = PageTables(pools, page_size, rows + spare_rows, max_pages, device)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         # On the host, from where they are copied.
         self._host = [torch.zeros(self._wide.shape, dtype=torch.int64, pin_memory=pin) for _ in range(2)]
-        self._host_tables = {
-            kind: torch.zeros(t.shape, dtype=t.dtype, pin_memory=pin) for kind, t in self._tables.items()
-        }
-        self._rows = {kind: [_Row() for _ in range(rows)] for kind in kinds}
         self._max_pages = max_pages
         self._batches: dict[GraphKey, ForwardBatch] = {}
 
@@ -98,7 +91,7 @@ class DecodeInputs:
         lines = _lines(self._wide, size)
         tokens, positions, *slots = lines[:-1]
         attention = {
-            kind: AttentionBatch(self._starts[: size + 1], _lengths(lines), self._tables[kind][:size, : key.pages], 1)
+            kind: AttentionBatch(self._starts[: size + 1], _lengths(lines), self.tables.of(kind, size, key.pages), 1)
             for kind in kinds
         }
         return ForwardBatch(tokens, positions, attention, dict(zip(kinds, slots, strict=True)), None)
@@ -112,13 +105,12 @@ class DecodeInputs:
         for kind, pool in self._pools.items():
             slots = []
             for row, work in enumerate(schedule):
-                pages = pool.pages_of(work.request.request_id)
+                pages = self.tables.show(kind, row, work)
                 slots.append(pages[work.first // self._page_size] * self._page_size + work.first % self._page_size)
-                self._show(kind, row, (work.request, work.request.num_preempted), pages)
             # The page after the last is nobody's.
             wide.append(slots + [pool.num_pages * self._page_size] * spare)
             for row in range(len(schedule), size):
-                self._show(kind, row, None, [pool.num_pages])
+                self.tables.show_nobody(kind, row)
         self._host.reverse()
         host, there = _lines(self._host[0], size), _lines(self._wide, size)
         host[:-1].copy_(torch.tensor(wide))
@@ -126,18 +118,6 @@ class DecodeInputs:
         there.copy_(host, non_blocking=True)
         if tokens is not None:
             there[0, : len(schedule)].copy_(tokens)
-
-    def _show(self, kind: LayerKind, row: int, owner: tuple[Request, int] | None, pages: Sequence[int]) -> None:
-        """Bring one row of a page table up to date. Places that a window has left keep what they held: nobody looks."""
-        held = self._rows[kind][row]
-        known = held.num_pages if held.owner == owner else 0
-        if known < len(pages):
-            fresh = [0 if page == NOWHERE else page for page in pages[known:]]
-            # Of this there is one: a row changes hands only after everything that was launched has been read.
-            host = self._host_tables[kind][row, known : len(pages)]
-            host.copy_(torch.tensor(fresh, dtype=torch.int32))
-            self._tables[kind][row, known : len(pages)].copy_(host, non_blocking=True)
-            self._rows[kind][row] = _Row(owner, len(pages))
 
 
 def take_rows(logits: Logits, rows: slice | list[int]) -> Logits:

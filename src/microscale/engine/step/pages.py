@@ -99,6 +99,14 @@ class PagePool:
             pages[index] = NOWHERE
             index -= 1
 
+    def shrink(self, owner: Hashable, total: int) -> None:
+        """Take back the owner's pages from place ``total`` on, the last first."""
+        pages = self._owned.get(owner, [])
+        while len(pages) > total:
+            page = pages.pop()
+            if page != NOWHERE:
+                self._release(page)
+
     def release(self, owner: Hashable) -> None:
         """Take back all pages of ``owner``, the last first."""
         for page in reversed(self._owned.pop(owner, [])):

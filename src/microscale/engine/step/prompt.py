@@ -111,14 +111,16 @@ class PromptInputs:
         max_pages: int,
         token_buckets: Sequence[int],
         device: torch.device,
+        draft_tokens: int = 0,
     ) -> None:
+        """``draft_tokens``: of a sequence in a step, at most; each gives logits too."""
         self._pools = pools
         self._page_size = limits.page_size
         self._max_pages = max_pages
         self.buckets = token_buckets
         most = limits.max_num_seqs + 1
         self.sequences = sorted({min(size, most) for size in (*FEW_SEQUENCES, most)})
-        self.most_rows = graph_size(limits.max_num_seqs)
+        self.most_rows = graph_size(min(limits.max_num_seqs * (1 + draft_tokens), max(token_buckets[-1], most)))
         largest = PromptKey(token_buckets[-1], most, max_pages)
         padding_pages = -(-token_buckets[-1] // self._page_size)
         words = _places(largest, self.most_rows)[-1] + len(KINDS) * (most * max_pages + padding_pages)
@@ -158,9 +160,7 @@ class PromptInputs:
         parts: _Parts[Any] = _Parts.of(host.numpy(), host.view(torch.int32).numpy(), key, self.most_rows)
         starts = [0, *accumulate(work.count for work in schedule)]
         lens = [work.first + work.count for work in schedule]
-        parts.tokens[: starts[-1]] = [
-            token for work in schedule for token in work.request.tokens[work.first : work.first + work.count]
-        ]
+        parts.tokens[: starts[-1]] = [token for work in schedule for token in work.tokens]
         for work, start in zip(schedule, starts, strict=False):
             parts.positions[start : start + work.count] = np.arange(work.first, work.first + work.count)
         spare = key.tokens - starts[-1]
@@ -208,12 +208,13 @@ class PromptInputs:
     def _lay_rows(
         self, parts: _Parts[Any], schedule: Sequence[Work], starts: Sequence[int], lens: Sequence[int]
     ) -> None:
-        """The last tokens of sequences whose next token is due; then, as often as there is room, the first token."""
-        wanted = [row for row, work in enumerate(schedule) if work.wants_logits]
+        """The last tokens of sequences whose next token is due, drafts included, each as a query of its own; then, as
+        often as there is room, the first token."""
+        wanted = [(row, back) for row, work in enumerate(schedule) for back in range(work.num_logits - 1, -1, -1)]
         count = len(wanted)
-        parts.rows[:count] = [starts[row + 1] - 1 for row in wanted]
-        parts.row_sequences[:count] = wanted
-        parts.row_lens[:count] = [lens[row] for row in wanted]
+        parts.rows[:count] = [starts[row + 1] - 1 - back for row, back in wanted]
+        parts.row_sequences[:count] = [row for row, _ in wanted]
+        parts.row_lens[:count] = [lens[row] - back for row, back in wanted]
         parts.rows[count:] = 0
         parts.row_sequences[count:] = 0
         parts.row_lens[count:] = lens[0]

@@ -1,8 +1,9 @@
 """Runs a scheduled step on a model and gives the logits of the requests whose next token is due.
 
 Steps run from standing inputs, on a GPU as captured graphs, if all that was chosen for the model can be captured: those
-in which every sequence decodes one token (``decode``), and those of up to ``PROMPT_GRAPH_TOKENS`` tokens with prompts
-among them (``prompt``). Larger ones, and all prompts on a CPU, are laid out anew and run as they are (``inputs``).
+in which every sequence decodes one token (``decode``), or some have drafts (``verify``), and those of up to
+``PROMPT_GRAPH_TOKENS`` tokens with prompts among them (``prompt``). Larger ones, and all prompts on a CPU, are laid out
+anew and run as they are (``inputs``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.prompt import FEW_SEQUENCES, PromptInputs, PromptKey
 from microscale.engine.step.threads import StepThreads
+from microscale.engine.step.verify import VerifyInputs, VerifyKey, spare_rows
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
@@ -36,6 +38,9 @@ PROMPT_GRAPH_TOKENS = 1024
 """Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
 FIRST_ROWS = 8
 """Sequences that decode together from the first second on without a capture in between."""
+
+
+Key = GraphKey | VerifyKey | PromptKey
 
 
 class HasKind(Protocol):
@@ -83,7 +88,7 @@ class PromptSteps:
         """Logits of the sequences whose next token is due. They last until the next step."""
         self.inputs.fill(schedule, key)
         self._graphs.run(key, key.tokens, partial(self.body, key))
-        count = sum(work.wants_logits for work in schedule)
+        count = sum(work.num_logits for work in schedule)
         if not count:
             return self.tail(key, 0)
         return take_rows(self._run_tail(key, graph_size(count)), slice(count))
@@ -132,16 +137,23 @@ class ModelRunner:
         *,
         enforce_eager: bool = False,
         fill_up_prompts: bool | None = None,
+        draft_tokens: int = 0,
     ) -> None:
         """``fill_up_prompts``: run steps with prompts from standing inputs, filled up to buckets; by default on GPUs,
-        with graphs and without: they give the same bits."""
+        with graphs and without: they give the same bits. ``draft_tokens``: of a sequence in a step, at most."""
         self._model = model
         self._pools = pools
         # One page more than the pool hands out: rows that fill up a graph's batch look there.
         self._kv = model.new_cache({kind: pool.num_pages + 1 for kind, pool in pools.items()})
         longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * limits.page_size)
         max_pages = -(-longest // limits.page_size)
-        self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device)
+        spare = spare_rows(limits.max_num_seqs) if draft_tokens else 0
+        self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device, spare)
+        self._draft_tokens = draft_tokens
+        self._verify: VerifyInputs | None = None
+        if draft_tokens:
+            most_drafted = min(limits.max_num_seqs * (1 + draft_tokens), limits.max_num_batched_tokens)
+            self._verify = VerifyInputs(pools, self._decode.tables, most_drafted, model.device)
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = partial(model.forward, kv=self._kv)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
@@ -153,7 +165,7 @@ class ModelRunner:
             fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
         if fill_up_prompts:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
-            inputs = PromptInputs(pools, limits, max_pages, ends, model.device)
+            inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
             self._prompts = PromptSteps(model, self._kv, inputs, self._graphs)
         self._later = deque(self._later_keys())
 
@@ -169,6 +181,8 @@ class ModelRunner:
             self._decode.fill(schedule, key.rows, tokens)
             logits = self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
             return take_rows(logits, slice(len(schedule)))
+        if self._verify is not None and all(work.verifies for work in schedule):
+            return self._run_drafts(self._verify, schedule)
         if self._prompts is not None:
             prompt_key = self._prompts.inputs.key(schedule)
             if prompt_key is not None:
@@ -176,12 +190,18 @@ class ModelRunner:
         chunks = [self._chunk(work) for work in schedule]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
 
+    def _run_drafts(self, inputs: VerifyInputs, schedule: Sequence[Work]) -> Logits:
+        key = inputs.key(schedule)
+        inputs.fill(schedule, key)
+        logits = self._graphs.run(key, key.tokens, partial(self._forward, inputs.batch(key)))
+        return take_rows(logits, slice(sum(work.count for work in schedule)))
+
     def prepare(self) -> None:
         """Capture what the first requests will want: a few sequences that decode, one prompt of any size."""
         if self._graphs.enabled:
             pages = table_width(1, self._model.page_size, self._max_pages)
             decoding, prompts = self._decode_keys(1, FIRST_ROWS, pages), self._prompt_keys(FEW_SEQUENCES[0], pages)
-            for keys in (list(decoding), list(prompts)):
+            for keys in (list(decoding), list(self._draft_keys(1, 1, pages)), list(prompts)):
                 for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
 
@@ -197,11 +217,12 @@ class ModelRunner:
             pass
         return True
 
-    def _later_keys(self) -> Iterator[GraphKey | PromptKey]:
+    def _later_keys(self) -> Iterator[Key]:
         """What may come when more sequences run at once, and then with long contexts."""
         widths = [table_width(longest, self._model.page_size, self._max_pages) for longest in (1, SHORT_CONTEXT + 1)]
         for pages in dict.fromkeys(widths):
             yield from self._decode_keys(1 if pages > widths[0] else FIRST_ROWS + 1, self._max_rows, pages)
+            yield from self._draft_keys(1 if pages > widths[0] else 2, self._max_rows, pages)
             for sequences in self._prompts.inputs.sequences if self._prompts is not None else ():
                 if pages > widths[0] or sequences > FEW_SEQUENCES[0]:
                     yield from self._prompt_keys(sequences, pages)
@@ -211,21 +232,32 @@ class ModelRunner:
             if rows == graph_size(rows):
                 yield GraphKey(rows, pages)
 
+    def _draft_keys(self, first: int, last: int, pages: int) -> Iterator[VerifyKey]:
+        """One sequence with drafts of every length; several with the longest, each of them."""
+        most = self._draft_tokens
+        for rows in range(first, last + 1):
+            for drafts in range(1 if rows == 1 else most, most + 1):
+                if self._verify is not None and rows * (1 + drafts) <= self._verify.max_tokens:
+                    yield self._verify.even_key(rows, 1 + drafts, pages)
+
     def _prompt_keys(self, sequences: int, pages: int) -> Iterator[PromptKey]:
         """The largest first: the others then fit into its memory."""
         if self._prompts is not None and sequences in self._prompts.inputs.sequences:
             for tokens in reversed(self._prompts.inputs.buckets):
                 yield PromptKey(tokens, sequences, pages)
 
-    def _run_nobody(self, key: GraphKey | PromptKey) -> None:
+    def _run_nobody(self, key: Key) -> None:
         """A step of padding alone. It writes to pages that are nobody's."""
         if isinstance(key, GraphKey):
             self._decode.fill([], key.rows)
             self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+        elif isinstance(key, VerifyKey):
+            assert self._verify is not None
+            self._verify.fill([], key)
+            self._graphs.run(key, key.tokens, partial(self._forward, self._verify.batch(key)))
         elif self._prompts is not None:
             self._prompts.run_nobody(key)
 
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}
-        tokens = work.request.tokens[work.first : work.first + work.count]
-        return Chunk(tokens, work.first, pages, work.num_logits)
+        return Chunk(work.tokens, work.first, pages, work.num_logits)

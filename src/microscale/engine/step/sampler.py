@@ -2,6 +2,12 @@
 
 Owns what must be remembered of a request between steps: its seed, how many tokens it has drawn, with penalties which
 tokens it has seen, and with a grammar where it stands in that. The arithmetic is the op ``sampling``.
+
+Drafts are verified by sampling. A request with k drafts has k + 1 rows; row i is drawn as the token after its first i
+drafts would be: with the request's own number u for that place, its bias and its grammar's mask there. Drafts are
+accepted as long as they are what was drawn. A draft d is one token, so it is accepted with the probability that the
+model and the request's options give d, and the token drawn in its place otherwise has the distribution of the others:
+rejection sampling. What is more, every token is the one that would have been drawn without drafts.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +37,23 @@ class _Request:
     """Row of the token counts; 0 belongs to all requests without penalties."""
     matcher: Matcher | None
     drawn: int = 0
+    """Tokens of it that were drawn and are, or will be, its output."""
 
-    def bias(self) -> dict[int, float]:
+    def bias(self, after: int = 0) -> dict[int, float]:
+        """Of the token after the next ``after`` ones."""
         pairs = dict(self.params.logit_bias)
-        if self.drawn < self.params.min_tokens:
+        if self.drawn + after < self.params.min_tokens:
             pairs |= dict.fromkeys(self.stops, -math.inf)
         return pairs
+
+
+class _Row(NamedTuple):
+    """One row of logits: the place after so many drafts of a request."""
+
+    request: _Request
+    after: int = 0
+    draft: int | None = None
+    """The token that is drafted for this place, if there is one: the next row is the place after it."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +61,9 @@ class Drawn:
     """Tokens that were drawn and not read yet."""
 
     tokens: Tensor
-    """int32 on the device, in the order of the requests."""
+    """int32 on the device, row by row."""
     reading: Reading
-    requests: Sequence[_Request]
+    rows: Sequence[_Row]
     faults: Mapping[int, str]
     """Rows whose grammar has failed."""
 
@@ -95,30 +113,56 @@ class Sampler:
 
     def sample(self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None) -> list[Choice]:
         """The next token of each request from its row of ``logits`` (float32 [rows, vocab])."""
-        return self.read(self.draw(logits, request_ids, blocks))
+        return [choice for [choice] in self.read(self.draw(logits, request_ids, blocks))]
 
-    def draw(self, logits: Tensor, request_ids: Sequence[int], blocks: Logits | None = None) -> Drawn:
+    def draw(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[int],
+        blocks: Logits | None = None,
+        drafts: Sequence[Sequence[int]] = (),
+    ) -> Drawn:
         """Queue the sampling of these rows. The tokens are on the device when its turn comes; ``read`` waits for them.
 
-        Requests may be drawn again before they are read, but for those that ``must_read``.
+        Requests may be drawn again before they are read, but for those that ``must_read``. ``drafts``: of each request,
+        ``cut`` before; it has a row more for each, and what is drawn must be read before it is drawn again.
         """
         requests = [self._requests[request_id] for request_id in request_ids]
+        rows = _rows(requests, drafts) if any(drafts) else [_Row(request) for request in requests]
         # On the host, while the device still computes the logits.
-        allowed, faults = self._allowed(requests)
-        sampled = self._sampling(logits, self._batch(requests, allowed), blocks)
+        allowed, faults = self._allowed(rows)
+        sampled = self._sampling(logits, self._batch(rows, allowed), blocks)
         for request in requests:
             request.drawn += 1
-        return Drawn(sampled.tokens, Reading(sampled, self._side), requests, faults)
+        return Drawn(sampled.tokens, Reading(sampled, self._side), rows, faults)
 
-    def read(self, drawn: Drawn) -> list[Choice]:
-        """Wait for what was drawn."""
-        choices = drawn.reading.choices([request.params.logprobs or 0 for request in drawn.requests])
-        for row, (request, choice) in enumerate(zip(drawn.requests, choices, strict=True)):
-            if row in drawn.faults:
-                choices[row] = replace(choice, fault=drawn.faults[row])
-            elif request.matcher is not None and choice.status is Status.OK:
-                request.matcher.accept(choice.token)
-        return choices
+    def read(self, drawn: Drawn) -> list[list[Choice]]:
+        """Wait for what was drawn. Of each request one token, and before it the drafts that were accepted."""
+        choices = drawn.reading.choices([row.request.params.logprobs or 0 for row in drawn.rows])
+        found: list[list[Choice]] = []
+        rejected = False
+        for at, (row, drawn_here) in enumerate(zip(drawn.rows, choices, strict=True)):
+            if not row.after:
+                found.append([])
+            elif rejected:
+                continue
+            else:
+                row.request.drawn += 1
+            choice = replace(drawn_here, fault=drawn.faults[at]) if at in drawn.faults else drawn_here
+            if choice.fault is None and row.request.matcher is not None and choice.status is Status.OK:
+                row.request.matcher.accept(choice.token)
+            found[-1].append(choice)
+            rejected = choice.fault is not None or choice.status is not Status.OK or choice.token != row.draft
+        return found
+
+    def cut(self, request_id: int, draft: Sequence[int]) -> Sequence[int]:
+        """As much of a draft as may be verified: nothing from a stop token on (the row before it draws that as well),
+        and nothing that the grammar forbids."""
+        request = self._requests[request_id]
+        end = next((place for place, token in enumerate(draft) if token in request.stops), len(draft))
+        if request.matcher is not None and end:
+            end = request.matcher.count_allowed(draft[:end])
+        return draft[:end]
 
     def must_read(self, request_id: int) -> bool:
         """What the request may draw next depends on what it drew."""
@@ -136,27 +180,27 @@ class Sampler:
             raise Unsupported("This engine knows no vocabulary, so it can follow no grammar.")
         return self.grammars.matcher(grammar)
 
-    def _allowed(self, requests: Sequence[_Request]) -> tuple[Tensor | None, Mapping[int, str]]:
+    def _allowed(self, rows: Sequence[_Row]) -> tuple[Tensor | None, Mapping[int, str]]:
         """int32 [rows, ceil(vocab / 32)]: bit t % 32 of word t // 32 admits t; and rows whose grammar has failed."""
-        bound = [(row, request.matcher) for row, request in enumerate(requests) if request.matcher is not None]
+        bound = _matchers(rows)
         if not bound or self.grammars is None:
             return None, {}
-        if self._masks is None or len(self._masks) < len(requests):
-            shape = (max(64, len(requests)), -(-self._vocab // 32))
+        if self._masks is None or len(self._masks) < len(rows):
+            shape = (max(64, len(rows)), -(-self._vocab // 32))
             self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        masks = self._masks[: len(requests)]
-        free = [row for row, request in enumerate(requests) if request.matcher is None]
+        masks = self._masks[: len(rows)]
+        free = [at for at, row in enumerate(rows) if row.request.matcher is None]
         if free:
             masks[free] = -1
-        faults = self.grammars.fill(bound, masks.data_ptr(), len(requests))
+        faults = self.grammars.fill(bound, masks.data_ptr(), len(rows))
         # One copy for all rows. The buffer is free again when the tokens have come back.
         return masks.to(self._device, non_blocking=True), faults
 
-    def _batch(self, requests: Sequence[_Request], allowed: Tensor | None) -> SamplingBatch:
-        all_params = [request.params for request in requests]
+    def _batch(self, rows: Sequence[_Row], allowed: Tensor | None) -> SamplingBatch:
+        all_params = [row.request.params for row in rows]
         draws = any(p.temperature > 0 for p in all_params)
         penalised = any(p.penalised for p in all_params)
-        numbers, wide, top_k = self._numbers(requests) if draws or penalised else self._unread(len(requests))
+        numbers, wide, top_k = self._numbers(rows) if draws or penalised else self._unread(len(rows))
         temperature, top_p, min_p, repetition, presence, frequency = numbers
         history = None
         if self._counts is not None and penalised:
@@ -166,20 +210,21 @@ class Sampler:
             draws=draws,
             filters=any(p.filtered for p in all_params),
             history=history,
-            bias=self._bias([request.bias() for request in requests]),
+            bias=self._bias([row.request.bias(row.after) for row in rows]),
             allowed=allowed,
             top_logprobs=max((p.logprobs or 0 for p in all_params), default=0),
         )  # fmt: skip
 
-    def _numbers(self, requests: Sequence[_Request]) -> tuple[Tensor, Tensor, Tensor]:
+    def _numbers(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor, Tensor]:
         """float32 [6, rows], int64 [3, rows] (seed, place, slot) and top-k: two copies to the device, however many."""
-        all_params = [request.params for request in requests]
+        all_params = [row.request.params for row in rows]
         floats = [
             (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
             for p in all_params
         ]
         numbers = self._copy(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
-        whole = torch.tensor([(r.seed, r.drawn, r.slot, r.params.top_k) for r in requests], dtype=torch.int64)
+        numbered = [(r.seed, r.drawn + after, r.slot, r.params.top_k) for r, after, _ in rows]
+        whole = torch.tensor(numbered, dtype=torch.int64)
         wide = self._copy(whole.view(-1, 4).T.contiguous())
         return numbers, wide[:3], wide[3].int()
 
@@ -223,3 +268,23 @@ class Sampler:
         row = self._counts[slot].zero_()
         row[torch.tensor(list(prompt), dtype=torch.int64, device=self._device)] = PROMPT_BIT
         return slot
+
+
+def _rows(requests: Sequence[_Request], drafts: Sequence[Sequence[int]]) -> list[_Row]:
+    """A row for each request, and one more for each of its drafts."""
+    return [
+        _Row(request, after, token)
+        for request, draft in zip(requests, drafts, strict=True)
+        for after, token in enumerate((*draft, None))
+    ]
+
+
+def _matchers(rows: Sequence[_Row]) -> list[tuple[int, Matcher]]:
+    """Of each row whose request has a grammar: a matcher that stands where the row is drawn."""
+    found: list[tuple[int, Matcher]] = []
+    for at, row in enumerate(rows):
+        if row.request.matcher is None:
+            continue
+        drafted = rows[at - 1].draft if row.after else None
+        found.append((at, row.request.matcher if drafted is None else found[-1][1].after(drafted)))
+    return found

@@ -9,16 +9,21 @@ Waiting requests are admitted while their whole prompt fits into the pages that 
 When a decoding request finds no page, the running request of lowest rank is *preempted*: its pages go back, and it
 waits with its tokens to be computed again (mostly from the prefix cache, where its full pages still are). Greedy
 decoding then goes on as if nothing had happened, because the tokens themselves are kept.
+
+Drafts come last: they take what the others have left of the budget and of the free pages, and nobody is preempted for
+them. Who holds which pages, and what becomes of those of rejected drafts, is drawn in ``holdings``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from microscale.engine.request import Request
+from microscale.engine.step.holdings import Holdings, pages_for
 from microscale.engine.step.limits import SCORED_TOKENS, Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prefix import PageKeys, longest_hit, window_pages
+from microscale.engine.step.prefix import PageKeys
 from microscale.engine.step.work import Work
 from microscale.errors import BadRequest, QueueFull
 from microscale.models.config import LayerKind
@@ -29,6 +34,10 @@ MIN_SHARE = 64
 """A prompt gets at least so many tokens of a step's budget, if there are any left: smaller pieces waste a launch."""
 
 
+NO_DRAFTS: Mapping[str, Sequence[int]] = {}
+NONE_ACCEPTED: Mapping[str, int] = {}
+
+
 class Scheduler:
     """``add`` requests, ``schedule`` a step, tell it what was ``computed``, ``remove`` those that are done."""
 
@@ -37,6 +46,7 @@ class Scheduler:
         self.limits = limits
         self._full = pools[LayerKind.FULL]
         self._sliding = pools[LayerKind.SLIDING]
+        self._holdings = Holdings(pools, limits)
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
         self._arrivals = 0
@@ -73,14 +83,14 @@ class Scheduler:
         self._waiting[request.request_id] = request
 
     def _refuse_what_never_fits(self, request: Request) -> None:
-        needed = _pages(request.num_total, self.limits.page_size)
+        needed = pages_for(request.num_total, self.limits.page_size)
         if needed > self._full.num_pages:
             raise BadRequest(
                 f"The request needs {needed} KV pages of {self.limits.page_size} tokens and there are "
                 f"{self._full.num_pages} in all: {request.num_total} tokens never fit."
             )
         # One token at a time is the least: its window, and its own page.
-        least = min(needed, _pages(self.limits.window, self.limits.page_size) + 1)
+        least = min(needed, pages_for(self.limits.window, self.limits.page_size) + 1)
         if least > self._sliding.num_pages:
             raise BadRequest(
                 f"A window needs {least} sliding KV pages, and there are {self._sliding.num_pages} in all."
@@ -90,7 +100,7 @@ class Scheduler:
         """Forget a request, done or not; its pages are free at once. ``None`` if it is not here."""
         request = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
         if request is not None:
-            self._release(request)
+            self._holdings.release(request)
         return request
 
     def requests(self) -> Iterator[Request]:
@@ -99,8 +109,11 @@ class Scheduler:
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> list[Work]:
-        """The next step. Pages for all of it are taken when this returns; it is empty only when nothing can run."""
+    def schedule(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> list[Work]:
+        """The next step. Pages for all of it are taken when this returns; it is empty only when nothing can run.
+
+        ``drafts``: by request, tokens to run after its own if it decodes; as many as there is room for.
+        """
         for request in self._waiting.values():
             request.waited += 1
         budget = self.limits.max_num_batched_tokens
@@ -109,11 +122,17 @@ class Scheduler:
         schedule = self._decode([r for r in running if r.num_pending == 1])
         budget -= len(schedule)
         schedule += self._prompts([r for r in running if r.num_pending > 1 and r.request_id in self._running], budget)
+        if drafts:
+            schedule = self._with_drafts(schedule, drafts)
         if not schedule and self._running:
             # Prompts hold all pages between them and none can go on: the last one gives its pages back.
             self._preempt(max(self._running.values(), key=_rank))
             return self.schedule()
         return schedule
+
+    def drafted(self) -> list[Request]:
+        """The running requests that could have drafts in the next step: those that decode."""
+        return [r for r in self._running.values() if r.num_pending == 1 and not r.scoring]
 
     def schedule_ahead(self, last: list[Work]) -> list[Work] | None:
         """The step after ``last``, whose tokens nobody has read yet: all its requests decode once more.
@@ -144,6 +163,17 @@ class Scheduler:
             if request.request_id in self._running:
                 schedule.append(Work(request, request.num_computed, 1))
         return schedule
+
+    def _with_drafts(self, schedule: list[Work], drafts: Mapping[str, Sequence[int]]) -> list[Work]:
+        """The same step, with drafts for those that decode, by rank, while budget and pages last."""
+        budget = self.limits.max_num_batched_tokens - sum(work.count for work in schedule)
+        found = []
+        for work in schedule:
+            wanted = drafts.get(work.request.request_id, ())[:budget] if work.decodes else ()
+            count = self._take(work.request, 1 + len(wanted)) - 1 if wanted else 0
+            budget -= count
+            found.append(replace(work, count=1 + count, drafts=tuple(wanted[:count])) if count else work)
+        return found
 
     def _prompts(self, running: list[Request], budget: int) -> list[Work]:
         """Prompts that are on their way (by rank) and those that can be admitted, the shortest first."""
@@ -182,12 +212,12 @@ class Scheduler:
     def _admit(self, request: Request, free: int, share: int) -> Work | None:
         """The first in the queue begins, if its pages are there: whole if that is free in this step, else with its
         share."""
-        spoken_for = sum(self._missing(r) for r in self._running.values())
-        hit = self._share_prefix(request)
-        fits = not self._running or self._missing(request) + spoken_for <= self._full.num_free
+        spoken_for = sum(self._holdings.missing(r) for r in self._running.values())
+        hit = self._holdings.share_prefix(request)
+        fits = not self._running or self._holdings.missing(request) + spoken_for <= self._full.num_free
         count = self._take(request, _part(request, free, share)) if fits else 0
         if not count:
-            self._release(request)
+            self._holdings.release(request)
             return None
         if not request.num_preempted:
             request.num_cached = hit
@@ -197,83 +227,37 @@ class Scheduler:
         self._running[request.request_id] = self._waiting.pop(request.request_id)
         return Work(request, request.num_computed, count)
 
-    def computed(self, schedule: list[Work]) -> None:
-        """The step is done: its tokens are in the cache, and full pages can be found by others."""
-        size = self.limits.page_size
+    def computed(self, schedule: list[Work], accepted: Mapping[str, int] = NONE_ACCEPTED) -> None:
+        """The step is done: its tokens are in the cache, and full pages can be found by others.
+
+        ``accepted``: of each request's drafts. Pages that hold nothing but others go back.
+        """
         for work in schedule:
             request = work.request
             if self._running.get(request.request_id) is not request:
                 continue  # it ended while the step ran
-            request.num_computed = work.first + work.count
-            if self.limits.prefix_caching:
-                keys = request.keys.of(request.tokens, request.num_computed // size)
-                for index in range(work.first // size, len(keys)):
-                    for pool in self.pools.values():
-                        pool.publish(request.request_id, index, keys[index])
+            kept = accepted[request.request_id] if work.drafts else 0
+            self._holdings.settle(work, kept)
 
     # ---- pages -------------------------------------------------------------------------------------------------------
 
-    def _missing(self, request: Request) -> int:
-        """Full pages that the tokens of a running request have yet to take."""
-        return self._full.missing(request.request_id, _pages(len(request.tokens), self.limits.page_size))
-
-    def _share_prefix(self, request: Request) -> int:
-        """Begin a request with what the prefix cache has of it. Gives the number of tokens."""
-        limits = self.limits
-        if not limits.prefix_caching or request.scoring:
-            return 0
-        # The last token must run in any case: it gives the logits.
-        keys = request.keys.of(request.tokens, (len(request.tokens) - 1) // limits.page_size)
-        pages = longest_hit(keys, self._full, self._sliding, limits.window, limits.page_size)
-        if pages:
-            seen = window_pages(pages, limits.window, limits.page_size)
-            self._full.share(request.request_id, keys[:pages])
-            self._sliding.share(request.request_id, [None] * seen + list(keys[seen:pages]))
-            request.num_computed = pages * limits.page_size
-        return request.num_computed
-
     def _take(self, request: Request, count: int) -> int:
         """Pages for up to ``count`` more tokens; gives for how many there are."""
-        size, owner, first = self.limits.page_size, request.request_id, request.num_computed
-        if request.scoring:
-            count = min(count, self._scored_left)
-        elif count == 1 and first % size:
-            return 1  # the token before it has its page
-        # The first new token sees from here on; what lies before is of no more use.
-        self._sliding.drop(owner, max(0, first - self.limits.window + 1) // size)
-        for pool in self.pools.values():
-            room = (len(pool.pages_of(owner)) + pool.num_free) * size - first
-            count = min(count, room)
-        if count <= 0:
-            return 0
-        for pool in self.pools.values():
-            pool.grow(owner, _pages(first + count, size))
-        if request.scoring:
-            self._scored_left -= count
+        if not request.scoring:
+            return self._holdings.take(request, count)
+        count = self._holdings.take(request, min(count, self._scored_left))
+        self._scored_left -= count
         return count
 
     def _preempt(self, request: Request) -> None:
-        self._release(request)
+        self._holdings.release(request)
         request.num_preempted += 1
         self.num_preemptions += 1
         self._waiting[request.request_id] = self._running.pop(request.request_id)
 
-    def _release(self, request: Request) -> None:
-        for pool in self.pools.values():
-            pool.release(request.request_id)
-        request.num_computed = 0
-
     def check(self) -> None:
-        """Pools are consistent, and only running requests hold pages."""
-        for pool in self.pools.values():
-            pool.check()
-            for request in self._waiting.values():
-                if pool.pages_of(request.request_id):
-                    raise AssertionError(f"{request.request_id} waits and holds pages")
-
-
-def _pages(tokens: int, page_size: int) -> int:
-    return -(-tokens // page_size)
+        """Pools are consistent, and only running requests hold pages, and no more than their tokens need."""
+        self._holdings.check(self._running.values(), self._waiting.values())
 
 
 def _part(request: Request, free: int, share: int) -> int:

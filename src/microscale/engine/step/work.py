@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microscale.engine.request import Request
@@ -16,11 +17,20 @@ class Work:
     count: int
     ahead: bool = False
     """Its one token is still on the device: the step before has chosen it, and nobody has read it yet."""
+    drafts: tuple[int, ...] = ()
+    """Tokens after the request's own that may be the next ones; ``count`` includes them. The step says of how many the
+    model would have chosen them."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens that run: the request's own, then the drafts."""
+        own = self.request.tokens[self.first : self.first + self.count - len(self.drafts)]
+        return [*own, *self.drafts] if self.drafts else own
 
     @property
     def wants_logits(self) -> bool:
         """The request's next token is due."""
-        return self.ahead or self.first + self.count == len(self.request.tokens)
+        return self.ahead or self.first + self.count - len(self.drafts) == len(self.request.tokens)
 
     @property
     def decodes(self) -> bool:
@@ -28,6 +38,14 @@ class Work:
         return self.count == 1 and self.wants_logits and not self.request.scoring
 
     @property
+    def verifies(self) -> bool:
+        """It decodes, with or without drafts."""
+        return bool(self.drafts) or self.decodes
+
+    @property
     def num_logits(self) -> int:
-        """How many of its last tokens are to give logits: all while the prompt is scored, else one or none."""
-        return self.count if self.request.scoring else int(self.wants_logits)
+        """How many of its last tokens are to give logits: all while the prompt is scored, else the request's last token
+        and the drafts, or none."""
+        if self.request.scoring:
+            return self.count
+        return 1 + len(self.drafts) if self.wants_logits else 0

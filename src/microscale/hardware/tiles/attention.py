@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from itertools import product
 
 from microscale.hardware.families import Family, Feature, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 HEAD_DIMS = (64, 128, 256, 512)
 MAX_REGISTERS = 255
+FEWEST_ROWS = 16
+"""Of a matrix instruction."""
 
 
 class Work(StrEnum):
@@ -21,12 +25,20 @@ class Work(StrEnum):
     """With a sliding window: most blocks of keys are masked in part."""
     DECODE = "decode"
     """Split-KV: one new token in a sequence, or two."""
+    DECODE_32 = "decode_32"
+    """The same with 32 query rows: drafts are verified."""
+    DECODE_64 = "decode_64"
     FUSED_DECODE = "fused_decode"
     """Decode with the norms and rotation of the new heads and the KV write in the same launch."""
 
     @property
+    def rows(self) -> int:
+        """Query rows of a block, in decode: tokens times query heads of a KV head."""
+        return {Work.DECODE_32: 32, Work.DECODE_64: 64}.get(self, FEWEST_ROWS)
+
+    @property
     def decodes(self) -> bool:
-        return self in (Work.DECODE, Work.FUSED_DECODE)
+        return self not in (Work.PREFILL, Work.PREFILL_WINDOW)
 
 
 class Kv(StrEnum):
@@ -82,6 +94,8 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
     shared = tile.shared_bytes(case)
     if case.head_dim not in HEAD_DIMS:
         return f"is for heads of {case.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
+    if case.work.decodes and tile.block_m > case.work.rows:
+        return f"has {tile.block_m} query rows, and {case.work} has up to {case.work.rows}"
     if shared > family.shared_per_block:
         return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
     return None
@@ -116,6 +130,23 @@ _DECODE: _Tiles = {
 }
 # With 168 registers they spill 8 bytes on SM 12.x (Triton 3.6) and 36 on SM 10.x.
 _DECODE_FP8 = _DECODE | {64: (Tile(16, 128, 4, 3, 255),)}
+# More query rows, and as much less of the keys: accumulator, scores and a tile of values stay in the registers.
+_DECODE_32: _Tiles = {
+    # Left alone, ptxas spills 20 bytes on SM 10.0 (Triton 3.7).
+    64: (Tile(32, 128, 4, 3, 255),),
+    128: (Tile(32, 64, 4, 3),),
+    256: (Tile(32, 32, 4, 3, 255), Tile(32, 32, 4, 2, 255)),
+    512: (Tile(32, 16, 8, 3, 255),),
+}
+_DECODE_32_FP8 = _DECODE_32 | {64: (Tile(32, 64, 4, 3, 255),), 256: (Tile(32, 32, 8, 3, 255), Tile(32, 32, 8, 2, 255))}
+# 32 rows of 512 spill 168 bytes on SM 8.0 (Triton 3.7): drafts of more tokens than 16 rows hold run as prompts do.
+_DECODE_32_MMA_FP8 = _DECODE_32_FP8 | {512: _DECODE[512]}
+_DECODE_64: _Tiles = {
+    64: (Tile(64, 64, 4, 3),),
+    128: (Tile(64, 64, 8, 3, 255),),
+    256: (Tile(64, 32, 8, 3, 255), Tile(64, 32, 8, 2, 255)),
+}
+_DECODE_64_FP8 = _DECODE_64 | {64: (Tile(64, 64, 4, 3, 255),), 128: (Tile(64, 32, 8, 3, 255),)}
 # With the newest heads' tile, and a first block of keys and values, in registers too.
 _FUSED: _Tiles = {
     64: (Tile(16, 128, 4, 3, 255, prefetch=128, early=2),),
@@ -124,6 +155,20 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+
+
+def cases() -> Iterator[Case]:
+    """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
+    for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
+        if work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work:
+            yield Case(work, head_dim, kv)
+
+
+def drafted_work(rows: int, head_dim: int) -> Work:
+    """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
+    of registers with FP8 keys (SM90, Triton 3.7)."""
+    widest = Work.DECODE_32 if head_dim == HEAD_DIMS[-1] else Work.DECODE_64
+    return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), widest)
 
 
 def choose(case: Case, gpu: Gpu) -> Tile:
@@ -149,6 +194,12 @@ def _rule(case: Case, family: Family) -> _Tiles:
         return _FUSED_FP8 if fp8 else _FUSED
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
+    if case.work is Work.DECODE_32 and fp8:
+        return _DECODE_32_FP8 if _operands_in_shared_memory(family) else _DECODE_32_MMA_FP8
+    if case.work is Work.DECODE_32:
+        return _DECODE_32
+    if case.work is Work.DECODE_64:
+        return _DECODE_64_FP8 if fp8 else _DECODE_64
     if _operands_in_shared_memory(family):
         return _PREFILL_FP8 if fp8 else _PREFILL
     return _PREFILL_MMA_FP8 if fp8 else _PREFILL_MMA
@@ -163,7 +214,8 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
     """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
     found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
     if case.work.decodes:
-        shapes = [(16, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
+        rows = case.work.rows
+        shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
     else:
         blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
         shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]

@@ -2,6 +2,8 @@
 
 A sequence with one new token, or two, is *short*: its queries fit one block of rows. Short sequences cut their keys
 into splits for the whole machine (``Split``); long ones take blocks of query rows; a batch may have both.
+
+Where drafts are verified the block has as many rows as the longest sequence needs, up to 64: eight tokens of gpt-oss.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, split_kv
+from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, drafted_work, split_kv
 from microscale.kernels.attention import fused_decode
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
@@ -42,10 +44,17 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
     if fused:
         work = Work.FUSED_DECODE
     elif decode:
-        work = Work.DECODE
+        work = _decode_work(spec)
     else:
         work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
     return choose(Case(work, spec.head_dim, Kv.FP8 if fp8 else Kv.BF16), gpu)
+
+
+def _decode_work(spec: AttentionSpec) -> Work:
+    """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
+    if not spec.shape.verify:
+        return Work.DECODE
+    return drafted_work(spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads), spec.head_dim)
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:

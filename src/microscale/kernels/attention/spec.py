@@ -35,10 +35,12 @@ class BatchShape:
     """Whether keys and values are E4M3 codes."""
     heads: HeadsKind | None = None
     """Where queries and keys come straight from the projection."""
+    verify: bool = False
+    """Every sequence decodes, with drafts or without: see ``AttentionBatch``."""
 
     @classmethod
     def of(cls, kv: PagedKv, batch: AttentionBatch, heads: HeadsKind | None = None) -> BatchShape:
-        return cls(*batch.sizes, kv.k.dtype == torch.uint8, heads)
+        return cls(*batch.sizes, kv.k.dtype == torch.uint8, heads, batch.verify)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,9 @@ class AttentionBatch:
     page_table: Tensor  # [sequences, max_pages] int32: page of position p is page_table[s, p // page_size]
     max_query_len: int
     """The most new tokens of any sequence, known to the host: 1 where all sequences decode."""
+    verify: bool = False
+    """The new tokens are each sequence's next one and drafts after it: few, and the context may be long. Without it two
+    or more new tokens are taken for a prompt's."""
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:

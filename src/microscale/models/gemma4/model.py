@@ -248,5 +248,8 @@ class Gemma4(Decoder[Tensor]):
         first = self.layers[0]
         return x, first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
 
+    def stream(self, x: Tensor, state: Tensor, out: Tensor) -> None:
+        out.copy_(x)
+
     def end(self, x: Tensor, state: Tensor) -> Logits:
         return self.lm_head.logits(state)

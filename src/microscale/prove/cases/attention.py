@@ -50,6 +50,27 @@ SHAPES: list[Shape] = [
     (8, 1, 64, 5000, 16, [(600, 1), (0, 40), (520, 2)]),  # a window longer than any sequence; short and long together
 ]
 """Small ones: for interpreters too."""
+DRAFTED: list[Shape] = [
+    (8, 1, 64, None, 16, [(300, 4), (0, 1), (17, 3), (90, 0), (64, 2)]),  # blocks of 32 rows
+    (8, 1, 64, None, 64, [(2600, 8), (700, 1), (90, 5), (0, 0)]),  # of 64; splits of several sequences
+    (16, 2, 64, 7, 16, [(40, 8), (6, 3), (7, 1)]),
+    (8, 1, 64, None, 16, [(1900, 3), (700, 4), (255, 1)]),  # the last program adds up the splits
+    (8, 1, 128, 40, 16, [(70, 7), (200, 1)]),
+    (8, 2, 256, None, 16, [(20, 6), (50, 1)]),
+    (4, 2, 256, 170, 16, [(180, 16), (90, 2), (0, 1)]),
+    (8, 1, 512, 30, 16, [(33, 4), (12, 1)]),
+    (8, 1, 512, None, 16, [(40, 7), (3, 2)]),
+    (8, 1, 64, 20, 16, [(100, 16), (40, 2)]),  # more rows than a block has: as prompts
+]
+"""Sequences that decode with drafts. Small ones."""
+LARGE_DRAFTED: list[Shape] = [
+    (64, 8, 64, None, 16, [(8000, 4), (131000, 8), (1, 1)]),
+    (64, 8, 64, 128, 64, [(131000, 3), (4095, 1)]),
+    (64, 8, 64, None, 16, [(100 + 7 * n, 1 + n % 8) for n in range(64)]),
+    (32, 4, 128, None, 16, [(30000, 4), (500, 8)]),
+    (16, 2, 512, None, 128, [(30000, 4), (9, 7)]),
+    (16, 8, 256, 1024, 16, [(n, 8) for n in (0, 63, 64, 159, 1000, 1023, 5000, 20000)]),
+]
 LARGE: list[Shape] = [
     (64, 8, 64, None, 16, [(8191, 1), (131071, 1), (1, 1)]),
     (64, 8, 64, 128, 64, [(131071, 1), (4095, 1)]),
@@ -66,8 +87,8 @@ LARGE: list[Shape] = [
 """Real heads and long contexts, for a GPU."""
 
 
-def make_batch(shape_of: Shape, fp8: bool, device: str) -> Batch:
-    """Pages are handed out in random order; slots that no query may see hold NaN."""
+def make_batch(shape_of: Shape, fp8: bool, device: str, *, verify: bool = False) -> Batch:
+    """Pages are handed out in random order; slots that no query may see hold NaN. ``verify``: as drafts."""
     heads, kv_heads, dim, window, page_size, sequences = shape_of
     generator = torch.Generator().manual_seed(sum(c + n for c, n in sequences) + dim)
     lens = [cached + new for cached, new in sequences]
@@ -88,7 +109,7 @@ def make_batch(shape_of: Shape, fp8: bool, device: str) -> Batch:
     q = torch.randn(int(starts[-1]), heads, dim, generator=generator).bfloat16() * 2
     spec = AttentionSpec(heads, kv_heads, dim, window, True, page_size, Activations.BF16, q.shape[0], max(lens))
     batch = AttentionBatch(
-        starts.to(device), torch.tensor(lens).int().to(device), table.to(device), max(n for _, n in sequences)
+        starts.to(device), torch.tensor(lens).int().to(device), table.to(device), max(n for _, n in sequences), verify
     )
     if fp8:
         scales = [torch.rand(kv_heads, generator=generator) + 0.5 for _ in range(2)]
@@ -116,6 +137,7 @@ class AttentionCase(Case):
     shape: Shape
     fp8: bool
     sink: float | None
+    verify: bool = False
 
     @property
     def op(self) -> str:
@@ -130,7 +152,8 @@ class AttentionCase(Case):
         """As the oracle is asked: sizes of layer and batch, and no tensor."""
         heads, kv_heads, dim, window, page_size, sequences = self.shape
         longest = max(cached + new for cached, new in sequences)
-        batch = BatchShape(len(sequences), max(new for _, new in sequences), -(-longest // page_size), self.fp8)
+        newest = max(new for _, new in sequences)
+        batch = BatchShape(len(sequences), newest, -(-longest // page_size), self.fp8, verify=self.verify)
         tokens = sum(new for _, new in sequences)
         sizes = (heads, kv_heads, dim, window, True, page_size, Activations.BF16, tokens, longest)
         return AttentionSpec(*sizes, batch=batch)
@@ -142,7 +165,7 @@ class AttentionCase(Case):
         return refusal(self.entry, Asked.RUN, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
-        spec, q, kv, batch = make_batch(self.shape, self.fp8, device)
+        spec, q, kv, batch = make_batch(self.shape, self.fp8, device, verify=self.verify)
         spec = replace(spec, batch=BatchShape.of(kv, batch))
         sinks = make_sinks(spec.num_heads, self.sink, device)
         y = self.entry.run(spec, gpu, q, kv, batch, sinks, path_of(self.entry, Asked.RUN, spec, gpu))
@@ -170,3 +193,7 @@ def cases() -> Iterator[Case]:
                 # Sinks meet neither FP8 nor the size of heads in the code.
                 if sink == 0.0 or (shape in SHAPES[:4] and not fp8):
                     yield AttentionCase(name_of(shape, fp8, sink), shape, fp8, sink, large=shape in LARGE)
+    for shape in (*DRAFTED, *LARGE_DRAFTED):
+        for fp8 in (False, True):
+            name, large = f"{name_of(shape, fp8, 0.0)}, drafted", shape in LARGE_DRAFTED
+            yield AttentionCase(name, shape, fp8, 0.0, verify=True, large=large)

@@ -34,7 +34,7 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
         kernel = started.kernel()
         if kernel not in compiled:
             ptx, shared = (to_ptx or _ptx)(kernel, sm)
-            compiled[kernel] = Interpreted(ptx if edit is None else edit(kernel, ptx), shared)
+            compiled[kernel] = _read(ptx if edit is None else edit(kernel, ptx), shared)
         ran[kernel] = ran.get(kernel, 0) + 1
         _run(compiled[kernel], kernel, started)
         return False
@@ -46,6 +46,12 @@ def interpreted(sm: int, edit: Edit | None = None, to_ptx: Compile | None = None
 @lru_cache(maxsize=64)
 def _ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
     return compile_to_ptx(kernel, sm)
+
+
+@lru_cache(maxsize=32)
+def _read(ptx: str, shared_bytes: int) -> Interpreted:
+    """Reading PTX takes as long as running it over a small problem."""
+    return Interpreted(ptx, shared_bytes)
 
 
 def _run(program: Interpreted, kernel: Kernel, started: Launch) -> None:

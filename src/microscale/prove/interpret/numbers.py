@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ E4M3 = np.where(_MAGNITUDES == 0x7F, np.nan, np.where(np.arange(256) >= 128, -_E
 E5M2 = (np.arange(256).astype(np.uint16) << 8).view(np.float16).astype(np.float64)
 
 
+@cache
 def bits_of(kind: str) -> int:
     """The width of a type: of ``u32`` 32, of ``bf16x2`` 32, of ``e4m3x2`` 16."""
     if kind == "pred":

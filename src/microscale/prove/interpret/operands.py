@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -105,6 +106,7 @@ class Operands:
         return vector(operand) if operand.startswith("{") else [operand]
 
 
+@cache
 def number_type(kind: str) -> type[np.generic]:
     """NumPy's type for ``s32``, ``f64``, ``b16`` …"""
     if kind in FLOATS:

@@ -53,6 +53,8 @@ class Kernel:
         ]
         widths = [store_bytes(opcode) for opcode in stores if not opcode.startswith("stmatrix")]
         self._grain = min([4, *widths])
+        self._built: dict[tuple[int, ...], list[_Block]] = {}
+        """The steps, by the addresses of the program's constants: a kernel is started more than once."""
 
     def run(self, grid: Sequence[int], arguments: Sequence[Any], memory: GlobalMemory) -> None:
         """``arguments``: numbers as their bits, addresses of ``memory`` for tensors. What Triton adds to them is 0."""
@@ -60,8 +62,11 @@ class Kernel:
             name: memory.add(np.frombuffer(content, np.uint8)) for name, content in self.program.constants.items()
         }
         memory.fill()
-        ops = Operands(self.program, constants)
-        blocks = [self._build(ops, at) for at in range(len(self.program.blocks))]
+        key = tuple(constants.values())
+        if key not in self._built:
+            ops = Operands(self.program, constants)
+            self._built[key] = [self._build(ops, at) for at in range(len(self.program.blocks))]
+        blocks = self._built[key]
         names = [name for name, _ in self.program.params]
         params = dict.fromkeys(names, 0) | dict(zip(names, arguments, strict=False))
         x, y, z = (*grid, 1, 1)[:3]

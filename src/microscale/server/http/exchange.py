@@ -44,6 +44,8 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    drafts: tuple[int, int] | None = None
+    """Tokens that were drafted for its choices, and those that were accepted; ``None`` where nothing is drafted."""
     first_token_s: float | None = None
     finishes: list[str] = field(default_factory=list)
 

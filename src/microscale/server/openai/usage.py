@@ -11,8 +11,11 @@ class CachedTokens(Struct, frozen=True):
     cached_tokens: int
 
 
-class ReasoningTokens(Struct, frozen=True):
-    reasoning_tokens: int
+class CompletionTokens(Struct, frozen=True):
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Of the drafts of speculative decoding. Both are 0 for a request that ran without."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, frozen=True):
@@ -20,12 +23,17 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+    completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
 def usage(record: Record, num_reasoning: int | None = None) -> Usage:
     cached = CachedTokens(record.cached_tokens)
     total = record.prompt_tokens + record.completion_tokens
-    if num_reasoning is None:
-        return Usage(record.prompt_tokens, record.completion_tokens, total, cached)
-    return Usage(record.prompt_tokens, record.completion_tokens, total, cached, ReasoningTokens(num_reasoning))
+    reasoning = UNSET if num_reasoning is None else num_reasoning
+    details: CompletionTokens | UnsetType = UNSET
+    if record.drafts is not None:
+        drafted, accepted = record.drafts
+        details = CompletionTokens(reasoning, accepted, drafted - accepted)
+    elif num_reasoning is not None:
+        details = CompletionTokens(reasoning)
+    return Usage(record.prompt_tokens, record.completion_tokens, total, cached, details)

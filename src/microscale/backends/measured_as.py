@@ -1,0 +1,74 @@
+"""Under which names and sizes the benchmarks measured what a model asks for: op, implementation, path, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from microscale.backends.paths import LM_HEAD, Asked, ask
+from microscale.hardware import Gpu
+from microscale.hardware.fit import Work
+from microscale.kernels.attention.op import AttentionOp
+from microscale.kernels.attention.spec import AttentionSpec, BatchShape
+from microscale.kernels.dense.cost import activation_bytes, weight_bytes
+from microscale.kernels.dense.spec import DenseOp, DenseSpec
+from microscale.kernels.op import Cost, Implementation
+from microscale.kernels.small import cost as small_cost
+from microscale.kernels.small.spec import SmallSpec
+
+PLAIN_HEADS = 64
+"""Heads of any other size are groups of their own."""
+TORCH = "torch"
+"""The path of an implementation that has one way and launches nothing of ours."""
+FUSED_SEQUENCES = 8
+"""Up to so many sequences the rotation and the KV write are inside the attention kernel."""
+PROMPT_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as a benchmark would time it."""
+
+    op: str
+    implementation: str
+    path: str
+    work: Work
+    launches: int = 1
+
+
+def calls(entry: Implementation[Any], layer: str, spec: Any, cost: Cost, gpu: Gpu, kv_size: int) -> Iterator[Call]:
+    """The calls that one use of a layer makes."""
+    if isinstance(spec, SmallSpec):
+        yield from _small(entry.name, spec)
+        return
+    work = Work(cost.bytes, cost.flops, cost.unit.value)
+    if isinstance(spec, DenseSpec):
+        # As the rows count: weights once, whatever a path copies or reads again.
+        work = replace(work, bytes=weight_bytes(spec) + activation_bytes(spec))
+    yield Call(entry.op, cost.runs_as or entry.name, path_name(entry, layer, spec, gpu, kv_size), work, cost.launches)
+
+
+def path_name(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, kv_size: int = 2) -> str:
+    """The path that runs the spec, with what else tells rows apart."""
+    logits = isinstance(entry, DenseOp) and layer.partition(".")[0] == LM_HEAD
+    if isinstance(entry, AttentionOp) and isinstance(spec, AttentionSpec):
+        spec = replace(spec, batch=spec.batch or _batch(spec, kv_size))
+    found = ask(entry, Asked.LOGITS if logits else Asked.RUN, spec, gpu).path
+    heads = getattr(spec, "head_dim", PLAIN_HEADS)
+    return (found.name if found else TORCH) + ("" if heads == PLAIN_HEADS else f", heads of {heads}")
+
+
+def _batch(spec: AttentionSpec, kv_size: int) -> BatchShape:
+    pages = -(-spec.context // spec.page_size)
+    prompt = spec.tokens > PROMPT_TOKENS
+    return BatchShape(1 if prompt else spec.tokens, spec.tokens if prompt else 1, pages, kv_size == 1)
+
+
+def _small(name: str, spec: SmallSpec) -> Iterator[Call]:
+    """A decoder layer norms, rotates and writes keys and values, and routes behind a second norm."""
+    parts = {"add_rms_norm": small_cost.add_rms_norm(spec), "add_norm_route": small_cost.add_norm_route(spec)}
+    if spec.tokens > FUSED_SEQUENCES:
+        parts["rope_and_write_kv"] = small_cost.rope_and_write_kv(spec)
+    for path, num_bytes in parts.items():
+        yield Call("small", name, path, Work(num_bytes, 0))

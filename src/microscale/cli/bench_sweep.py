@@ -1,0 +1,57 @@
+"""``microscale bench sweep``: rows of whole models, for predictions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microscale import hardware, settings
+from microscale.backends.precision import PRECISIONS
+from microscale.bench import sweep
+from microscale.bench.fewer_sms import fewer_sms
+from microscale.cli.console import err
+from microscale.cli.played import AsOption, played_card
+from microscale.errors import BadSetting, Unsupported
+
+MEASURED = "microscale bench sweep"
+
+
+def bench_sweep(
+    model: Annotated[str, typer.Argument(help="A preset: gpt-oss-20b, gpt-oss-120b, gemma-4-26b-a4b.")] = "gpt-oss-20b",
+    precision: Annotated[str, typer.Option(help="With commas.")] = ",".join(PRECISIONS),
+    minutes: Annotated[float, typer.Option(help="Stop after this long; a second call goes on.")] = 6.0,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Rows so far, and where they go.")] = Path(
+        "sweep.json"
+    ),
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows: predictions use them.")] = False,
+    directory: Annotated[Path | None, typer.Option(help="--record: write here instead of into the package.")] = None,
+    card: AsOption = None,
+    sms: Annotated[int | None, typer.Option(help="Run on so many SMs only, as a smaller card has.")] = None,
+) -> None:
+    """Measure a model with random weights over precisions, batch sizes, contexts and prompts.
+
+    Rows are kept in --output as they come, and what is there is not measured again.
+    """
+    settings.load()
+    wanted = precision.split(",")
+    for name in wanted:
+        if name not in PRECISIONS:
+            raise BadSetting(f"--precision {name}: there is {', '.join(PRECISIONS)}.")
+    if record and (card is not None or sms is not None):
+        raise BadSetting("--record keeps times of the card itself; with --as or --sms they are a stand-in's.")
+    if hardware.present().is_cpu:
+        raise Unsupported("bench sweep measures a GPU, and there is none here.")
+    rows = sweep.read(output)
+    with fewer_sms(sms) as seen, played_card(card) as label:
+        said = label if seen is None else f"{label or 'itself'}, on {seen} SMs"
+        until = time.monotonic() + 60 * minutes
+        for row in sweep.run(model, wanted, rows, until, err.print):
+            rows.append(row)
+            sweep.write(output, hardware.present(), rows, said)
+            case = row.case
+            print(f"{case.precision:<9} {case.kind:<8} {case.batch:>3} x {case.context:<6} {row.us:>10.1f} us")
+    if record:
+        err.print(f"Wrote {sweep.record(rows, hardware.present(), MEASURED, directory)}", soft_wrap=True)

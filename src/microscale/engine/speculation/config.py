@@ -1,0 +1,81 @@
+"""What ``--speculative-config`` says, under the names that vLLM's users know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from microscale.errors import BadSetting
+from microscale.models.config import MAX_DRAFT
+
+METHODS = ("ngram",)
+MAX_LOOKUP = 64
+DEFAULT_LOOKUP = 5
+"""vLLM's."""
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How tokens are drafted, and how many."""
+
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    """The drafter's weights, for methods that have some."""
+    prompt_lookup_max: int = DEFAULT_LOOKUP
+    """``ngram``: the last tokens of a request, at most so many, are looked for in what stands before them."""
+    prompt_lookup_min: int = DEFAULT_LOOKUP
+    """``ngram``: and at least so many must be found."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise BadSetting(f"--speculative-config: there is no method {self.method!r}; use {' or '.join(METHODS)}.")
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFT:
+            raise BadSetting(
+                f"--speculative-config: num_speculative_tokens is {self.num_speculative_tokens}; a draft has 1 to "
+                f"{MAX_DRAFT} tokens."
+            )
+        if self.model is not None:
+            raise BadSetting(f"--speculative-config: method {self.method} takes no model; leave {self.model!r} out.")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
+            raise BadSetting(
+                f"--speculative-config: prompt_lookup_min {self.prompt_lookup_min} and prompt_lookup_max "
+                f"{self.prompt_lookup_max} are not in order between 1 and {MAX_LOOKUP}."
+            )
+
+
+def parse_config(text: str | None) -> SpeculativeConfig | None:
+    """The option's JSON; without it nothing is drafted."""
+    if text is None:
+        return None
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise BadSetting(f"--speculative-config is no JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise BadSetting("--speculative-config is no JSON object; see docs/speculative.md.")
+    return SpeculativeConfig(**_typed(values))
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that a config has, with values of their types."""
+    known = {field.name: str if field.name in ("method", "model") else int for field in fields(SpeculativeConfig)}
+    for name, value in values.items():
+        if name not in known:
+            raise BadSetting(f"--speculative-config has no key {name!r}; the keys are {', '.join(known)}.")
+        if not isinstance(value, known[name]) or isinstance(value, bool):
+            raise BadSetting(f"--speculative-config: {name} is {value!r}, not {_ARTICLE[known[name]]}.")
+    for name in ("method", "num_speculative_tokens"):
+        if name not in values:
+            raise BadSetting(f"--speculative-config lacks {name!r}.")
+    found = dict(values)
+    # As in vLLM: who gives one of the two bounds means both.
+    for name, other in (("prompt_lookup_max", "prompt_lookup_min"), ("prompt_lookup_min", "prompt_lookup_max")):
+        if name not in values and other in values:
+            found[name] = values[other]
+    return found
+
+
+_ARTICLE = {str: "a string", int: "a whole number"}

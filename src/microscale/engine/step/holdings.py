@@ -1,0 +1,123 @@
+"""Which pages of both pools each request holds: taken before a step, kept or given back after it.
+
+Before a step with drafts a request that decodes holds
+
+    full layers     | pages of computed tokens          | the next token | drafts            |
+    sliding layers  | dropped | what the next token sees | the next token | drafts            |
+                    0         first - window + 1         first            first + 1           first + count
+
+and after it, with n drafts accepted,
+
+    both            | …                                 | the next token | n drafts | rejected: pages go back |
+                                                        first                       first + 1 + n
+
+A page goes back if it holds rejected drafts alone; in the last one that stays, the request's next tokens overwrite
+them. Published, and so found by others, are full pages of accepted tokens. The window moves with ``first``, so by what
+was accepted. Between steps nobody holds a page without a computed token (``check``), so a pool looks as if there had
+never been a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from microscale.engine.request import Request
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.prefix import longest_hit, window_pages
+from microscale.engine.step.work import Work
+from microscale.models.config import LayerKind
+
+
+class Holdings:
+    """The pages of an engine's requests."""
+
+    def __init__(self, pools: Mapping[LayerKind, PagePool], limits: Limits) -> None:
+        self._pools = pools
+        self._full = pools[LayerKind.FULL]
+        self._sliding = pools[LayerKind.SLIDING]
+        self._limits = limits
+
+    def missing(self, request: Request) -> int:
+        """Full pages that the tokens of a running request have yet to take."""
+        return self._full.missing(request.request_id, pages_for(len(request.tokens), self._limits.page_size))
+
+    def share_prefix(self, request: Request) -> int:
+        """Begin a request with what the prefix cache has of it. Gives the number of tokens."""
+        limits = self._limits
+        if not limits.prefix_caching or request.scoring:
+            return 0
+        # The last token must run in any case: it gives the logits.
+        keys = request.keys.of(request.tokens, (len(request.tokens) - 1) // limits.page_size)
+        pages = longest_hit(keys, self._full, self._sliding, limits.window, limits.page_size)
+        if pages:
+            seen = window_pages(pages, limits.window, limits.page_size)
+            self._full.share(request.request_id, keys[:pages])
+            self._sliding.share(request.request_id, [None] * seen + list(keys[seen:pages]))
+            request.num_computed = pages * limits.page_size
+        return request.num_computed
+
+    def take(self, request: Request, count: int) -> int:
+        """Pages for up to ``count`` more tokens; gives for how many there are."""
+        size, owner, first = self._limits.page_size, request.request_id, request.num_computed
+        if count == 1 and first % size:
+            return 1  # the token before it has its page
+        # The first new token sees from here on; what lies before is of no more use.
+        self._sliding.drop(owner, max(0, first - self._limits.window + 1) // size)
+        for pool in self._pools.values():
+            room = (len(pool.pages_of(owner)) + pool.num_free) * size - first
+            count = min(count, room)
+        if count <= 0:
+            return 0
+        for pool in self._pools.values():
+            pool.grow(owner, pages_for(first + count, size))
+        return count
+
+    def settle(self, work: Work, accepted: int) -> None:
+        """A step has computed ``work``, of whose drafts so many were accepted: publish full pages, give back the
+        others."""
+        request, size = work.request, self._limits.page_size
+        request.num_computed = work.first + work.count - len(work.drafts) + accepted
+        if work.drafts:
+            for pool in self._pools.values():
+                pool.shrink(request.request_id, pages_for(request.num_computed, size))
+        begin, end = work.first // size, request.num_computed // size
+        if not self._limits.prefix_caching or begin == end:
+            return
+        tokens: Sequence[int] = request.tokens
+        if accepted:
+            tokens = [*tokens[: work.first + 1], *work.drafts[:accepted]]
+        keys = request.keys.of(tokens, end)
+        for index in range(begin, end):
+            for pool in self._pools.values():
+                pool.publish(request.request_id, index, keys[index])
+
+    def release(self, request: Request) -> None:
+        """Give all pages back."""
+        for pool in self._pools.values():
+            pool.release(request.request_id)
+        request.num_computed = 0
+
+    def check(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Pools are consistent; who waits holds nothing, and who runs nothing beyond its tokens. Between steps."""
+        running = list(running)
+        for pool in self._pools.values():
+            pool.check()
+            for request in waiting:
+                if pool.pages_of(request.request_id):
+                    raise AssertionError(f"{request.request_id} waits and holds pages")
+            for request in running:
+                held, needed = len(pool.pages_of(request.request_id)), pages_for(request.num_computed, self._size)
+                if held != needed:
+                    raise AssertionError(
+                        f"{request.request_id} holds {held} pages, and its tokens in the cache take {needed}"
+                    )
+
+    @property
+    def _size(self) -> int:
+        return self._limits.page_size
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_size)

@@ -1,0 +1,46 @@
+"""Log-probabilities of prompts, from the logits of the steps that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from microscale.engine.output import Output
+from microscale.engine.request import Finish
+from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.work import Work
+from microscale.errors import MicroscaleError
+
+
+def score_prompts(
+    schedule: Sequence[Work], ends: Sequence[int], values: Tensor, sampler: Sampler
+) -> tuple[list[Output], list[Output]]:
+    """Log-probabilities of prompts, where they are wanted, and the end of those whose logits are broken.
+
+    ``ends``: where each part of the schedule ends in the rows of the logits.
+    """
+    outputs: list[Output] = []
+    broken: list[Output] = []
+    for work, end in zip(schedule, ends, strict=True):
+        if work.request.scoring and work.first + work.count > work.request.num_scored:
+            try:
+                outputs.append(_score(work, values[end - work.num_logits : end], sampler))
+            except MicroscaleError as error:
+                broken.append(Output(work.request.request_id, None, finish=Finish.ERROR, error=error))
+    return outputs, broken
+
+
+def _score(work: Work, values: Tensor, sampler: Sampler) -> Output:
+    """The row of a token says how likely the one after it was."""
+    request = work.request
+    # A request that was preempted runs its prompt again; what was told is not told twice.
+    first = max(work.first, request.num_scored)
+    targets = request.prompt[first + 1 : work.first + work.count + 1]
+    rows = values[first - work.first :][: len(targets)]
+    choices = sampler.prompt_logprobs(rows, targets, request.params.prompt_logprobs or 0)
+    for choice in choices:
+        choice.check()
+    request.num_scored = first + len(targets)
+    scored = tuple((choice.token, choice.logprob, choice.top) for choice in choices)
+    return Output(request.request_id, None, prompt_logprobs=scored)

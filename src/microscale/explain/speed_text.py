@@ -1,0 +1,111 @@
+"""The speeds of a report as text: a table of decoding, prompts, the ceiling, and what others publish."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from rich.markup import escape
+
+from microscale.backends.plan import uncapturable
+from microscale.explain.points import Point
+from microscale.explain.report import Report
+from microscale.hardware.known_times import Basis
+from microscale.hardware.reach import reach
+from microscale.hardware.whole_models import Kind
+
+WIDTH = 80
+CELL = 21
+MOST_PUBLISHED = 3
+BASES = {
+    Basis.MEASURED: "measured here: this model on this kind of card",
+    Basis.FITTED: "fitted: kernels measured on an H200, this card's rates",
+    Basis.STATED: "from a data sheet and stated efficiencies",
+}
+
+
+def prediction_lines(report: Report) -> Iterator[str]:
+    decode = [point for point in report.points if point.kind is Kind.DECODE]
+    yield "[bold]predicted tokens per second[/] (90 % interval)"
+    yield f"  {BASES[report.asked.basis]}"
+    alone = uncapturable(report.plan, report.prediction.batch)
+    if alone is not None and not report.setup.gpu.is_cpu:
+        text = f"decode runs without CUDA graphs, slower than this: {alone}"
+        yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    batches = _columns(report, decode)
+    yield "  " + f"{'decode after':<13}" + "".join(f"{_sequences(batch):>{CELL}}" for batch in batches)
+    for context in sorted({point.context for point in decode}):
+        row = {point.batch: point for point in decode if point.context == context}
+        cells = (_cell(row[batch]) if batch in row else "does not fit" for batch in batches)
+        yield f"  {context:<13}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+    yield from _bound(report)
+    for point in report.points:
+        if point.kind is Kind.PREFILL:
+            first = f"first token after {_time(point.us)}"
+            yield f"  prefill {point.context:<7}{_cell(point):>{CELL}}, ceiling {_rate(point.ceiling)}; {first}"
+    yield from _others(report)
+
+
+def _columns(report: Report, decode: list[Point]) -> list[int]:
+    """Three batch sizes, that of the question among them."""
+    batches = sorted({point.batch for point in decode})
+    asked = report.prediction.batch
+    others = [batch for batch in batches if batch != asked]
+    return batches if len(batches) <= 3 else sorted({*others[:1], *others[-1:], asked})
+
+
+def _sequences(batch: int) -> str:
+    return "1 sequence" if batch == 1 else f"{batch} sequences"
+
+
+def _bound(report: Report) -> Iterator[str]:
+    """What the bytes of a step allow, and where its time goes."""
+    gpu, step, asked = report.setup.gpu, report.prediction.step, report.asked
+    read = reach(gpu)
+    yield (
+        f"  ceiling {_rate(asked.ceiling)} for {_sequences(asked.batch)} after {asked.context}: "
+        f"{step.bytes / 1e9:.2f} GB at {gpu.bandwidth_gbs:.0f} GB/s"
+    )
+    if not gpu.is_cpu:
+        known = f"{read.low:.0f} to {read.high:.0f}" if read.low < read.high else f"{read.gbs:.0f}"
+        text = f"reading reaches {known} GB/s ({read.source}, {read.date}): {_rate(asked.reachable)}"
+        yield from (escape(line) for line in _indented(text))
+    shares: dict[str, tuple[float, int]] = {}
+    for part in report.prediction.decode:
+        name = part.layer if part.layer.endswith("_attention") else part.layer.partition(".")[0]
+        us, num_bytes = shares.get(name, (0.0, 0))
+        shares[name] = (us + part.forecast.us, num_bytes + part.forecast.bytes)
+    fixed = f"{asked.us:.0f} us a step, {step.fixed_us / step.us:.0%} of it launches and ramps: "
+    text = fixed + ", ".join(
+        f"{name} {us / step.us:.0%} ({num_bytes / 1e9:.2f} GB)"
+        for name, (us, num_bytes) in sorted(shares.items(), key=lambda item: -item[1][0])
+    )
+    yield from _indented(text)
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
+
+
+def _others(report: Report) -> Iterator[str]:
+    """What others publish, those of one source together; the JSON has each figure."""
+    by_source: dict[tuple[str, str, str], list[str]] = {}
+    for row in report.published:
+        what = f"{row.batch} x {row.context}" if row.kind == "decode" else f"prefill {row.context}"
+        by_source.setdefault((row.engine, row.source, row.date), []).append(f"{_rate(row.tok_s)} ({what})")
+    for (engine, source, date), figures in list(by_source.items())[:MOST_PUBLISHED]:
+        text = f"others: {engine}, {date}: {', '.join(figures)}; {source}"
+        lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from (f"[dim]{escape(line)}[/]" for line in lines)
+
+
+def _cell(point: Point) -> str:
+    return f"{_rate(point.tok_s)} ({_rate(point.low)}-{_rate(point.high)})"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.0f} ms"

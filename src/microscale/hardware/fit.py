@@ -1,0 +1,204 @@
+"""How long a kernel takes: a fixed time plus rates, fitted to measured rows and carried to other cards.
+
+    us = fixed + hypot(memory, issue, matrix)
+    memory = bytes over the bandwidth that reading reaches, times STREAMED
+    issue  = (k * bytes + c * flops) over SMs times clock       kernels that stream weights or keys
+           = k * bytes over SMs times clock                      kernels on large tiles
+    matrix = flops over the unit's peak, times e                 kernels on large tiles
+
+``fixed`` (launches, ramp, tail) does not shrink with a slower memory, and the rates do not grow with a shorter kernel:
+that is why the share of the roofline that an H200 reaches says little about a card with a twentieth of its bandwidth.
+One set of parameters belongs to a group: an op, an implementation and one of its paths. On the card that was measured,
+what the formula leaves is interpolated between the rows of the group (a Gaussian process over bytes and operations).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from microscale.hardware.families import Gpu
+from microscale.hardware.least_squares import minimise, solve
+from microscale.hardware.reach import issue_rate, reach
+
+STREAMED = 0.93
+"""The part of what a plain read reaches that the best of our kernels do: lm_head in BF16 91 %, a long decode 90 %."""
+LARGE_TILES = 250.0
+"""Operations a byte from which on a group is bound by matrix units: a small batch of 64 tokens has up to 230."""
+NOISE = 0.015
+"""Log deviation of one row measured twice on one machine."""
+LEAST_DOUBT = 0.15
+"""Log deviation that the formula is given before its rows speak, with the weight of ``DOUBT_ROWS`` rows."""
+DOUBT_ROWS = 3
+# Where parameters stand before the rows speak, and their log deviation: fixed us, k, and c or e.
+STREAMING_START, LARGE_START = (4.0, 0.04, 1.2e-3), (8.0, 0.04, 0.6)
+START_DOUBT = (0.7, 1.0, 0.7)
+# Doublings over which what is left of neighbouring rows is alike: of bytes, and of operations.
+DENSE_REACH, REACH = (0.15, 3.0), (1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call moves and computes."""
+
+    bytes: float
+    flops: float
+    unit: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A time by its parts, in microseconds. The parts add up to ``us``."""
+
+    fixed: float
+    memory: float
+    issue: float
+    matrix: float
+    deviation: float
+    """Of the logarithm, as the rows of the group scatter."""
+
+    @property
+    def us(self) -> float:
+        return self.fixed + self.memory + self.issue + self.matrix
+
+    def scaled(self, factor: float, deviation: float) -> Timing:
+        parts = (self.fixed * factor, self.memory * factor, self.issue * factor, self.matrix * factor)
+        return Timing(*parts, deviation)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured call on ``gpu``."""
+
+    work: Work
+    us: float
+    gpu: Gpu
+
+    @property
+    def place(self) -> tuple[float, float]:
+        return place(self.work)
+
+
+def place(work: Work) -> tuple[float, float]:
+    """Where a row stands among others: doublings of bytes and of operations."""
+    return math.log2(1 + work.bytes), math.log2(1 + work.flops)
+
+
+def peak_tflops(unit: str, gpu: Gpu) -> float:
+    peaks = {"bf16": gpu.peak.bf16, "fp8": gpu.peak.fp8, "fp4": gpu.peak.fp4}
+    return peaks[unit] or gpu.peak.bf16
+
+
+def formula(parameters: Sequence[float], large: bool, work: Work, gpu: Gpu) -> Timing:
+    """The two parts. Overlapping rates share the time that they take together, by their squares."""
+    fixed, k, last = parameters
+    memory = work.bytes / (reach(gpu).gbs * STREAMED * 1e3)
+    issued = k * work.bytes + (0.0 if large else last * work.flops)
+    issue = issued / (issue_rate(gpu) * 1e3)
+    matrix = work.flops / (peak_tflops(work.unit, gpu) * last * 1e6) if large else 0.0
+    together = math.hypot(memory, issue, matrix)
+    share = 1 / together if together else 0.0
+    return Timing(fixed, memory * memory * share, issue * issue * share, matrix * matrix * share, deviation=0.0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The fit of one op, implementation and path."""
+
+    rows: tuple[Row, ...]
+    spans: tuple[float, float]
+    """Doublings over which neighbours are alike."""
+
+    @cached_property
+    def large(self) -> bool:
+        """Bound by matrix units at its largest, or not far from it at its smallest."""
+        intensity = [row.work.flops / max(row.work.bytes, 1) for row in self.rows]
+        return max(intensity) >= LARGE_TILES or min(intensity) >= LARGE_TILES / 3
+
+    @cached_property
+    def parameters(self) -> tuple[float, ...]:
+        start = [math.log(value) for value in (LARGE_START if self.large else STREAMING_START)]
+
+        def residuals(point: Sequence[float]) -> list[float]:
+            values = [math.exp(value) for value in point]
+            # Rows count by two deviations of their noise: a formula of three numbers is no closer than that.
+            said = [math.log(row.us / self._formula(row, values)) / (2 * NOISE) for row in self.rows]
+            return said + [(a - b) / d for a, b, d in zip(point, start, START_DOUBT, strict=True)]
+
+        return tuple(math.exp(value) for value in minimise(residuals, start))
+
+    def _formula(self, row: Row, parameters: Sequence[float]) -> float:
+        return formula(parameters, self.large, row.work, row.gpu).us
+
+    @cached_property
+    def left(self) -> list[float]:
+        """What the formula leaves of each row, as a logarithm."""
+        return [math.log(row.us / self._formula(row, self.parameters)) for row in self.rows]
+
+    @cached_property
+    def deviation(self) -> float:
+        """Of what the formula leaves, with the doubt that few rows deserve."""
+        own = sum(value * value for value in self.left) + DOUBT_ROWS * LEAST_DOUBT**2
+        return math.sqrt(own / (len(self.rows) + DOUBT_ROWS))
+
+    def _alike(self, a: tuple[float, float], b: tuple[float, float]) -> float:
+        far = sum(((x - y) / span) ** 2 for x, y, span in zip(a, b, self.spans, strict=True))
+        return self.deviation**2 * math.exp(-far / 2)
+
+    @cached_property
+    def _table(self) -> list[list[float]]:
+        places = [row.place for row in self.rows]
+        return [
+            [self._alike(a, b) + (NOISE**2 if i == j else 0.0) for j, b in enumerate(places)]
+            for i, a in enumerate(places)
+        ]
+
+    def here(self, work: Work, gpu: Gpu) -> Timing:
+        """The time on the card that was measured: the formula, mended by the rows near this work."""
+        near = [self._alike(place(work), row.place) for row in self.rows]
+        weights = solve(self._table, near)
+        mend = sum(weight * value for weight, value in zip(weights, self.left, strict=True))
+        known = sum(weight * value for weight, value in zip(weights, near, strict=True))
+        variance = max(self.deviation**2 - known, 0.0) + NOISE**2
+        return formula(self.parameters, self.large, work, gpu).scaled(math.exp(mend), math.sqrt(variance))
+
+    def elsewhere(self, work: Work, gpu: Gpu) -> Timing:
+        """The time on another card: the formula with that card's rates."""
+        return formula(self.parameters, self.large, work, gpu).scaled(1.0, self.deviation)
+
+
+Key = tuple[str, str, str]
+"""Op, implementation and path."""
+
+
+def make_groups(rows: Mapping[Key, Sequence[Row]]) -> dict[Key, Group]:
+    return {key: Group(tuple(found), DENSE_REACH if key[0] == "dense" else REACH) for key, found in rows.items()}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """One row, and what the others say of it."""
+
+    key: Key
+    row: Row
+    timing: Timing
+
+    @property
+    def error(self) -> float:
+        """As a logarithm: positive where the prediction is too long."""
+        return math.log(self.timing.us / self.row.us)
+
+
+def leave_one_out(rows: Mapping[Key, Sequence[Row]], step: Callable[[], object] = lambda: None) -> list[LeftOut]:
+    """Every row predicted from the other rows of its group; groups of one row have nothing to say."""
+    found = []
+    for key, group in rows.items():
+        for index, row in enumerate(group):
+            others = [*group[:index], *group[index + 1 :]]
+            if others:
+                rest = make_groups({key: others})[key]
+                found.append(LeftOut(key, row, rest.here(row.work, row.gpu)))
+            step()
+    return found

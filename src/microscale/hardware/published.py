@@ -1,0 +1,45 @@
+"""What others say of their engines on a card: figures with engine, source and date, not ours and not checked by us.
+
+``date`` is the day of the figure where its page has one, else the day on which the page was read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from microscale.hardware.families import Gpu
+from microscale.hardware.gpu import card_name
+
+FILE = Path(__file__).parent / "published.json"
+
+
+@dataclass(frozen=True)
+class Published:
+    gpu: str
+    model: str
+    engine: str
+    kind: str
+    """``decode`` or ``prefill``."""
+    batch: int
+    context: int
+    tok_s: float
+    date: str
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@cache
+def _all() -> tuple[Published, ...]:
+    return tuple(Published(**row) for row in json.loads(FILE.read_text()))
+
+
+def published(model: str, gpu: Gpu) -> tuple[Published, ...]:
+    """What others published of this model on this kind of card."""
+    name = card_name(gpu)
+    return tuple(row for row in _all() if row.gpu == name and row.model == model)

@@ -1,0 +1,162 @@
+"""Whole models as they were measured, and what that says of sums of kernels.
+
+A step is more than its kernels (embedding, gaps, the host) and less (streams that overlap). ``measured/models/
+<family>.json`` holds whole steps and prompts with the sum that the kernels' rows gave for each when the file was
+written. Predictions take the sum and mend it by what neighbouring rows left: same kind, same model, same precision,
+nearly the same batch and context. On another card only the mean of the kind is known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from microscale.errors import BadSetting
+from microscale.hardware import speeds
+from microscale.hardware.families import KNOWN, Family
+from microscale.hardware.least_squares import solve
+
+HEAD = ("family", "gpu", "torch", "triton", "date", "source")
+NOISE = 0.02
+"""Log deviation of one row measured twice; between machines of one kind it is up to 5 %."""
+LEAST_DOUBT = 0.05
+"""Log deviation that sums of kernels are given before the rows speak, with the weight of three of them."""
+ALIKE = (0.2, 0.45, 0.35)
+"""Of what a sum of kernels misses: common to a kind, to a model, and to a model in one precision."""
+DOUBLINGS = {"decode": 3.0, "prefill": 1.5}
+"""Of batch or context, over which rows are alike: prompts change their kernels with their length."""
+
+
+class Kind(StrEnum):
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step of decoding, or one prompt."""
+
+    model: str
+    precision: str
+    kind: Kind
+    batch: int
+    context: int
+    """Cached tokens of each sequence in the middle of the run; for a prompt its length."""
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A case as it was measured."""
+
+    case: Case
+    us: float
+    """Of one step, or of the whole prompt."""
+    kernels_us: float
+    """The sum of the kernels' predictions for it, when the file was written."""
+
+    @property
+    def left(self) -> float:
+        return math.log(self.us / self.kernels_us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.case), "us": self.us, "kernels_us": self.kernels_us}
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    family: str
+    gpu: str
+    torch: str
+    triton: str
+    date: str
+    source: str
+    rows: tuple[ModelRow, ...]
+
+    def to_json(self) -> str:
+        head = [f" {json.dumps(name)}: {json.dumps(getattr(self, name))}," for name in HEAD]
+        rows = ",\n".join(f"  {json.dumps(row.to_json())}" for row in self.rows)
+        return "\n".join(["{", *head, ' "rows": [', rows, " ]", "}"]) + "\n"
+
+
+def file_of(family: str, directory: Path | None = None) -> Path:
+    return (directory or speeds.MEASURED_DIR) / "models" / f"{family}.json"
+
+
+def read(file: Path) -> ModelFile:
+    """A file of whole-model rows, checked."""
+    names = {field.name for field in fields(Case)}
+    try:
+        data = json.loads(file.read_text())
+        rows = []
+        for row in data["rows"]:
+            if set(row) != names | {"us", "kernels_us"} or not (row["us"] > 0 and row["kernels_us"] > 0):
+                raise ValueError(f"the row {row} is no measured step")
+            case = Case(**{name: row[name] for name in names} | {"kind": Kind(row["kind"])})
+            rows.append(ModelRow(case, row["us"], row["kernels_us"]))
+        head = {name: str(data[name]) for name in HEAD}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadSetting(f"{file} holds no whole-model rows ({error}); measure again or remove it.") from None
+    if head["gpu"] not in KNOWN or KNOWN[head["gpu"]].family.name != head["family"]:
+        raise BadSetting(f"{file} was measured on {head['gpu']!r}, no known card of family {head['family']!r}.")
+    return ModelFile(**head, rows=tuple(rows))
+
+
+@dataclass(frozen=True)
+class Mend:
+    """What a sum of kernels is to be multiplied by, and the log deviation of that."""
+
+    factor: float
+    deviation: float
+    near: bool
+    """Rows of the same model in the same precision, on this kind of card, stand behind it."""
+
+
+def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:
+    """For one case, from the rows of its kind; ``here``: they are of this kind of card."""
+    alike = [row for row in rows if row.case.kind is case.kind]
+    if not alike:
+        return Mend(1.0, 3 * LEAST_DOUBT, False)
+    mean = sorted(row.left for row in alike)[len(alike) // 2]
+    spread = math.sqrt((sum((r.left - mean) ** 2 for r in alike) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
+    if not here:
+        return Mend(math.exp(mean), spread, False)
+    table = [[spread**2 * _likeness(a.case, b.case) + (NOISE**2 if a is b else 0.0) for b in alike] for a in alike]
+    shared = [spread**2 * _likeness(case, row.case) for row in alike]
+    weights = solve(table, shared)
+    moved = mean + sum(w * (row.left - mean) for w, row in zip(weights, alike, strict=True))
+    left = max(spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
+    near = any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
+    return Mend(math.exp(moved), math.hypot(math.sqrt(left), NOISE), near)
+
+
+def _likeness(a: Case, b: Case) -> float:
+    kind, model, precision = ALIKE
+    same = a.model == b.model
+    common = kind + model * same + precision * (same and a.precision == b.precision)
+    far = (math.log2(a.batch / b.batch) ** 2 + math.log2(a.context / b.context) ** 2) / DOUBLINGS[a.kind] ** 2
+    return common * math.exp(-far / 2)
+
+
+@dataclass(frozen=True)
+class Known:
+    """All whole-model rows of one card."""
+
+    gpu: str
+    rows: tuple[ModelRow, ...]
+
+
+@cache
+def known(family: Family) -> Known | None:
+    """The rows of the family; of any other where it has none."""
+    files = [file_of(family.name), *sorted(file_of("").parent.glob("*.json"))]
+    found = next((file for file in files if file.exists()), None)
+    if found is None:
+        return None
+    file = read(found)
+    return Known(file.gpu, file.rows)

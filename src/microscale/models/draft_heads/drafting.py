@@ -1,0 +1,118 @@
+"""What the engine asks of a draft head, whatever its kind: after a step of the target, the next tokens as a guess.
+
+A *row* is one token that the target has computed: its position, where its keys and values go, what was tapped behind
+it, and the token that follows it, which the target has chosen by then. The rows of a head lie in pages of its own
+(``new_cache``) under the page table and the slots of the target's full layers.
+
+Not every row of a verify step is *certain*: a draft that was rejected leaves rows behind the last accepted token. Their
+slots must lead to nobody's page. The last certain row of each sequence is its row of ``batch.logits``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops
+from microscale.models.batch import ForwardBatch, KvCache, LogitRows
+from microscale.models.config import LayerKind
+from microscale.models.draft_heads.config import HeadConfig
+
+FULL = LayerKind.FULL
+
+
+@dataclass(frozen=True)
+class TargetEnds:
+    """What a head may share with its target."""
+
+    embed: Embedding
+    lm_head: Dense
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The rows of one step of the target."""
+
+    batch: ForwardBatch
+    """``token_ids``: the token after each row. ``logits``: the last certain row of each sequence that shall be drafted
+    for; the lengths in it end with that row. A sequence whose prompt goes on has none. ``None``: every sequence has one
+    row."""
+    tapped: Tensor  # [rows, taps * hidden], as ``Taps.rows``
+
+    @property
+    def last(self) -> LogitRows:
+        """The last rows of sequences that shall be drafted for."""
+        if self.batch.logits is not None:
+            return self.batch.logits
+        rows = torch.arange(self.tapped.shape[0], device=self.tapped.device)
+        return LogitRows(rows, self.batch.attention)
+
+
+class DraftHead(Protocol):
+    """A bound head."""
+
+    ops: Ops
+    device: torch.device
+    page_size: int
+
+    @property
+    def config(self) -> HeadConfig: ...
+
+    @property
+    def most_drafts(self) -> int | None:
+        """Tokens that it can guess at once; ``None``: any number."""
+
+    def new_cache(self, num_pages: int) -> KvCache:
+        """Pages of its own, as many as the target's full layers have."""
+
+    def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
+        """Guesses ``[sequences, count]`` int64, ids of the target, on the device; nothing is read back.
+
+        The page table of each sequence must reach ``count + 1`` positions beyond its last row, as the target needs it
+        to verify so many. With ``count`` 0 the rows' keys and values are written, and nothing is guessed.
+        """
+
+
+def likeliest(logits: Logits) -> Tensor:
+    """The token with the largest logit of each row, the lowest of equals, from what lm_head knows of its blocks: no
+    second pass over the vocabulary."""
+    block = logits.block_max.argmax(-1, keepdim=True)
+    return logits.block_argmax.gather(1, block)[:, 0].to(torch.int64)
+
+
+def following(last: AttentionBatch, count: int) -> Tensor:
+    """Positions ``[sequences, count]`` int64 of the tokens after the last rows."""
+    steps = torch.arange(count, device=last.context_lens.device)
+    return last.context_lens.to(torch.int64)[:, None] + steps
+
+
+def slots_of(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """Where positions ``[sequences, n]`` of the table's sequences are."""
+    pages = page_table.to(torch.int64).gather(1, positions // page_size)
+    return pages * page_size + positions % page_size
+
+
+class Steps:
+    """The decoding steps of a head that goes on by itself: one row of each sequence, then the next, and so on.
+
+    All of them are laid out at once: a step has nothing to compute but the head itself.
+    """
+
+    def __init__(self, last: AttentionBatch, count: int, page_size: int) -> None:
+        positions = following(last, count)
+        sequences, device = positions.shape[0], positions.device
+        self._table = last.page_table
+        self._positions = positions.T.contiguous()  # [count, sequences]
+        self._slots = slots_of(last.page_table, positions, page_size).T.contiguous()
+        # A step's lengths begin at a multiple of 16 bytes: attention is compiled for that.
+        lens = torch.empty((count, -(-sequences // 4) * 4), dtype=torch.int32, device=device)
+        self._lens = lens[:, :sequences].copy_(self._positions + 1)
+        self._starts = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+
+    def batch(self, step: int, token_ids: Tensor) -> ForwardBatch:
+        """Step 0 is the row after the last one."""
+        queries = AttentionBatch(self._starts, self._lens[step], self._table, 1)
+        return ForwardBatch(token_ids, self._positions[step], {FULL: queries}, {FULL: self._slots[step]}, None)

@@ -1,0 +1,104 @@
+"""EAGLE3, once: the same code runs on plain references and on the fast kernels.
+
+A row is a position of the target: what was tapped there, through ``fc`` to one hidden state, and the token after it.
+Norm of the token's embedding and norm of the state side by side, attention, dense MLP, lm_head: the guess for the token
+after that. The state that comes out is the next row's, so the head goes on by itself from guess to guess.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import DenseWeights, Logits, Ops
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.draft_heads.drafting import FULL, Steps, TargetEnds, Verified, likeliest
+from microscale.models.draft_heads.layer import HeadLayer
+from microscale.models.draft_heads.rope import head_rope_table
+from microscale.models.draft_heads.tensors import Eagle3Weights
+
+
+class Eagle3:
+    """The whole head."""
+
+    most_drafts: int | None = None
+
+    def __init__(
+        self, weights: Eagle3Weights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds
+    ) -> None:
+        config, tensors = weights.config, weights.tensors(device)
+        self.config = config
+        self.ops = ops
+        self.device = device
+        self.page_size = page_size
+        self.epsilon = config.layer.rms_epsilon
+        dtype = ops.dtype
+        self.fc = ops.dense("fc", DenseWeights(tensors.fc))
+        self.fc_norm = None if tensors.fc_norm is None else tensors.fc_norm.to(dtype)
+        self.embed = ends.embed if tensors.embed is None else ops.embed(tensors.embed)
+        self.hidden_norm = tensors.hidden_norm.to(dtype)
+        self.layer = HeadLayer(config.layer, tensors.layer, ops, page_size)
+        self.norm = tensors.norm.to(dtype)
+        self.lm_head = ends.lm_head
+        if tensors.lm_head is not None:
+            self.lm_head = ops.dense("lm_head", DenseWeights(tensors.lm_head))
+        self.target_ids: Tensor | None = None
+        """The target's id of each draft token; ``None`` where they are the same."""
+        if tensors.d2t is not None:
+            self.target_ids = tensors.d2t + torch.arange(config.draft_vocab_size, device=tensors.d2t.device)
+        self.rope = head_rope_table(config.layer.rope, config.layer.head_dim, device)
+
+    def new_cache(self, num_pages: int) -> KvCache:
+        shape = (self.config.layer.num_kv_heads, self.config.layer.head_dim)
+        return KvCache.allocate(
+            [FULL], {FULL: num_pages}, self.page_size, {FULL: shape}, self.ops.kv_dtype, self.device
+        )
+
+    @torch.inference_mode()
+    def combine(self, tapped: Tensor) -> Tensor:
+        """One hidden state from the taps of a row: ``[rows, taps * target's hidden]`` → ``[rows, hidden]``."""
+        small = self.layer.small
+        if self.config.norm_before_fc:
+            tapped = small.rms_norm(tapped, self.fc_norm, self.epsilon)
+        elif self.fc_norm is not None:
+            each = tapped.reshape(-1, self.config.reads.target_hidden)
+            tapped = small.rms_norm(each, None, self.epsilon).view(tapped.shape) * self.fc_norm
+        return self.fc(tapped)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KvCache, hidden: Tensor) -> tuple[Logits, Tensor]:
+        """Logits of the draft vocabulary and hidden states, of the rows in ``batch.logits``, or of all.
+
+        ``batch.token_ids`` are the tokens after the rows; ``hidden [rows, hidden]`` is from ``combine`` or from the row
+        before.
+        """
+        layer, layer_kv, small = self.layer, kv.layers[0], self.layer.small
+        normed = small.rms_norm(hidden, self.hidden_norm, self.epsilon)
+        embedded = small.rms_norm(self.embed(batch.token_ids), layer.input_norm, self.epsilon)
+        both = torch.cat((embedded, normed), dim=1)
+        x = normed if self.config.norm_before_residual else hidden
+        wanted = batch.logits
+        if wanted is None:
+            x, added = layer.forward(both, x, batch, layer_kv, self.rope)
+        else:
+            q = layer.queries(both, batch.positions, batch.slots[FULL], layer_kv, self.rope)
+            x, added = layer.attend(q[wanted.rows], x[wanted.rows], layer_kv, wanted.attention[FULL])
+        normed, x = small.add_rms_norm(added, x, self.norm, self.epsilon)
+        return self.lm_head.logits(normed), normed if self.config.norm_output else x
+
+    def best(self, logits: Logits) -> Tensor:
+        """The likeliest tokens, as ids of the target."""
+        ids = likeliest(logits)
+        return ids if self.target_ids is None else self.target_ids[ids]
+
+    @torch.inference_mode()
+    def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
+        last = verified.last.attention[FULL]
+        logits, hidden = self.forward(verified.batch, kv, self.combine(verified.tapped))
+        if not count or not hidden.shape[0]:
+            return torch.empty((hidden.shape[0], count), dtype=torch.int64, device=self.device)
+        drafts, steps = [self.best(logits)], Steps(last, count - 1, self.page_size)
+        for step in range(count - 1):
+            logits, hidden = self.forward(steps.batch(step, drafts[-1]), kv, hidden)
+            drafts.append(self.best(logits))
+        return torch.stack(drafts, dim=1)

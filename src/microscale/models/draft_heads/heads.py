@@ -1,0 +1,53 @@
+"""Draft heads by what the user calls them: opened, or made of random numbers or of shapes, and bound for a target.
+
+A head has an ``Ops`` of its own: its layers have the names that the target's have, so its plan is apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from microscale.backends.ops import Ops
+from microscale.models import hub
+from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
+from microscale.models.draft_heads.config_file import open_draft_head
+from microscale.models.draft_heads.dflash import DFlash
+from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
+from microscale.models.draft_heads.dummy_weights import DummyDFlash, DummyEagle3
+from microscale.models.draft_heads.eagle3 import Eagle3
+from microscale.models.draft_heads.presets import PRESETS
+from microscale.models.draft_heads.weights import DFlashCheckpoint, Eagle3Checkpoint, check_fit
+from microscale.models.dummy_weights import RandomTensors, TensorMaker
+from microscale.models.family import ModelConfig
+
+HeadWeights = Eagle3Checkpoint | DFlashCheckpoint | DummyEagle3 | DummyDFlash
+
+
+def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False) -> HeadWeights:
+    """The head called ``model``: a folder, a hub id, or a preset of random numbers. It must fit the target."""
+    if model in PRESETS:
+        check_fit(PRESETS[model], target, model)
+        return dummy_head(PRESETS[model], RandomTensors())
+    return open_draft_head(hub.resolve(model, offline=offline), target)
+
+
+def ops_for_head(target: Ops, lm_head: str | None = None) -> Ops:
+    """On the target's device, with its kind of activations and KV. A head keeps its own formats, but for its lm_head,
+    most of its bytes, which may be held in another: ``mxfp8``."""
+    chosen = () if lm_head is None else (("lm_head", lm_head),)
+    precision = replace(target.precision, formats=(), mx_activations=(), chosen=chosen)
+    return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads)
+
+
+def dummy_head(config: HeadConfig, make: TensorMaker) -> DummyEagle3 | DummyDFlash:
+    """Without a checkpoint: random numbers, or shapes alone."""
+    return DummyDFlash(config, make) if isinstance(config, DFlashConfig) else DummyEagle3(config, make)
+
+
+def bind_head(weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> DraftHead:
+    """The head on its kernels. Its rows lie as the target's do, in pages of the same size."""
+    if isinstance(weights, DFlashCheckpoint | DummyDFlash):
+        return DFlash(weights, ops, device, page_size, ends)
+    return Eagle3(weights, ops, device, page_size, ends)
