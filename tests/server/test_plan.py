@@ -1,0 +1,35 @@
+"""``/plan``: what the engine's document says, field by field, and another engine's text as it is."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from microscale.server.host import Host
+from microscale.server.plan import plan_reply
+
+
+def told(plan: str) -> Any:
+    ready = SimpleNamespace(vocab_size=600, max_model_len=1024, plan=plan)
+    host = SimpleNamespace(engine=SimpleNamespace(ready=ready), names=("model", "alias"), start_s={"weights": 1.5})
+    return json.loads(msgspec.json.encode(plan_reply(cast(Host, host))))
+
+
+def test_the_engines_document_is_told_field_by_field() -> None:
+    document = {"table": "experts  triton_w4a16", "gpu": "NVIDIA GB10", "precision": "exact"}
+    document |= {"decisions": [{"op": "moe"}], "memory": {"weights": 7}}  # type: ignore[dict-item]
+    reply = told(json.dumps(document))
+    assert reply["plan"] == "experts  triton_w4a16"
+    assert {key: reply[key] for key in ("gpu", "precision", "decisions", "memory")} == {
+        key: document[key] for key in ("gpu", "precision", "decisions", "memory")
+    }
+    assert reply["max_model_len"] == 1024
+
+
+def test_another_engines_text_is_all_there_is() -> None:
+    reply = told("scripted")
+    assert reply["plan"] == "scripted"
+    assert not {"gpu", "precision", "decisions", "memory"} & reply.keys()
