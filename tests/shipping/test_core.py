@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from microscale import doctor
+from support.readme import shown_by
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "microscale"
@@ -86,7 +87,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "shows"),
     [
-        ("explain gpt-oss-20b --gpu gb10", r"decode\s+[\d.]+ tok/s"),
+        ("explain gpt-oss-20b --gpu gb10", shown_by("explain")),
         ("doctor", "Microscale"),
         ("generate demo --prompt-ids 1,2,3 --max-tokens 4 --device cpu", r"(?m)^\d+(,\d+){3}$"),
     ],

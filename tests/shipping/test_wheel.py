@@ -16,7 +16,14 @@ from tools.wheel import build
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-DATA = ("demo_model/", "server/web/static/", "hardware/tuned/", "hardware/measured/", "py.typed")
+DATA = (
+    "demo_model/",
+    "server/web/static/",
+    "hardware/tuned/",
+    "hardware/measured/",
+    "hardware/published.json",
+    "py.typed",
+)
 """What is no Python and belongs to the package."""
 MAX_MB = 30.0
 TEXT = (".py", ".json", ".js", ".css", ".html", ".svg", ".txt")

@@ -16,6 +16,7 @@ from typing import Any
 
 from microscale.text.harmony import tokens as names
 from microscale.text.tokenizer import Tokenizer
+from support.ending import end
 
 TESTS = Path(__file__).parents[1]
 KEY = "sk-test"
@@ -68,8 +69,7 @@ def command(arguments: Sequence[str], log: Path, under: Sequence[str] = ()) -> I
         assert address, log.read_text()
         yield Live(address, process, log)
     finally:
-        process.kill()
-        process.wait()
+        end(process)
 
 
 def live(

@@ -73,3 +73,9 @@ TABLE = {
     "make soak": How(Kind.ELSEWHERE, because="a mock model on the host; no GPU has part in it"),
     "make quality": How(Kind.ELSEWHERE, because="`microscale quality` above, with more samples; it rewrites docs"),
 }
+
+
+def shown_by(command: str) -> str:
+    """The pattern in what a command of README prints, for tests that run it elsewhere."""
+    (how,) = (how for how in TABLE.values() if how.arguments.split()[:1] == [command])
+    return how.shows

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.ending import end
+
 PATIENCE_S = 120.0
 
 
@@ -28,5 +30,4 @@ def serving(arguments: Sequence[str], log: Path) -> Iterator[str]:
             time.sleep(0.1)
         yield found.group(1)
     finally:
-        process.kill()
-        process.wait()
+        end(process)
