@@ -42,7 +42,21 @@ class Choice:
         self._skip = 0
         """Ids at the beginning of the next delta that were sent before their text was known."""
 
+    def advance_all(self, outputs: Sequence[Output]) -> Iterator[Step]:
+        """The steps of outputs that arrived together: the same text in the same order as one by one."""
+        first = 0
+        for end, output in enumerate(outputs, 1):
+            if end < len(outputs) and (output.token is None or not self.output.ends_part(output.token)):
+                continue
+            step = self.advance(outputs[first:end])
+            first = end
+            if step is not None:
+                yield step
+            if self.done:
+                return
+
     def advance(self, outputs: Sequence[Output]) -> Step | None:
+        """What outputs of one kind of text add, if it shows."""
         ids = [output.token for output in outputs if output.token is not None]
         finish = _ending(outputs[-1])
         first = self.num_tokens == 0

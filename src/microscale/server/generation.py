@@ -79,13 +79,11 @@ async def generate(
                 num_tokens = len(outputs) - (outputs[-1].token is None)
                 if num_tokens or clock.is_first(at):
                     clock.tick(at, num_tokens)
-                step = choice.advance(outputs)
-                if step is None:
-                    continue
-                if step.finish is not None:
-                    streams[at].close()
-                    record.drafts = _sum_drafts(streams) if host.drafts else None
-                yield choice, step
+                for step in choice.advance_all(outputs):
+                    if step.finish is not None:
+                        streams[at].close()
+                        record.drafts = _sum_drafts(streams) if host.drafts else None
+                    yield choice, step
     finally:
         clock.tell()
         for stream in streams:

@@ -102,6 +102,11 @@ class ChatOutput:
     def num_calls(self) -> int:
         return self._call_idx + 1
 
+    def ends_part(self, token: int) -> bool:
+        """Whether what follows this token may be of another kind. A delta has no order of kinds, so who has several
+        tokens feeds them up to such a one."""
+        return self._is_control(token)
+
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
         """The delta for these tokens, or ``None`` while there is nothing to show."""
         self._pending += token_ids
@@ -190,6 +195,10 @@ class PlainOutput:
     @property
     def ended(self) -> bool:
         return self._stops.found is not None
+
+    def ends_part(self, token: int) -> bool:
+        """See ``ChatOutput.ends_part``: all is content."""
+        return False
 
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
         self._pending += token_ids
