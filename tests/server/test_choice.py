@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from microscale.engine.output import Output
 from microscale.engine.request import Finish
-from microscale.server.choice import Choice
+from microscale.server.choice import Choice, Step
 from microscale.text.harmony.parser import HarmonyParser
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.output import ChatOutput, PlainOutput
@@ -24,7 +24,7 @@ def test_every_token_id_is_on_one_step_in_order(tokens: list[int], cuts: list[in
     ids = HarmonyTokens.of(tiny())
     output = PlainOutput(tiny(), stops=["e"]) if plain else ChatOutput(HarmonyParser(ids), stops=["e"])
     choice = Choice(0, output, keep_outputs=True)
-    steps = []
+    steps: list[Step] = []
     rest = [Output("r", token, finish=None) for token in tokens]
     rest[-1] = Output("r", tokens[-1], finish=Finish.LENGTH)
     fed = 0
