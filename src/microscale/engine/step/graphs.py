@@ -44,7 +44,8 @@ class Graphs:
         """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is."""
         self.enabled = enabled and device.type == "cuda"
         if self.enabled and torch.cuda.is_available():
-            torch.cuda.current_blas_handle()  # cuBLAS is not set up within a capture
+            with torch.cuda.device(device):
+                torch.cuda.current_blas_handle()  # cuBLAS is not set up within a capture
         self._uncapturable = uncapturable
         self._told: set[str] = set()
         self._ran: set[type] = set()
