@@ -316,7 +316,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_that_is_used_or_ignored(
         owner.kill()
         owner.wait()
         owner.stdout.close()
-        wait_for(lambda family=family: not any(command_of(pid) for pid in family), 60.0)
+        wait_for(lambda family=family: not any(command_of(pid) for pid in family), 10.0)
         for kernel in kernels:
             if is_compiled(kernel, TARGET):
                 assert cubin(folder, kernel) == cubin(filled, kernel)

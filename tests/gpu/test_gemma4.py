@@ -8,7 +8,7 @@ from microscale.backends.ops import Preference
 from microscale.engine.loading.options import LoadOptions
 from microscale.models.families import AnyModel
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
-from support.greedy import assert_decodes_the_likeliest, near_tie
+from support.greedy import assert_decodes_the_likeliest
 from support.loading import load_model
 
 # Head sizes and widths of the real one, both kinds of layer, few experts: every fast kernel takes part.
@@ -49,5 +49,5 @@ def test_fast_kernels_give_the_references_logits(truth: Run, plain: Run, model: 
     assert_as_good_as_bf16(forced_run(model, PROMPTS, chunk, truth), plain, truth)
 
 
-def test_graphs_decode_what_single_launches_do(model: AnyModel, truth: Run, plain: Run) -> None:
-    assert_decodes_the_likeliest(model, PROMPTS[0], near_tie(plain.logits, truth.logits))
+def test_graphs_decode_what_single_launches_do(model: AnyModel, truth: Run) -> None:
+    assert_decodes_the_likeliest(model, PROMPTS[0], 0.05 * float(truth.logits.std()))

@@ -153,7 +153,7 @@ def test_bfloat16_is_near_float32(folders: dict[str, Path]) -> None:
     exact = reference_run(load(folders[name]), prompts, 1000)
     model = load_model(LoadOptions(str(folders[name]), device="cpu", dtype="bfloat16"))
     rounded = forced_run(model, prompts, 1000, exact)
-    assert_close(rounded.logits, exact.logits, worst=math.inf, rms=2 * model_noise(len(model.layers)))
+    assert_close(rounded.logits, exact.logits, worst=math.inf, rms=1.73 * model_noise(len(model.layers)))
 
 
 def test_yarn_without_stretch_is_plain_rope() -> None:

@@ -293,7 +293,7 @@ def stopped_after_the_first(checkpoint: Checkpoint) -> ReadAhead:
     ahead = ReadAhead(entries, CPU, threads=1, ahead=1)
     ahead.__enter__()
     with ahead._changed:
-        assert ahead._changed.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=60)
+        assert ahead._changed.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=10)
     return ahead
 
 

@@ -237,7 +237,7 @@ def test_a_client_that_does_not_read_is_hung_up_on(client: httpx.Client, server:
 )
 def test_half_requests_are_hung_up_on(client: httpx.Client, server: Live, sent: bytes) -> None:
     with connect(server) as half:
-        half.settimeout(60)
+        half.settimeout(10)
         half.sendall(sent)
         heard = b""
         try:
@@ -316,7 +316,7 @@ def test_sigterm_lets_open_requests_finish(tmp_path: Path) -> None:
             *heard, done = events(reply)
         assert done == "[DONE]"
         assert heard[-1]["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(60) == 0
+        assert server.process.wait(10) == 0
 
 
 def test_the_drain_has_an_end(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_the_drain_has_an_end(tmp_path: Path) -> None:
             last = [line for line in response.iter_lines() if line]
             assert last[-2] == "event: response.failed"
             assert json.loads(last[-1].removeprefix("data: "))["response"]["error"]["code"] == "server_error"
-        assert server.process.wait(60) == 0
+        assert server.process.wait(10) == 0
 
 
 def test_the_engines_death_is_told_to_all(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_the_engines_death_is_told_to_all(tmp_path: Path) -> None:
         later = httpx.post(server.address + CHAT, headers=HEADERS, content=chat_with())
         assert later.status_code == 503
         assert httpx.get(server.address + "/health").status_code == 503
-        assert server.process.wait(60) == 1
+        assert server.process.wait(10) == 1
         assert "The engine has ended" in server.log.read_text()
 
 

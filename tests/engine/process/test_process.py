@@ -76,9 +76,9 @@ def _children_find_support() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """One loop for all tests of this module, since a client belongs to one. Nothing may take longer than 90 s."""
+    """One loop for all tests of this module, since a client belongs to one. Nothing may take longer than 30 s."""
     with asyncio.Runner() as runner:
-        yield lambda work: runner.run(asyncio.wait_for(work, 90))
+        yield lambda work: runner.run(asyncio.wait_for(work, 30))
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +417,7 @@ def test_a_request_that_waits_for_its_answer_can_be_given_up(run: Run) -> None:
 )
 def test_a_load_that_fails_says_why(run: Run, model: str, error: type[MicroscaleError], sentence: str) -> None:
     with pytest.raises(error, match=sentence) as caught:
-        run(counting(model, load_timeout_s=0.7 if "hangs" in model else 60.0))
+        run(counting(model, load_timeout_s=0.7 if "hangs" in model else 20.0))
     assert type(caught.value) is error
 
 
@@ -527,7 +527,7 @@ class Owner:
 
     def __init__(self, *command: str) -> None:
         self.sock, theirs = socket.socketpair()
-        self.sock.settimeout(60)
+        self.sock.settimeout(20)
         with theirs:
             self.process = subprocess.Popen(
                 [*command, "--fd", str(theirs.fileno())],
@@ -577,7 +577,7 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
         if until is Ready:
             owner.say(encode(Submit(1, "r", (1,), Sampling(max_tokens=10**6))))
         owner.sock.close()
-        assert owner.process.wait(60) == 0
+        assert owner.process.wait(10) == 0
 
 
 @pytest.mark.parametrize(
@@ -607,7 +607,7 @@ def test_an_owner_that_speaks_nonsense_is_told(first: bytes, then: bytes, senten
         assert isinstance(failed, Failed)
         assert failed.kind == BadMessage.__name__
         assert sentence in failed.text
-        _, log = owner.process.communicate(timeout=60)
+        _, log = owner.process.communicate(timeout=5)
         assert owner.process.returncode == 2
         assert sentence in log
         assert "Traceback" not in log

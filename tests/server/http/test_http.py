@@ -116,7 +116,7 @@ def test_a_client_that_sends_too_much_reads_why(server: Live, says_its_length: b
     """As most clients do: all of the body first, then the answer. A connection that is reset shows no answer."""
     where = urlsplit(server.address)
     assert where.hostname is not None
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
     pieces = [b"x" * MIB] * 12
     headers = HEADERS | {"Content-Type": "application/json"}
     if says_its_length:
@@ -133,7 +133,7 @@ def test_a_client_that_sends_too_much_reads_why(server: Live, says_its_length: b
 def test_a_client_that_asks_before_it_sends_is_told_at_once(server: Live) -> None:
     where = urlsplit(server.address)
     assert where.hostname is not None
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
     connection.putrequest("POST", "/v1/chat/completions")
     asked = {"Content-Type": "application/json", "Content-Length": str(12 * MIB), "Expect": "100-continue"}
     for name, value in (HEADERS | asked).items():
