@@ -93,6 +93,29 @@ def test_a_key_that_is_wanted_later_loses_nothing(open_page: Open) -> None:
         done(page)
 
 
+@pytest.mark.parametrize("late", ["while it is typed", "after it was given"])
+def test_a_late_refusal_of_the_old_key_asks_for_nothing(open_page: Open, late: str) -> None:
+    """The figures were asked for with the old key; their refusal neither empties the dialog nor opens it again."""
+    with open_page(PLAIN["answer"]) as page:
+        held: list[Route] = []
+        page.route("**/metrics", lambda route: route.continue_() if held else held.append(route))
+        page.evaluate("sessionStorage.setItem('microscale.key', 'old')")
+        ask(page, "Hello")
+        expect(page.locator("#ask-key")).to_be_visible()
+        page.locator("#key").fill("sk-test")
+        if late == "while it is typed":
+            held[0].continue_()
+            expect(page.locator("#running-banner")).to_have_text(re.compile("key"))
+        page.keyboard.press("Enter")
+        expect_unsent(page, "Hello", "Your message was not sent yet")
+        if late == "after it was given":
+            with page.expect_response(lambda reply: reply.url.endswith("/metrics") and reply.ok):
+                held[0].continue_()
+        expect(page.locator("#ask-key")).to_be_hidden()
+        page.get_by_role("button", name="Try again").click()
+        done(page)
+
+
 def test_what_is_typed_meanwhile_is_not_lost_either(open_page: Open) -> None:
     """The box is taken: the question stays where it is, with a labelled retry below it."""
     with open_page(PLAIN["answer"]) as page:

@@ -17,8 +17,9 @@ export const setKey = (key) => keep("sessionStorage", "key", key.trim());
 const gone = () => new ApiError(0, "unreachable", "The server cannot be reached. Is it still running?");
 
 async function call(path, options = {}) {
+  const key = getKey();
   const headers = { ...options.headers };
-  if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
+  if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {
     response = await fetch(path, { ...options, headers, cache: "no-store" });
@@ -26,6 +27,8 @@ async function call(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw gone();
   }
+  // A key that was given meanwhile is tried before anybody is asked for one again.
+  if (response.status === 401 && key !== getKey()) return call(path, options);
   if (!response.ok) throw await errorOf(response);
   return response;
 }

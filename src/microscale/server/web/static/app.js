@@ -58,9 +58,10 @@ const retryButton = (retry) => h("button", { type: "button", class: "ghost label
 
 function askKey() {
   const dialog = $("ask-key");
+  if (dialog.open) return; // it may hold half a key by now
   $("key-error").textContent = getKey() ? "The server does not know this key." : "";
   $("key").value = "";
-  if (!dialog.open) dialog.showModal();
+  dialog.showModal();
 }
 
 $("key-form").addEventListener("submit", () => {
