@@ -13,6 +13,9 @@ VLLM_VERSION ?= 0.32.0
 # A client that must not share our environment: it pulls in a package called asyncio.
 BENCHY := .venv-benchy
 BENCHY_INSTALLED := $(BENCHY)/.installed
+# MkDocs, for the documentation site.
+DOCS := .venv-docs
+DOCS_INSTALLED := $(DOCS)/.installed
 # Resolves the locks.
 LOCK := .venv-lock
 UV_VERSION := 0.13.7
@@ -20,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -49,6 +52,11 @@ $(BENCHY_INSTALLED): locks/benchy.txt
 	$(BENCHY)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
 	@touch $@
 
+$(DOCS_INSTALLED): locks/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
+	@touch $@
+
 # torchvision and its kin come built for another torch and break transformers; nothing here needs them. Microscale goes
 # in as anyone would install it: tests/vllm sees that nothing it needs is at odds with what vLLM pins.
 $(VLLM_INSTALLED): pyproject.toml
@@ -73,7 +81,7 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test that needs no GPU (ten minutes on two cores)
+test: $(INSTALLED) $(BENCHY_INSTALLED) $(DOCS_INSTALLED) browser ## Run every test that needs no GPU (ten minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 wheel: $(INSTALLED) ## Build the wheel into dist
@@ -147,6 +155,15 @@ demo-head: $(INSTALLED) ## Train the demo model's draft head into build/head, an
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
 
+# Material's notice of MkDocs 2 is for its authors, not for who builds pages.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs
+docs: $(INSTALLED) $(DOCS_INSTALLED) ## Build the documentation site into build/site
+	PYTHONPATH=. $(BIN)/python -m tools.docs.assemble build/docs
+	$(MKDOCS) build --strict --quiet
+
+docs-serve: docs ## The documentation site at http://127.0.0.1:8001; run it again after a change
+	$(PYTHON) -m http.server 8001 --bind 127.0.0.1 --directory build/site
+
 quality: $(INSTALLED) ## What each precision costs the embedded model: rewrites the tables of docs/quality.md
 	$(BIN)/microscale quality --markdown docs/quality.md
 
@@ -159,7 +176,7 @@ $(LOCK)/.installed: Makefile
 	$(LOCK)/bin/python -m pip install --quiet uv==$(UV_VERSION) packaging
 	@touch $@
 
-coverage: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test and say which lines none of them reached (an hour on two cores)
+coverage: $(INSTALLED) $(BENCHY_INSTALLED) $(DOCS_INSTALLED) browser ## Run every test and say which lines none of them reached (an hour on two cores)
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal
 	$(BIN)/python -m coverage combine --quiet

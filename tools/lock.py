@@ -7,6 +7,7 @@
 ``cuda.txt``      torch's build for CUDA, with NVIDIA's libraries
 ``benchy.txt``    llama-benchy: it wants a package called ``asyncio``, which must not stand beside ours
 ``triton36.txt``  the oldest Triton that must work, in the place of the one in ``server.txt``
+``docs.txt``      MkDocs and its theme, which turn the pages into the documentation site
 ================  =========================================================================================
 
 One file serves x86-64 and aarch64, and Python 3.11 to 3.14. Versions stay as they are unless ``--upgrade`` says
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "locks"
 BENCHY = "llama-benchy==0.4.0"
 OLD_TRITON = "triton==3.6.0"
+DOCS = "mkdocs==1.6.1\nmkdocs-material==9.8.1"
 TORCH = "torch"
 CUDA = re.compile(r"(nvidia|cuda)-|torch$")
 CPU_BUILD = "+cpu"
@@ -134,6 +136,8 @@ def main() -> None:
         benchy = compiled(arguments.uv, [str(wanted)], read("benchy.txt"), [*bound, *options])
         wanted.write_text(OLD_TRITON + "\n")
         triton = compiled(arguments.uv, [str(wanted)], (), ["--no-deps"])
+        wanted.write_text(DOCS + "\n")
+        docs = compiled(arguments.uv, [str(wanted)], read("docs.txt"), options)
     FOLDER.mkdir(exist_ok=True)
     names = {entry.name for entry in server}
     usual = [entry for entry in everything if not CUDA.match(entry.name)]
@@ -143,6 +147,7 @@ def main() -> None:
     write("cpu.txt", cpu_build(next(entry for entry in everything if entry.name == TORCH), arguments.wheels))
     write("benchy.txt", benchy)
     write("triton36.txt", triton)
+    write("docs.txt", docs)
 
 
 if __name__ == "__main__":

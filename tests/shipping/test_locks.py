@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from tools.lock import FOLDER, TORCH, Entry, cpu_build, for_machines, parse, read
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["dev.txt", "server.txt", "cpu.txt", "cuda.txt", "benchy.txt", "triton36.txt"]
+NAMES = ["dev.txt", "server.txt", "cpu.txt", "cuda.txt", "benchy.txt", "triton36.txt", "docs.txt"]
 
 
 def pins(name: str) -> dict[str, str]:
