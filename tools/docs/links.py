@@ -1,7 +1,7 @@
 """From pages as the repository has them to pages as the site has them: links, lists and headings.
 
-The pages are written for a reader on GitHub. Some of them stand outside of ``docs/``, and links lead to files that are no
-pages. GitHub's Markdown lets a list follow a paragraph at once; the site's wants an empty line there.
+The pages are written for a reader on GitHub. Some of them stand outside of ``docs/``, and links lead to files that are
+no pages. GitHub's Markdown lets a list follow a paragraph at once; the site's wants an empty line there.
 """
 
 from __future__ import annotations
