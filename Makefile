@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-serve quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-figures docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -160,6 +160,10 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs
 docs: $(INSTALLED) $(DOCS_INSTALLED) ## Build the documentation site into build/site
 	PYTHONPATH=. $(BIN)/python -m tools.docs.assemble build/docs
 	$(MKDOCS) build --strict --quiet
+
+docs-figures: $(INSTALLED) ## Write what `explain` predicts into the pages that say it; draw README's plot
+	PYTHONPATH=. $(BIN)/python -m tools.docs.figures
+	PYTHONPATH=. $(BIN)/python -m tools.docs.plot
 
 docs-serve: docs ## The documentation site at http://127.0.0.1:8001; run it again after a change
 	$(PYTHON) -m http.server 8001 --bind 127.0.0.1 --directory build/site
