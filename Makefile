@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-figures docs-serve quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-figures docs-screens docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -164,6 +164,12 @@ docs: $(INSTALLED) $(DOCS_INSTALLED) ## Build the documentation site into build/
 docs-figures: $(INSTALLED) ## Write what `explain` predicts into the pages that say it; draw README's plot
 	PYTHONPATH=. $(BIN)/python -m tools.docs.figures
 	PYTHONPATH=. $(BIN)/python -m tools.docs.plot
+
+docs-commands: $(INSTALLED) ## Run every command of the pages that needs no GPU, network or root (some minutes)
+	$(BIN)/python -m pytest tests/docs/all_commands.py
+
+docs-screens: $(INSTALLED) $(DOCS_INSTALLED) browser ## Photograph every page of the site, to be looked at: build/screens/docs
+	$(BIN)/python -m pytest tests/docs/all_screens.py
 
 docs-serve: docs ## The documentation site at http://127.0.0.1:8001; run it again after a change
 	$(PYTHON) -m http.server 8001 --bind 127.0.0.1 --directory build/site

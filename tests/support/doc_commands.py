@@ -1,8 +1,8 @@
 """The commands that the pages show, and what the command line makes of each without running it.
 
 A block of shell commands is run by ``make docs-commands``, unless a comment above its fence says what it needs and this
-machine may not have: ``<!-- needs: gpu, network -->``. Readers see no comment. Commands of such a block are read all the
-same: the subcommand, its options and their values must be what the command line takes.
+machine may not have: ``<!-- needs: gpu, network -->``. Readers see no comment. Commands of such a block are read all
+the same: the subcommand, its options and their values must be what the command line takes.
 """
 
 from __future__ import annotations

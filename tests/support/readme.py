@@ -1,4 +1,4 @@
-"""The commands of README and of docs/using.md, and how each is run on a GPU. A test holds the table against the pages."""
+"""The commands of README and docs/using.md, and how each is run on a GPU. A test holds the table against the pages."""
 
 from __future__ import annotations
 
