@@ -33,7 +33,8 @@ def test_photographs(size: str, scheme: str, tmp_path: Path) -> None:
             page.goto(address + name)
             tall = min(int(page.evaluate("document.documentElement.scrollHeight")), TALLEST)
             clip = {"x": 0, "y": 0, "width": width, "height": tall}
-            page.screenshot(path=folder / (name.replace("/", "_") + ".png"), full_page=True, clip=clip)  # type: ignore[arg-type]
+            shot = folder / (name.replace("/", "_") + ".png")
+            page.screenshot(path=shot, full_page=True, clip=clip, animations="disabled")  # type: ignore[arg-type]
             if page.evaluate("document.documentElement.scrollWidth") > width:
                 wide.append(name)
     assert not wide

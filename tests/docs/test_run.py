@@ -27,7 +27,7 @@ def test_a_newcomer_serves_asks_and_chats(tmp_path: Path) -> None:
 
 def test_a_command_that_fails_is_noticed(tmp_path: Path) -> None:
     (block,) = blocks("page.md", "```console\n$ microscale dance\n```\n")
-    with Reader(tmp_path) as reader, pytest.raises(AssertionError, match="page.md:1: microscale dance"):
+    with Reader(tmp_path) as reader, pytest.raises(AssertionError, match=r"page\.md:1: microscale dance"):
         reader.run(block)
 
 

@@ -1,5 +1,5 @@
-"""The documentation site: it builds without a warning, its links lead somewhere, it loads nothing from elsewhere, and it
-can be read and searched in a browser without a network."""
+"""The documentation site: it builds without a warning, its links lead somewhere, it loads nothing from elsewhere, and
+it can be read and searched in a browser without a network."""
 
 from __future__ import annotations
 

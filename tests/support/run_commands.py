@@ -1,7 +1,7 @@
 """Runs the commands of a page as a reader types them, one after the other, on this machine's CPU.
 
 ``serve`` becomes a server on a free port that stays for the rest of the page; what asks port 8000 is sent to it. It is
-stopped at the end of the page, as a user stops it, and must end well. ``chat`` is used in a terminal, with one question.
+stopped at the end of the page, as a user stops it, and must end well. ``chat`` is asked one question in a terminal.
 """
 
 from __future__ import annotations
@@ -83,12 +83,13 @@ class Reader:
         self._stack.callback(stop, process, log)
         deadline = time.monotonic() + PATIENCE_S
         while (found := SERVING.search(log.read_text())) is None:
-            assert process.poll() is None and time.monotonic() < deadline, f"{name}\n{log.read_text()[-3000:]}"
+            assert process.poll() is None, f"{name}\n{log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"{name}: it never served\n{log.read_text()[-3000:]}"
             time.sleep(0.1)
         self.address = found[1]
 
     def _chat(self, arguments: list[str]) -> None:
-        """By the page's server where it has one, else by one that the chat starts. Greedily: it must know the answer."""
+        """By the page's server where it has one, else by one that the chat starts; greedily, so that it knows."""
         self.num_run += 1
         server = ["--url", self.address] if self.address else [] if arguments else ["demo"]
         with terminal((*MICROSCALE, "chat", *arguments, *server, "--temperature", "0")) as screen:
