@@ -12,7 +12,7 @@ SOURCE = ROOT / "docs/benchmarks.md"
 TARGET = ROOT / "docs/plots/comparison.svg"
 ENGINES = ("Microscale", "vLLM 0.26.0", "llama.cpp b10586")
 COLUMNS = ("Microscale", "vLLM", "llama.cpp", "roofline")
-WIDTH, LEFT, BAR, ROW, TOP = 720, 152, 17, 96, 64
+WIDTH, LEFT, BAR, ROW, TOP = 600, 152, 17, 96, 64
 SPAN = WIDTH - LEFT - 84
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #374151 } .title { font-size: 17px; font-weight: 600; fill: #111827 }
@@ -67,8 +67,8 @@ def drawn(page: str) -> str:
         "<title>Share of the roofline on one H200: Microscale, vLLM and llama.cpp</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}" rx="8"/>',
-        '<text class="title" x="16" y="30">Tokens per second on one H200, and the share of the roofline</text>',
-        '<text x="16" y="50">Random weights in the real shapes; 2026-11-15; docs/benchmarks.md</text>',
+        '<text class="title" x="16" y="30">One H200: tokens per second, and share of the roofline</text>',
+        '<text x="16" y="50">Random weights in the real shapes, 2026-11-15; see docs/benchmarks.md</text>',
     ]
     for share in (0, 25, 50, 75, 100):
         x = LEFT + SPAN * share / 100
