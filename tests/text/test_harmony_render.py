@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from microscale.errors import BadRequest
 from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
 from microscale.text.harmony import tokens as names
-from microscale.text.harmony.render import MARKER, HarmonyRenderer
+from microscale.text.harmony.render import MARKER, HarmonyRenderer, Skeleton
 from support.tiny_tokenizers import library, o200k, tiny
 
 TEXTS = [
@@ -287,7 +287,12 @@ def test_a_shape_that_is_kept_takes_other_texts(monkeypatch: pytest.MonkeyPatch)
     renderer, options = HarmonyRenderer(tiny()), RenderOptions(effort=Effort.LOW, date="2026-11-16")
     made: list[object] = []
     make = renderer._make_skeleton
-    monkeypatch.setattr(renderer, "_make_skeleton", lambda shape: made.append(shape) or make(shape))
+
+    def counted(shape: lib.Conversation) -> Skeleton:
+        made.append(shape)
+        return make(shape)
+
+    monkeypatch.setattr(renderer, "_make_skeleton", counted)
     said = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "One?"), Message(Role.ASSISTANT, "1.")]
     for text in TEXTS:
         asked = [*said, Message(Role.USER, text)]
