@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from microscale.backends.precision import make_precision
 from microscale.cli import COMMANDS
+from microscale.explain import Question, explain
 from microscale.server.openapi import BODIES, SAYS
 from support.doc_commands import ROOT
 from tools.docs import figures, plot
 from tools.docs.assemble import GENERATED, glossary, page, sources
 from tools.docs.links import anchors, for_site, in_prose, lists, section, slug
 from tools.docs.reference import commands, flags, routes
+from tools.lock import read
 
+PUBLISHED = ROOT / "src/microscale/hardware/published.json"
 DGX = "docs/start/dgx_spark.md"
 
 
@@ -92,6 +97,35 @@ def test_predictions_are_found_and_a_wrong_one_is_noticed() -> None:
     text = (ROOT / DGX).read_text()
     assert figures.filled(re.sub(r"\| gpt-oss-20b, `exact` \| .*", "| 999 |", text)) == text
     assert "does not fit" in figures.table("rtx5090", "gpt-oss-120b exact")
+
+
+def predicted(card: str, model: str, precision: str) -> float:
+    report = explain(Question(model=model, gpu=card, precision=make_precision(precision, (), "auto", "auto")))
+    return float(report.to_json()["predicted"]["decode_tok_s"])
+
+
+def test_the_comparison_quotes_what_explain_says() -> None:
+    text = " ".join((ROOT / "docs/comparison.md").read_text().split())
+    spark, fast = (round(predicted("gb10", "gpt-oss-120b", precision)) for precision in ("exact", "fast"))
+    assert f"we predict {spark} in `exact` and {fast} in `fast`" in text
+    assert f"we predict {round(predicted('rtx5090', 'gpt-oss-20b', 'exact'))}." in text
+    published = {(row["gpu"], row["model"], row["tok_s"]) for row in json.loads(PUBLISHED.read_text())}
+    assert {("gb10", "gpt-oss-120b", 57.5), ("gb10", "gpt-oss-20b", 79.7)} <= published
+    assert "57.5 tokens a second" in text
+
+
+def test_readme_quotes_benchmarks() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    one, many = (plot.figures(plot.SOURCE.read_text(), group)[0] for group in plot.GROUPS[1:3])
+    assert f"gpt-oss-120b decodes {one:.0f} tokens a second for one stream and {many:,.0f} for 64" in text
+
+
+def test_the_page_of_the_spark_names_the_versions_that_are_locked() -> None:
+    text = (ROOT / "docs/dgx_spark.md").read_text()
+    cuda = {entry.name: entry.version for entry in read("cuda.txt")}
+    (triton,) = (entry.version for entry in read("server.txt") if entry.name == "triton")
+    assert f"the locked torch {cuda['torch']} is built for CUDA {cuda['cuda-toolkit'][:4]}," in text
+    assert f"{triton} is locked" in text
 
 
 def test_the_plot_is_of_the_figures_in_benchmarks() -> None:

@@ -97,12 +97,7 @@ def blocks(page: str, text: str | None = None) -> list[Block]:
 
 
 def nav() -> list[str]:
-    """The pages of the site, by their paths in the repository, in the order of its menu."""
-
-    class Loader(yaml.SafeLoader):
-        """Passes over what only MkDocs understands."""
-
-    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
+    """The pages of the site, by their paths in the repository, in the order of its menu, which mkdocs.yml ends with."""
     found: list[str] = []
 
     def walk(entry: Any) -> None:
@@ -111,7 +106,8 @@ def nav() -> list[str]:
         for each in entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else ():
             walk(each)
 
-    walk(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"])
+    text = (ROOT / "mkdocs.yml").read_text()
+    walk(yaml.safe_load(text[text.index("\nnav:") :])["nav"])
     return [OUTSIDE.get(name, f"docs/{name}") for name in found if name != "glossary.md"]
 
 

@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
     says: str
     row: str
-    index: tuple[int, int, int, int] = (0, 0, 0, 0)
+    which: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 GROUPS = (
@@ -48,7 +48,7 @@ def figures(page: str, group: Group) -> list[float]:
             continue
         for cells in lines:
             if cells[0] == group.row:
-                return [_number(cell, index) for cell, index in zip(cells[1:5], group.index, strict=True)]
+                return [_number(cell, index) for cell, index in zip(cells[1:5], group.which, strict=True)]
     raise ValueError(f"docs/benchmarks.md has no row {group.row!r}")
 
 
