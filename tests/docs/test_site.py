@@ -70,6 +70,8 @@ def test_it_is_read_and_searched_without_a_network(tmp_path: Path) -> None:
         page.goto(address + "index.html")
         search = page.locator("input.md-search__input")
         search.click()
+        # Keys that come before the index is there would be lost.
+        page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(state="attached")
         search.press_sequentially("page cache")
         results = page.locator(".md-search-result__link")
         results.first.wait_for()
