@@ -22,12 +22,9 @@ WIDE = ("index.html", "comparison.html", "benchmarks.html", "flags.html", "clien
 def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     site = build(tmp_path)
     found = pages(site)
-    for page in nav():
-        source = {"README.md": "index", "demo/README.md": "demo"}.get(
-            page, page.removeprefix("docs/").removesuffix(".md")
-        )
-        name = source.replace("README", "index").lower()
-        assert site / f"{name}.html" in found, page
+    for source in nav():
+        name = "demo" if source == "demo/README.md" else source.removeprefix("docs/").removesuffix(".md")
+        assert site / f"{name.replace('README', 'index').lower()}.html" in found, source
     assert not broken(site, found)
     for path, page in found.items():
         assert not [target for target in page.loads if is_outside(target)], path
