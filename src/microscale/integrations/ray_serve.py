@@ -1,6 +1,6 @@
 """Microscale on Ray Serve: many replicas, each with an engine of its own, behind one address. See docs/ray.md.
 
-    serve run app.yaml        import_path: microscale.integrations.ray_serve:build, args: the options of `microscale serve`
+    serve run app.yaml     import_path: microscale.integrations.ray_serve:build, args: the options of `microscale serve`
 
 Ray starts, scales, checks and replaces the processes. Only ``ray_serve``, ``ray_serve_front`` and ``ray_serve_router``
 import it.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray import serve
 from ray.serve import Application
 
 from microscale.integrations.ray_serve_front import Front
 from microscale.integrations.ray_serve_options import RayOptions, read_options
 from microscale.integrations.ray_serve_replica import Replica
+from ray import serve
 
 ROUTER = "microscale.integrations.ray_serve_router:PrefixRouter"
 FRONT_REQUESTS = 10_000
@@ -37,7 +37,7 @@ def _replicas(options: RayOptions) -> serve.Deployment:
         bounds = {"min_replicas": given.min_replicas, "max_replicas": options.max_replicas}
         scaling = {"autoscaling_config": bounds | {"target_ongoing_requests": options.target_ongoing_requests}}
     if given.routing == "prefix":
-        kwargs = {"max_entries": given.routing_table_entries, "blocks_per_request": given.routing_blocks_per_request}
+        kwargs = {"max_entries": given.routing_table_entries, "kib_per_request": given.routing_kib_per_request}
         scaling["request_router_config"] = {"request_router_class": ROUTER, "request_router_kwargs": kwargs}
     return serve.deployment(
         name="Replica",

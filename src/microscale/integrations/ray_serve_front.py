@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from microscale.errors import EngineDied, MicroscaleError, QueueFull
 from microscale.integrations.prefix_routing import chain_of, prompt_text
 from microscale.integrations.ray_serve_options import RayOptions
+from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
 from microscale.server.anthropic.errors import error_reply, speaks_anthropic
 from microscale.server.error_replies import error_response
@@ -40,6 +41,8 @@ REPLACED = {b"content-encoding", b"content-length", b"transfer-encoding"}
 """Headers of a body that was read: it goes on unpacked."""
 BY_RAY = b"x-request-id"
 """Ray's proxy puts this header on every answer; the application's has the same value."""
+REPLICA = b"x-microscale-replica"
+"""A header of answers: which replica gave it, by Ray's id. Its log carries that id in its name."""
 OPEN = "Without API keys this server answers on this machine alone"
 
 
@@ -47,6 +50,7 @@ class Front:
     """One per ``front_replicas``; holds nothing but the requests that pass."""
 
     def __init__(self, replicas: DeploymentHandle, options: RayOptions) -> None:
+        log_with_ray()
         self._replicas = replicas.options(stream=True)
         self._options = options
         self._keys = ApiKeys(self.relay, options.keys, error_response) if options.keys else None
@@ -112,7 +116,7 @@ class Front:
         try:
             async for piece in pieces:
                 if isinstance(piece, Head):
-                    head = piece
+                    head = Head(piece.status, [*piece.headers, _named(asked)])
                 elif head is not None and _is_stream(head):
                     await reply.stream(head, piece)
                 else:
@@ -169,6 +173,10 @@ class _Reply:
             self.begun = True
             headers = [(name, value) for name, value in head.headers if name != BY_RAY]
             await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+
+def _named(asked: Asked) -> tuple[bytes, bytes]:
+    return REPLICA, str(getattr(asked.replica, "unique_id", "-")).encode()
 
 
 def _is_stream(head: Head) -> bool:

@@ -1,4 +1,4 @@
-"""The arguments of a Ray Serve application of ours, read strictly: those of ``microscale serve``, and how many replicas.
+"""The arguments of a Ray Serve application, read strictly: those of ``microscale serve``, and how many replicas.
 
 Imports nothing of Ray, so that a mistake is told before a cluster is asked for anything.
 """
@@ -17,7 +17,7 @@ from microscale import settings
 from microscale.engine.process.messages import EngineConfig
 from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
-from microscale.integrations.prefix_routing import BLOCKS_PER_REQUEST, MAX_ENTRIES
+from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
 from microscale.models import embedded, hub
 from microscale.models.load_format import LoadFormat
 from microscale.server.access import read_keys, read_origins
@@ -65,7 +65,7 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     routing: Literal["prefix", "load"] = "prefix"
     """By shared prefix and load, or as Ray does by itself."""
     routing_table_entries: Annotated[int, Meta(ge=1)] = MAX_ENTRIES
-    routing_blocks_per_request: Annotated[float, Meta(gt=0.0)] = BLOCKS_PER_REQUEST
+    routing_kib_per_request: Annotated[float, Meta(gt=0.0)] = KIB_PER_REQUEST
 
 
 @dataclass(frozen=True)

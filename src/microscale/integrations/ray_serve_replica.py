@@ -18,12 +18,15 @@ from microscale.server.app import make_app
 from microscale.server.run import open_host
 
 log = logging.getLogger(__name__)
+OURS, RAYS = "microscale", "ray.serve"
+"""Loggers. Ray gives its own a file for each replica, and nobody listens to others."""
 
 
 class Replica:
     """Answers requests that were read elsewhere. Unhealthy as soon as its engine has ended."""
 
     async def __init__(self, options: RayOptions) -> None:  # type: ignore[misc]
+        log_with_ray()
         self._stack = AsyncExitStack()
         self._host = await self._stack.enter_async_context(open_host(options.serve_options()))
         self._app = make_app(self._host)
@@ -57,6 +60,14 @@ class Replica:
         if hasattr(self, "_watching"):
             self._watching.cancel()
             await self._stack.aclose()
+
+
+def log_with_ray() -> None:
+    """What we log goes where Ray's lines of this process go: a line for each request, and what the engine says."""
+    ours = logging.getLogger(OURS)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+    ours.handlers = list(logging.getLogger(RAYS).handlers)
 
 
 class _Client:

@@ -1,4 +1,4 @@
-"""What passes between the processes of a Ray Serve application: a request with its body, and the pieces of its answer."""
+"""What passes between the processes of a Ray Serve application: requests with their bodies, answers in pieces."""
 
 from __future__ import annotations
 

@@ -1,0 +1,205 @@
+"""Many replicas on paper: tokens a second, latency and cost, by how requests are routed. Deterministic, and seeded.
+
+Requests have the statistics of a public trace (``scale_trace``), steps take what was measured (``scale_steps``), and
+the router is the one that runs on Ray (``integrations/prefix_routing``). docs/scale.md says what comes out, and what is
+left out: networks, faults, and the processes in front of the replicas, whose cost is a sum and needs no simulation.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from microscale.bench.scale_replica import Gaps, Job, Replica
+from microscale.bench.scale_steps import Steps
+from microscale.bench.scale_trace import SYSTEM_TOKENS, Requests
+from microscale.integrations.prefix_routing import MAX_ENTRIES, PrefixPolicy, chain_length
+
+BYTES_PER_TOKEN = 4.0
+"""Of English, about; it decides how long a chain is."""
+SYSTEM_CHAIN = tuple(range(-1, -1 - chain_length(SYSTEM_TOKENS * BYTES_PER_TOKEN), -1))
+CHAIN_ROOM = 32
+"""More than a chain is long: chains of different sessions and turns get different numbers."""
+
+
+class Routing(StrEnum):
+    RANDOM = "random"
+    LOAD = "load"
+    """The idler of two that are drawn, as Ray does by itself."""
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What is simulated."""
+
+    steps: Steps
+    num_replicas: int
+    routing: Routing
+    num_fronts: int = 1
+    """Routers that know nothing of each other."""
+    table_entries: int = MAX_ENTRIES
+    """Of each."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What users and owners see. Of requests that arrived after the warm-up."""
+
+    num_replicas: int
+    routing: str
+    requests_per_s: float
+    output_tok_s: float
+    first_p50_s: float
+    first_p99_s: float
+    gap_p50_s: float
+    gap_p99_s: float
+    cached: float
+    """Share of prompt tokens that were in a cache."""
+    busy: float
+    """Share of the time that replicas computed."""
+    busiest: float
+    """Of the replica that computed most."""
+    gpu_hours_per_mtok: float
+    """For a million tokens of answers."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Router:
+    """Where a request goes; what is open is counted by each front for itself, as Ray's routers do."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = np.random.default_rng(cluster.seed + 1)
+        self._policies = [PrefixPolicy(cluster.table_entries) for _ in range(cluster.num_fronts)]
+        self._open = [[0] * cluster.num_replicas for _ in range(cluster.num_fronts)]
+        self._array = [np.zeros(cluster.num_replicas, dtype=np.int64) for _ in range(cluster.num_fronts)]
+        """The same, of which numpy finds the least."""
+        self._chains: dict[int, tuple[int, ...]] = {}
+        """Of each session's last prompt."""
+        self._drawn = self._draws()
+        self._sent: dict[int, tuple[int, int]] = {}
+
+    def _draws(self) -> Iterator[tuple[int, int, int]]:
+        """A front and two replicas, as often as wanted."""
+        while True:
+            size = 4096
+            fronts = self._rng.integers(0, self._cluster.num_fronts, size)
+            pairs = self._rng.integers(0, self._cluster.num_replicas, (size, 2))
+            yield from zip(fronts.tolist(), pairs[:, 0].tolist(), pairs[:, 1].tolist(), strict=True)
+
+    def send(self, job: Job, turn: int) -> int:
+        front, one, other = next(self._drawn)
+        loads = self._open[front]
+        if self._cluster.routing is Routing.RANDOM:
+            chosen = one
+        elif self._cluster.routing is Routing.LOAD:
+            chosen = one if loads[one] <= loads[other] else other
+        else:
+            chain = self._chain(job, turn)
+            chosen = self._policies[front].choose(chain, loads, self._idlest(front, one))
+            self._policies[front].routed(chain, chosen)
+        self._count(front, chosen, 1)
+        self._sent[job.number] = (front, chosen)
+        return chosen
+
+    def _idlest(self, front: int, drawn: int) -> int:
+        """One of those with the fewest open requests: the one that was drawn, if it is among them."""
+        loads = self._open[front]
+        least = int(self._array[front].argmin())
+        return drawn if loads[drawn] == loads[least] else least
+
+    def _count(self, front: int, replica: int, change: int) -> None:
+        self._open[front][replica] += change
+        self._array[front][replica] += change
+
+    def ended(self, job: Job) -> None:
+        front, replica = self._sent.pop(job.number)
+        self._count(front, replica, -1)
+
+    def _chain(self, job: Job, turn: int) -> tuple[int, ...]:
+        shared = chain_length(job.shared_len * BYTES_PER_TOKEN)
+        begin = self._chains.get(job.session, SYSTEM_CHAIN)[:shared]
+        begin = begin or SYSTEM_CHAIN[: chain_length(job.input_len * BYTES_PER_TOKEN)]
+        first = (job.session * 64 + turn + 1) * CHAIN_ROOM
+        length = chain_length(job.input_len * BYTES_PER_TOKEN)
+        chain = (*begin, *range(first + len(begin), first + max(length, len(begin))))
+        self._chains[job.session] = chain
+        return chain
+
+
+def simulate(cluster: Cluster, requests: Requests, measured_from_s: float = 0.0) -> Outcome:
+    """Requests that arrive before ``measured_from_s`` only fill caches and tables: none waits, none is counted."""
+    router = Router(cluster)
+    gaps = Gaps()
+    replicas = [Replica(cluster.steps, gaps) for _ in range(cluster.num_replicas)]
+    jobs = _jobs(requests)
+    turns = requests.turn.tolist()
+    begin = int(np.searchsorted(requests.arrival_s, measured_from_s))
+    for job in jobs[:begin]:
+        chosen = router.send(job, turns[job.number])
+        replicas[chosen].cache.keep(job.session, job.input_len + job.output_len, 0.0)
+        router.ended(job)
+    _run(jobs[begin:], turns, router, replicas)
+    return _outcome(cluster, jobs[begin:], replicas, gaps, measured_from_s)
+
+
+def _jobs(requests: Requests) -> list[Job]:
+    columns = (requests.session, requests.arrival_s, requests.input_len, requests.shared_len, requests.output_len)
+    return [Job(i, *row) for i, row in enumerate(zip(*(column.tolist() for column in columns), strict=True))]
+
+
+def _run(jobs: list[Job], turns: list[int], router: Router, replicas: list[Replica]) -> None:
+    """Until all of them have ended. The heap may hold times that a replica has since changed; they are passed over."""
+    heap: list[tuple[float, int]] = []
+    arrivals = iter(jobs)
+    job = next(arrivals, None)
+    while job is not None or heap:
+        if job is not None and (not heap or job.arrival_s <= heap[0][0]):
+            number = router.send(job, turns[job.number])
+            before = replicas[number].ends_s
+            replicas[number].arrive(job, job.arrival_s)
+            if replicas[number].ends_s != before:
+                heapq.heappush(heap, (replicas[number].ends_s, number))
+            job = next(arrivals, None)
+            continue
+        at, number = heapq.heappop(heap)
+        if at != replicas[number].ends_s:
+            continue
+        for ended in replicas[number].end_run():
+            router.ended(ended)
+        if replicas[number].ends_s < math.inf:
+            heapq.heappush(heap, (replicas[number].ends_s, number))
+
+
+def _outcome(cluster: Cluster, jobs: list[Job], replicas: list[Replica], gaps: Gaps, from_s: float) -> Outcome:
+    first = np.array([job.first_s - job.arrival_s for job in jobs])
+    tokens = sum(job.output_len for job in jobs)
+    # Until the last first token; answers that are still being written then are a small part.
+    span_s = max(job.first_s for job in jobs) - from_s
+    busy = np.array([replica.busy_s for replica in replicas]) / span_s
+    prompt_tokens = sum(job.input_len for job in jobs)
+    found = sum(job.hit for job in jobs)
+    gpu_hours = cluster.num_replicas * span_s / 3600
+    return Outcome(
+        cluster.num_replicas,
+        cluster.routing.value,
+        len(jobs) / span_s,
+        tokens / span_s,
+        *(float(np.quantile(first, share)) for share in (0.5, 0.99)),
+        gaps.quantile(0.5),
+        gaps.quantile(0.99),
+        found / prompt_tokens,
+        float(busy.mean()),
+        float(busy.max()),
+        gpu_hours / tokens * 1e6,
+    )
