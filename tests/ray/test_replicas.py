@@ -35,7 +35,7 @@ TOKENS = 24
 LONG_TOKENS = 600
 """Of a stream that runs while a quarter of the others come and go: each is computed in steps with a dozen of those."""
 MAX_NUM_SEQS = 16
-ARGS = {"device": "cpu", "threads": 1, "min_replicas": 2, "max_num_seqs": MAX_NUM_SEQS}
+ARGS = {"device": "cpu", "threads": 1, "min_replicas": 2, "max_num_seqs": MAX_NUM_SEQS, "drain_timeout": 300}
 LONG = {"prompt": "A long answer:", "max_tokens": 2000, "ignore_eos": True}
 
 
@@ -188,12 +188,12 @@ def test_other_routes_and_errors_are_those_of_a_server(client: Client) -> None:
 def test_an_application_that_ends_lets_its_streams_finish(client: Client, folder: Path) -> None:
     """The last test of the application without keys: it is deleted, and one with keys takes its place."""
     reply = Reply()
-    thread = threading.Thread(target=client.stream, args=(body(7, 300), reply))
+    thread = threading.Thread(target=client.stream, args=(body(7, 100), reply))
     thread.start()
     wait_for("the first token", lambda: reply.num_events > 0)
     serve.delete("microscale")
     thread.join()
-    assert whole(reply, 300), (reply.errors, reply.broken, reply.usage)
+    assert whole(reply, 100), (reply.errors, reply.broken, reply.usage)
     key_file = folder / "keys"
     key_file.write_text("right\n")
     serve_run(folder, config({**ARGS, "min_replicas": 1, "api_key_file": str(key_file)}, client.port))

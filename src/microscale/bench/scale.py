@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from microscale.bench.scale_replica import Gaps, Job, Replica
+from microscale.bench.scale_replica import LEAST_S, Gaps, Job, Replica
 from microscale.bench.scale_steps import Steps
-from microscale.bench.scale_trace import SYSTEM_TOKENS, Requests
+from microscale.bench.scale_trace import SYSTEM_TOKENS, Floats, Requests
 from microscale.integrations.prefix_routing import MAX_ENTRIES, PrefixPolicy, chain_length
 
 BYTES_PER_TOKEN = 4.0
@@ -138,19 +139,21 @@ class Router:
 
 
 def simulate(cluster: Cluster, requests: Requests, measured_from_s: float = 0.0) -> Outcome:
-    """Requests that arrive before ``measured_from_s`` only fill caches and tables: none waits, none is counted."""
+    """Requests that arrive before ``measured_from_s`` run as the others do, and are not counted."""
     router = Router(cluster)
     gaps = Gaps()
     replicas = [Replica(cluster.steps, gaps) for _ in range(cluster.num_replicas)]
     jobs = _jobs(requests)
-    turns = requests.turn.tolist()
     begin = int(np.searchsorted(requests.arrival_s, measured_from_s))
-    for job in jobs[:begin]:
-        chosen = router.send(job, turns[job.number])
-        replicas[chosen].cache.keep(job.session, job.input_len + job.output_len, 0.0)
-        router.ended(job)
-    _run(jobs[begin:], turns, router, replicas)
-    return _outcome(cluster, jobs[begin:], replicas, gaps, measured_from_s)
+    arrivals = iter(zip(jobs, requests.turn.tolist(), strict=True))
+    left = _run(islice(arrivals, begin), [], router, replicas)
+    gaps.counts[:] = 0
+    for replica in replicas:
+        replica.busy_s = 0.0
+    left = _run(arrivals, left, router, replicas)
+    busy_s = np.array([replica.busy_s for replica in replicas])
+    _advance(left, math.inf, router, replicas)
+    return _outcome(cluster, jobs[begin:], busy_s, gaps, measured_from_s)
 
 
 def _jobs(requests: Requests) -> list[Job]:
@@ -158,35 +161,42 @@ def _jobs(requests: Requests) -> list[Job]:
     return [Job(i, *row) for i, row in enumerate(zip(*(column.tolist() for column in columns), strict=True))]
 
 
-def _run(jobs: list[Job], turns: list[int], router: Router, replicas: list[Replica]) -> None:
-    """Until all of them have ended. The heap may hold times that a replica has since changed; they are passed over."""
-    heap: list[tuple[float, int]] = []
-    arrivals = iter(jobs)
-    job = next(arrivals, None)
-    while job is not None or heap:
-        if job is not None and (not heap or job.arrival_s <= heap[0][0]):
-            number = router.send(job, turns[job.number])
-            before = replicas[number].ends_s
-            replicas[number].arrive(job, job.arrival_s)
-            if replicas[number].ends_s != before:
-                heapq.heappush(heap, (replicas[number].ends_s, number))
-            job = next(arrivals, None)
-            continue
-        at, number = heapq.heappop(heap)
-        if at != replicas[number].ends_s:
-            continue
-        for ended in replicas[number].end_run():
-            router.ended(ended)
-        if replicas[number].ends_s < math.inf:
+def _run(
+    arrivals: Iterator[tuple[Job, int]], heap: list[tuple[float, int]], router: Router, replicas: list[Replica]
+) -> list[tuple[float, int]]:
+    """Until the last of them has arrived; what is still to come.
+
+    ``heap`` holds when runs of which replica end. A time that the replica has since changed is passed over.
+    """
+    for job, turn in arrivals:
+        _advance(heap, job.arrival_s, router, replicas)
+        number = router.send(job, turn)
+        before = replicas[number].ends_s
+        replicas[number].arrive(job, job.arrival_s)
+        if replicas[number].ends_s != before:
             heapq.heappush(heap, (replicas[number].ends_s, number))
+    return heap
 
 
-def _outcome(cluster: Cluster, jobs: list[Job], replicas: list[Replica], gaps: Gaps, from_s: float) -> Outcome:
+def _advance(heap: list[tuple[float, int]], until_s: float, router: Router, replicas: list[Replica]) -> None:
+    while heap and heap[0][0] < until_s:
+        at, number = heapq.heappop(heap)
+        replica = replicas[number]
+        if at != replica.ends_s:
+            continue
+        for ended in replica.end_run():
+            router.ended(ended)
+        if replica.ends_s < math.inf:
+            heapq.heappush(heap, (replica.ends_s, number))
+
+
+def _outcome(cluster: Cluster, jobs: list[Job], busy_s: Floats, gaps: Gaps, from_s: float) -> Outcome:
     first = np.array([job.first_s - job.arrival_s for job in jobs])
     tokens = sum(job.output_len for job in jobs)
     # Until the last first token; answers that are still being written then are a small part.
     span_s = max(job.first_s for job in jobs) - from_s
-    busy = np.array([replica.busy_s for replica in replicas]) / span_s
+    # Runs that began before, or end after, count where they end.
+    busy = np.minimum(busy_s / max(jobs[-1].arrival_s - from_s, LEAST_S), 1.0)
     prompt_tokens = sum(job.input_len for job in jobs)
     found = sum(job.hit for job in jobs)
     gpu_hours = cluster.num_replicas * span_s / 3600

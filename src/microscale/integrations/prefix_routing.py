@@ -29,8 +29,9 @@ BOUNDS = (1, 2, 3, *(size for power in range(2, 10) for size in (2**power, 2**po
 prompts share goes unseen. Equal blocks of 1 KiB would take four times as many entries for 48 KiB, the mean of chats."""
 MAX_ENTRIES = 2**18
 """Beginnings in the table: about 40 MB when full. A turn of a chat adds four (docs/scale.md)."""
-KIB_PER_REQUEST = 16.0
-"""How much missing prompt weighs as much as one more open request. 1 KiB is about 256 tokens of English."""
+KIB_PER_REQUEST = 8.0
+"""How much missing prompt weighs as much as one more open request. 1 KiB is about 256 tokens of English. Of 8, 16 and
+32, 8 gave the earliest first tokens in ``bench scale`` with 16 replicas; 4 left some of them waiting for 30 s."""
 MOST_HOLDERS = 32
 """A beginning that more replicas hold, such as a system prompt, is no reason to prefer one of them."""
 FIRST = ("tools", "functions", "system", "instructions")
