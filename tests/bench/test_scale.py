@@ -36,7 +36,7 @@ def poisson(rate: float, count: int, seed: int = 1) -> Requests:
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_replica_is_an_m_d_1_queue(load: float) -> None:
     """Mean wait of a queue with random arrivals and equal service times: rho / (2 (1 - rho)) services."""
-    requests = poisson(load / SERVICE_S, 40_000)
+    requests = poisson(load / SERVICE_S, 30_000)
     replica = Replica(FIXED, Gaps())
     waits = []
     jobs = [Job(i, i, at, 8, 0, 1) for i, at in enumerate(requests.arrival_s.tolist())]
@@ -45,13 +45,13 @@ def test_one_replica_is_an_m_d_1_queue(load: float) -> None:
             waits += [ended.first_s - ended.arrival_s - SERVICE_S for ended in replica.end_run()]
         replica.arrive(job, job.arrival_s)
     expected = load / (2 * (1 - load)) * SERVICE_S
-    # The error of a mean over 40,000 correlated waits: about 5 % at the highest load.
+    # The error of a mean over 30,000 correlated waits: about 5 % at the highest load.
     assert np.mean(waits) == pytest.approx(expected, rel=0.10)
     assert replica.busy_s / requests.arrival_s[-1] == pytest.approx(load, rel=0.02)
 
 
 def test_random_routing_makes_every_replica_such_a_queue_and_choosing_helps() -> None:
-    requests = poisson(8 * 0.7 / SERVICE_S, 40_000)
+    requests = poisson(8 * 0.7 / SERVICE_S, 20_000)
     random, load, prefix = (simulate(Cluster(FIXED, 8, each), requests) for each in Routing)
     # The median wait of M/D/1 at 0.7 is near 0.6 services; its busy share is the load, whatever the routing.
     for outcome in (random, load, prefix):
@@ -99,7 +99,7 @@ def test_a_prompt_takes_as_long_as_was_measured(steps_20b: Steps, tokens: int) -
 
 
 def test_requests_have_the_statistics_of_the_trace() -> None:
-    """Counted from the trace: means 12,035 and 343 tokens, 38.7 % followers with 14,046, 37.4 % of tokens seen before."""
+    """Counted from it: means of 12,035 and 343 tokens, 38.7 % followers with 14,046, 37.4 % of tokens seen before."""
     requests = make_requests(20.0, 0.0, 3600.0, 3)
     assert len(requests) / 3600 == pytest.approx(20.0, rel=0.05)
     assert requests.input_len.mean() == pytest.approx(12_035, rel=0.05)
@@ -130,17 +130,18 @@ def test_routing_by_prefix_finds_more_and_answers_earlier(steps_20b: Steps) -> N
 
 
 def test_the_cache_keeps_what_was_used_last() -> None:
-    cache = PrefixCache(1000)
-    cache.keep(1, 400, 0.0)
-    cache.keep(2, 400, 0.0)
-    cache.keep(1, 500, 0.0)
-    cache.keep(3, 100, 0.0)
-    found = [cache.find(Job(0, session, 0.0, 600, 500, 1)) for session in (1, 2, 3)]
-    assert found == [496, 400, 496], "three fit, and all share a system prompt; whole pages count"
-    cache.keep(3, 200, 0.0)
-    assert cache.find(Job(0, 2, 0.0, 10_000, 9_000, 1)) == 512, "the second was the least recently used"
-    cache.keep(4, 100, 900.0)
-    assert cache.find(Job(0, 1, 0.0, 10_000, 9_000, 1)) == 512, "what runs takes the room of what is kept"
+    def found(session: int) -> int:
+        return cache.find(Job(0, session, 0.0, 10_000, 9_000, 1))
+
+    cache = PrefixCache(3000)
+    assert found(1) == 0
+    for session, tokens in ((1, 1000), (2, 1200), (1, 1500), (3, 300)):
+        cache.keep(session, tokens, 0.0)
+    assert [found(session) for session in (1, 2, 3, 4)] == [1488, 1200, 512, 512], "whole pages; all share 512"
+    cache.keep(3, 700, 0.0)
+    assert [found(session) for session in (1, 2, 3)] == [1488, 512, 688], "the second was the least recently used"
+    cache.keep(4, 100, 2900.0)
+    assert [found(session) for session in (1, 3)] == [512, 512], "what runs takes the room of what is kept"
     assert cache.find(Job(0, 4, 0.0, 16, 16, 1)) == 0, "one token at least is computed"
 
 
@@ -155,21 +156,8 @@ def test_more_sequences_than_fit_wait() -> None:
 
 def test_the_report_says_what_came_out(tmp_path: Path) -> None:
     picture = tmp_path / "scale.svg"
-    arguments = [
-        "scale",
-        "--replicas",
-        "1,2",
-        "--rate",
-        "2",
-        "--seconds",
-        "5",
-        "--warm-up",
-        "5",
-        "--routing",
-        "load,prefix",
-        "--price",
-        "2",
-    ]
+    options = {"replicas": "1,2", "rate": "2", "seconds": "5", "warm-up": "5", "routing": "load,prefix", "price": "2"}
+    arguments = ["scale", *(word for name, value in options.items() for word in (f"--{name}", value))]
     shown = CliRunner().invoke(bench, [*arguments, "--plot", str(picture)])
     assert shown.exit_code == 0, shown.output
     assert len([row for row in shown.output.splitlines() if " load " in row or " prefix " in row]) == 4
