@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import threading
 from collections.abc import Callable, Iterator
@@ -185,6 +186,26 @@ def test_other_routes_and_errors_are_those_of_a_server(client: Client) -> None:
     assert client.get("/v1/models", {"Host": "evil.example"})[0] == 403
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stored_response_is_continued_where_it_is_kept(client: Client, stream: bool) -> None:
+    def ask(**more: Any) -> str:
+        request = {"input": "2 + 2 =", "max_output_tokens": 4, "stream": stream, **more}
+        response = client.open(request, "/v1/responses")
+        text = response.read().decode()
+        assert response.status == 200, text
+        homes.add(response.headers["x-microscale-replica"])
+        return re.findall(r'"id": ?"(resp_[0-9a-f]+)"', text)[0]
+
+    for _ in range(3):
+        homes: set[str] = set()
+        last = ask()
+        for _ in range(4):
+            last = ask(previous_response_id=last)
+        assert len(homes) == 1
+        assert client.get(f"/v1/responses/{last}")[0] == 200
+    assert client.get("/v1/responses/resp_0")[0] == 404
+
+
 def test_an_application_that_ends_lets_its_streams_finish(client: Client, folder: Path) -> None:
     """The last test of the application without keys: it is deleted, and one with keys takes its place."""
     reply = Reply()
@@ -196,8 +217,31 @@ def test_an_application_that_ends_lets_its_streams_finish(client: Client, folder
     assert whole(reply, 100), (reply.errors, reply.broken, reply.usage)
     key_file = folder / "keys"
     key_file.write_text("right\n")
-    serve_run(folder, config({**ARGS, "min_replicas": 1, "api_key_file": str(key_file)}, client.port))
+    scaled = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1}
+    serve_run(folder, config({**ARGS, **scaled, "api_key_file": str(key_file)}, client.port))
     wait_for("a replica", client.is_ready)
     for key, status in ((None, 401), ("wrong", 401), ("right", 200)):
         assert Client(client.port, key).stream(body(1, 2)).status == status
     assert "right" not in json.dumps(serve.status().applications["microscale"].__dict__, default=str)
+
+
+def test_requests_that_pile_up_bring_a_second_replica(client: Client) -> None:
+    """With the application that the last test has left: one replica, and two at most."""
+    assert len(replica_pids()) == 1
+    owner = Client(client.port, "right")
+    enough = threading.Event()
+    replies: list[Reply] = []
+
+    def ask() -> None:
+        while not enough.is_set():
+            replies.append(owner.stream(body(len(replies))))
+
+    with ThreadPoolExecutor(6) as pool:
+        work = [pool.submit(ask) for _ in range(6)]
+        try:
+            wait_for("a second replica that answers", lambda: len({reply.replica for reply in list(replies)}) == 2)
+        finally:
+            enough.set()
+        for each in work:
+            each.result()
+    assert all(map(whole, replies))

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections import OrderedDict
 from typing import Any
 
+import msgspec
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -43,16 +46,22 @@ BY_RAY = b"x-request-id"
 """Ray's proxy puts this header on every answer; the application's has the same value."""
 REPLICA = b"x-microscale-replica"
 """A header of answers: which replica gave it, by Ray's id. Its log carries that id in its name."""
+RESPONSES = "/v1/responses"
+RESPONSE_ID = re.compile(rb'"id": ?"(resp_[0-9a-f]+)"')
+MAX_HOMES = 2**16
+"""Responses of which a front knows where they are kept: a replica keeps a thousand."""
 OPEN = "Without API keys this server answers on this machine alone"
 
 
 class Front:
-    """One per ``front_replicas``; holds nothing but the requests that pass."""
+    """One per ``front_replicas``. It holds the requests that pass, and where stored responses are kept."""
 
     def __init__(self, replicas: DeploymentHandle, options: RayOptions) -> None:
         log_with_ray()
         self._replicas = replicas.options(stream=True)
         self._options = options
+        self._homes: OrderedDict[bytes, Any] = OrderedDict()
+        """Response → replica, the oldest first."""
         self._keys = ApiKeys(self.relay, options.keys, error_response) if options.keys else None
 
     async def __call__(self, request: Request) -> Response:
@@ -89,7 +98,8 @@ class Front:
             body = await read_body(request, self._options.limits)
             headers = [(name, value) for name, value in headers if name not in REPLACED]
             headers.append((b"content-length", b"%d" % len(body)))
-        return Asked(plain_scope(scope, headers), body, chain_of(prompt_text(body)))
+        plain = plain_scope(scope, headers)
+        return Asked(plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body)))
 
     async def _answer(self, asked: Asked, reply: _Reply) -> None:
         error: MicroscaleError = EngineDied(f"{TRIES} replicas were asked, and none could answer.")
@@ -118,6 +128,7 @@ class Front:
                 if isinstance(piece, Head):
                     head = Head(piece.status, [*piece.headers, _named(asked)])
                 elif head is not None and _is_stream(head):
+                    self._note_home(asked, piece)
                     await reply.stream(head, piece)
                 else:
                     whole.append(piece)  # all of it or nothing: what has not begun can be asked for again
@@ -125,8 +136,17 @@ class Front:
             pieces.cancel()  # no harm to one that has ended
         if head is None or (head.status == UNAVAILABLE and not last):
             return False
+        self._note_home(asked, b"".join(whole))
         await reply.end(head, b"".join(whole))
         return True
+
+    def _note_home(self, asked: Asked, piece: bytes) -> None:
+        """Where the response is kept that begins in ``piece``; it is the first with an id."""
+        if asked.scope["path"] != RESPONSES or (found := RESPONSE_ID.search(piece)) is None:
+            return
+        self._homes.setdefault(found[1], asked.replica)
+        if len(self._homes) > MAX_HOMES:
+            self._homes.popitem(last=False)
 
 
 class _Relay(Response):
@@ -173,6 +193,22 @@ class _Reply:
             self.begun = True
             headers = [(name, value) for name, value in head.headers if name != BY_RAY]
             await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+
+class _Continues(msgspec.Struct):
+    previous_response_id: str | None = None
+
+
+def named_response(path: str, body: bytes) -> bytes:
+    """The id of the response that a request is about: in its path, or the one that it continues. Empty without."""
+    if not path.startswith(RESPONSES):
+        return b""
+    if body:
+        try:
+            return (msgspec.json.decode(body, type=_Continues).previous_response_id or "").encode()
+        except (msgspec.DecodeError, UnicodeError):
+            return b""  # the replica says what is wrong
+    return path.removeprefix(RESPONSES).strip("/").partition("/")[0].encode()
 
 
 def _named(asked: Asked) -> tuple[bytes, bytes]:

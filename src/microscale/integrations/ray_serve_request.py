@@ -20,6 +20,8 @@ class Asked:
     body: bytes
     chain: Sequence[int] = ()
     """Of its prompt; see ``prefix_routing``."""
+    home: Any = None
+    """The replica that keeps the response which this request continues or asks for."""
     avoid: set[Any] = field(default_factory=set)
     """Replicas that could not answer it."""
     replica: Any = None

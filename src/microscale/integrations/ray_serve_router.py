@@ -32,8 +32,8 @@ class PrefixRouter(RequestRouter):
         by_number = {self._numbers[r.replica_id]: r for r in candidate_replicas if r.replica_id in self._numbers}
         loads = {number: self._open.get(number, 0) for number in by_number}
         order = [by_number[number] for number in self._policy.order(asked.chain if asked else (), loads)]
-        if asked is not None and asked.avoid:
-            order.sort(key=lambda replica: replica.replica_id in asked.avoid)
+        if asked is not None and (asked.avoid or asked.home is not None):
+            order.sort(key=lambda replica: (replica.replica_id in asked.avoid, replica.replica_id != asked.home))
         return [[replica] for replica in order]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
