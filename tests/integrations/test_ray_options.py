@@ -60,6 +60,8 @@ def test_what_is_wrong_is_refused_by_name(arguments: dict[str, Any], says: str) 
 def test_derived_values() -> None:
     options = read_options({"max_num_seqs": 32, "min_replicas": 2, "enable_prefix_caching": False})
     assert (options.max_replicas, options.max_ongoing_requests, options.target_ongoing_requests) == (2, 64, 24.0)
+    four = read_options({"front_replicas": 2, "min_replicas": 4, "messages_per_front": 300})
+    assert four.messages_per_s == 150.0, "two fronts pass on 600 messages a second, for four replicas"
     assert (options.num_gpus, read_options({"device": "cpu"}).num_gpus) == (1.0, 0.0)
     assert read_options({"device": "cpu", "num_gpus": 0.5}).num_gpus == 0.5
     assert not options.engine.prefix_caching

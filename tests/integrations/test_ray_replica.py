@@ -14,7 +14,7 @@ import pytest
 
 from microscale.errors import EngineDied
 from microscale.integrations.ray_serve_options import read_options
-from microscale.integrations.ray_serve_replica import OURS, RAYS, Replica, log_with_ray
+from microscale.integrations.ray_serve_replica import OURS, RAYS, UNGATHERED, Replica, log_with_ray
 from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
 
 ARGS = {"model": "gpt-oss-tiny", "load_format": "dummy", "device": "cpu", "threads": 1, "max_model_len": 4096}
@@ -63,6 +63,14 @@ async def life() -> None:
     status, body = await whole(replica, asked("/v1/completions", {**short, "stream": True}))
     assert (status, body.startswith(b"data: {"), body.endswith(b"data: [DONE]\n\n")) == (200, True, True)
     assert (await whole(replica, asked("/v1/completions", {"prompt": 5.5})))[0] == 400
+
+    # A minute between messages: all that comes after the first token goes out at the end.
+    replica._messages_per_s = 1 / 60
+    many = {**short, "max_tokens": 50, "stream": True}
+    pieces = [piece async for piece in replica.answer(asked("/v1/completions", many))]
+    assert len(pieces) <= UNGATHERED + 1
+    assert str(pieces[-1]).count("data: ") > 10
+    replica._messages_per_s = 1e9
 
     left = replica.answer(asked("/v1/completions", LONG))
     assert isinstance(await anext(left), Head)

@@ -36,7 +36,15 @@ TOKENS = 24
 LONG_TOKENS = 600
 """Of a stream that runs while a quarter of the others come and go: each is computed in steps with a dozen of those."""
 MAX_NUM_SEQS = 16
-ARGS = {"device": "cpu", "threads": 1, "min_replicas": 2, "max_num_seqs": MAX_NUM_SEQS, "drain_timeout": 300}
+SIZE = {"min_replicas": 2, "max_num_seqs": MAX_NUM_SEQS}
+ARGS = {"device": "cpu", "threads": 1, **SIZE, "drain_timeout": 300, "messages_per_front": 1e6}
+    "device": "cpu",
+    "threads": 1,
+    "min_replicas": 2,
+    "max_num_seqs": MAX_NUM_SEQS,
+    "drain_timeout": 300,
+    "messages_per_front": 1e6,
+}
 LONG = {"prompt": "A long answer:", "max_tokens": 2000, "ignore_eos": True}
 
 

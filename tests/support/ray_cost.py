@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.ray_cluster import Client, config, free_port, running, serve_run, wait_for
 
-ARGS = {"device": "cpu", "threads": 1, "min_replicas": 1, "max_num_seqs": 16}
+ARGS = {"device": "cpu", "threads": 1, "min_replicas": 1, "max_num_seqs": 16, "messages_per_front": 1e6}
 ROLES = {"proxy": "ProxyActor", "front": "ServeReplica:microscale:Front", "replica": "ServeReplica:microscale:Replica"}
 NUM_REQUESTS, AT_ONCE, FEW, MANY = 48, 8, 2, 66
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from starlette.types import Message
 
@@ -18,6 +18,8 @@ from microscale.server.app import make_app
 from microscale.server.run import open_host
 
 log = logging.getLogger(__name__)
+UNGATHERED = 3
+"""Pieces that go out as they come: the head, the event that begins a stream, its first token."""
 OURS, RAYS = "microscale", "ray.serve"
 """Loggers. Ray gives its own a file for each replica, and nobody listens to others."""
 
@@ -27,6 +29,7 @@ class Replica:
 
     async def __init__(self, options: RayOptions) -> None:  # type: ignore[misc]
         log_with_ray()
+        self._messages_per_s = options.messages_per_s
         self._stack = AsyncExitStack()
         self._host = await self._stack.enter_async_context(open_host(options.serve_options()))
         self._app = make_app(self._host)
@@ -38,8 +41,12 @@ class Replica:
         work = asyncio.create_task(self._app(asked.scope, client.receive, client.send))
         work.add_done_callback(lambda _: client.end())
         try:
+            num_sent = 0
             while (piece := await client.next_piece()) is not None:
                 yield piece
+                num_sent += 1
+                if num_sent >= UNGATHERED:
+                    await client.gather(self._host.num_open / self._messages_per_s)
             await work
         finally:
             if not work.done():
@@ -76,7 +83,7 @@ class _Client:
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
         self._pieces: list[Head | bytes] = []
-        self._ended = False
+        self._ended = asyncio.Event()
         self._news = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -93,13 +100,19 @@ class _Client:
         self._news.set()
 
     def end(self) -> None:
-        self._ended = True
+        self._ended.set()
         self._news.set()
+
+    async def gather(self, seconds: float) -> None:
+        """Let tokens come together, unless the answer has ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
 
     async def next_piece(self) -> Head | bytes | None:
         """The head, or all bytes that wait: a message between processes costs more than a token's event."""
         while not self._pieces:
-            if self._ended:
+            if self._ended.is_set():
                 return None
             self._news.clear()
             await self._news.wait()
