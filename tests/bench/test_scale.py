@@ -124,8 +124,9 @@ def test_routing_by_prefix_finds_more_and_answers_earlier(steps_20b: Steps) -> N
     roomy = replace(steps_20b, cache_tokens=10**12)
     most = simulate(Cluster(roomy, 1, Routing.PREFIX), requests)
     assert prefix.cached < simulate(Cluster(roomy, 8, Routing.PREFIX), requests).cached <= most.cached
-    # A table that forgets within a second is no better than no table.
-    assert simulate(Cluster(steps_20b, 8, Routing.PREFIX, 1, 64), requests).cached < 1.3 * load.cached
+    # A table that forgets within a second, and eight routers that know nothing of each other: homes still find most.
+    for cluster in (Cluster(steps_20b, 8, Routing.PREFIX, 1, 64), Cluster(steps_20b, 8, Routing.PREFIX, 8)):
+        assert 2 * load.cached < simulate(cluster, requests).cached < prefix.cached
     assert simulate(Cluster(steps_20b, 8, Routing.PREFIX), requests) == prefix, "the same seed, another outcome"
 
 

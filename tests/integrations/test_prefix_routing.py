@@ -16,7 +16,9 @@ from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import (
     BOUNDS,
     KIB,
+    MOST_COUNT,
     MOST_HOLDERS,
+    POPULAR,
     PrefixPolicy,
     chain_length,
     chain_of,
@@ -89,16 +91,57 @@ def test_a_request_follows_its_prefix_until_that_replica_is_busy() -> None:
     assert policy.order(chain, {0: 0, 1: 1, 2: 0})[0] == 2
 
 
-def test_new_prompts_go_to_the_idlest_and_routers_agree_where_several_are() -> None:
-    one, other = PrefixPolicy(), PrefixPolicy()
+def joined(num_replicas: int) -> PrefixPolicy:
+    policy = PrefixPolicy()
+    for replica in range(num_replicas):
+        policy.join(replica, 1000 + replica)
+    return policy
+
+
+def test_routers_that_know_nothing_of_each_other_agree_on_a_home() -> None:
+    one, other = joined(8), joined(8)
+    chains = [chain_of(bytes([n]) * 16 * KIB) for n in range(200)]
+    idle = dict.fromkeys(range(8), 0)
+    homes = [one.order(chain, idle)[0] for chain in chains]
+    assert homes == [other.order(chain, idle)[0] for chain in chains] == [one.home(chain) for chain in chains]
+    # All replicas are somebody's home, and none is everybody's: 25 each, give or take a third.
+    assert all(10 <= homes.count(replica) <= 50 for replica in range(8))
+    # A turn that goes on has the same home. What a router has seen itself counts more.
+    assert [one.home(chain[:3]) for chain in chains] == homes
+    away = (homes[0] + 1) % 8
+    one.routed(chains[0], away)
+    assert one.order(chains[0], idle)[0] == away
+    # A busy home is no home: 16 KiB of which half may be there weigh as much as one request at 8 KiB each.
+    assert one.order(chains[1], {**idle, homes[1]: 2})[0] != homes[1]
+    # Without its home, a conversation moves; the others stay.
+    other.forget(homes[2])
+    moved = [other.home(chain) for chain in chains]
+    assert all((now == before) == (before != homes[2]) for now, before in zip(moved, homes, strict=True))
+
+
+def test_what_many_conversations_share_gives_no_home() -> None:
+    policy = joined(8)
+    system = chain_of(b"s" * 2 * KIB)
+    chains = [(*system, n, n + 1000) for n in range(POPULAR)]
+    assert len({policy.home(chain) for chain in chains}) == 1, "nobody knows yet that they share it"
+    for chain in chains:
+        policy.routed(chain, 0)
+    assert policy.home(system) is None
+    assert len({policy.home(chain) for chain in chains}) == 8
+    # The count stays within its bits, and the replicas above it.
+    for _ in range(MOST_COUNT):
+        policy.routed(system[:1], 3)
+    assert policy._held(system[:1]) == {0: 1.0, 3: 1.0}
+
+
+def test_new_prompts_go_to_the_idlest_and_short_ones_by_turns() -> None:
+    policy = PrefixPolicy()
     chains = [chain_of(bytes([n]) * 2 * KIB) for n in range(64)]
-    firsts = [one.order(chain, dict.fromkeys(range(8), 0))[0] for chain in chains]
-    assert firsts == [other.order(chain, dict.fromkeys(range(8), 0))[0] for chain in chains]
-    assert len(set(firsts)) == 8, "they go to all replicas"
-    assert all(one.order(chain, {0: 2, 1: 1, 2: 2})[0] == 1 for chain in chains)
-    # Prompts without a chain take idle replicas by turns.
-    assert sorted(one.order((), dict.fromkeys(range(4), 0))[0] for _ in range(8)) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert one.order((), {}) == []
+    assert all(policy.order(chain, {0: 2, 1: 1, 2: 2})[0] == 1 for chain in chains)
+    for chain in ((), chains[0]):
+        assert sorted(policy.order(chain, dict.fromkeys(range(4), 0))[0] for _ in range(8)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert policy.order((), {}) == []
+    assert policy.home(chains[0]) is None
 
 
 def test_a_replica_that_ended_is_forgotten() -> None:
@@ -136,7 +179,7 @@ def test_a_full_table_takes_the_memory_that_is_promised() -> None:
     policy = PrefixPolicy(max_entries=4096)
     for n in range(1000):
         policy.routed(range(n * 8 + 2**62, n * 8 + 2**62 + 8), n % 8)
-    table = policy._holders
+    table = policy._table
     assert len(table) == 4096
     entries = sum(sys.getsizeof(key) + sys.getsizeof(value) for key, value in table.items())
     assert (sys.getsizeof(table) + entries) / len(table) < 240
@@ -145,7 +188,7 @@ def test_a_full_table_takes_the_memory_that_is_promised() -> None:
 @given(st.integers(0, 2**32))
 def test_the_choice_for_many_costs_no_more_than_the_first_of_the_order(seed: int) -> None:
     rng = random.Random(seed)
-    policy, num = PrefixPolicy(kib_per_request=8.0), 12
+    policy, num = joined(12), 12
     chains = [tuple(rng.randrange(40) * 100 + depth for depth in range(rng.randrange(1, 9))) for _ in range(30)]
     for chain in chains:
         policy.routed(chain, rng.randrange(num))
@@ -153,7 +196,7 @@ def test_the_choice_for_many_costs_no_more_than_the_first_of_the_order(seed: int
         loads = [rng.randrange(4) for _ in range(num)]
         idlest = loads.index(min(loads))
         held = policy._held(chain)
-        costs = [8.0 * load - (0, *BOUNDS)[held.get(replica, 0)] for replica, load in enumerate(loads)]
+        costs = [8.0 * load - held.get(replica, 0.0) for replica, load in enumerate(loads)]
         assert costs[policy.choose(chain, loads, idlest)] == min(costs)
         assert costs[policy.order(chain, dict(enumerate(loads)))[0]] == min(costs)
 

@@ -38,13 +38,6 @@ LONG_TOKENS = 600
 MAX_NUM_SEQS = 16
 SIZE = {"min_replicas": 2, "max_num_seqs": MAX_NUM_SEQS}
 ARGS = {"device": "cpu", "threads": 1, **SIZE, "drain_timeout": 300, "messages_per_front": 1e6}
-    "device": "cpu",
-    "threads": 1,
-    "min_replicas": 2,
-    "max_num_seqs": MAX_NUM_SEQS,
-    "drain_timeout": 300,
-    "messages_per_front": 1e6,
-}
 LONG = {"prompt": "A long answer:", "max_tokens": 2000, "ignore_eos": True}
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,8 @@ class Router:
         self._cluster = cluster
         self._rng = np.random.default_rng(cluster.seed + 1)
         self._policies = [PrefixPolicy(cluster.table_entries) for _ in range(cluster.num_fronts)]
+        for policy, replica in product(self._policies, range(cluster.num_replicas)):
+            policy.join(replica, replica)
         self._open = [[0] * cluster.num_replicas for _ in range(cluster.num_fronts)]
         self._array = [np.zeros(cluster.num_replicas, dtype=np.int64) for _ in range(cluster.num_fronts)]
         """The same, of which numpy finds the least."""

@@ -5,6 +5,7 @@ Ray calls the API of request routers alpha. ``tests/ray`` runs against the versi
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -30,11 +31,15 @@ class PrefixRouter(RequestRouter):
             # All of them are tried in one round; the next round may wait.
             pending_request.routing_context.should_backoff = True
         by_number = {self._numbers[r.replica_id]: r for r in candidate_replicas if r.replica_id in self._numbers}
-        loads = {number: self._open.get(number, 0) for number in by_number}
+        loads = {number: self._load(number, replica) for number, replica in by_number.items()}
         order = [by_number[number] for number in self._policy.order(asked.chain if asked else (), loads)]
         if asked is not None and (asked.avoid or asked.home is not None):
             order.sort(key=lambda replica: (replica.replica_id in asked.avoid, replica.replica_id != asked.home))
         return [[replica] for replica in order]
+
+    def _load(self, number: int, replica: RunningReplica) -> int:
+        """Open requests: ours, or all of them where the replica has told lately."""
+        return max(self._open.get(number, 0), self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         here = {replica.replica_id for replica in replicas}
@@ -43,6 +48,7 @@ class PrefixRouter(RequestRouter):
         free = (n for n in range(len(here)) if n not in set(self._numbers.values()))
         for new in sorted(here - self._numbers.keys(), key=str):
             self._numbers[new] = next(free)
+            self._policy.join(self._numbers[new], zlib.crc32(str(new).encode()))
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
