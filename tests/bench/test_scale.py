@@ -176,7 +176,7 @@ def test_the_report_says_what_came_out(tmp_path: Path) -> None:
 def test_wrong_options_are_refused(steps_20b: Steps) -> None:
     for wrong in ({"rates": (0.0,)}, {"replicas": (0,)}, {"seconds": 0.0}, {"num_fronts": 0}):
         with pytest.raises(BadSetting):
-            list(run(replace(Study(steps_20b), **wrong)))  # type: ignore[arg-type]
+            list(run(replace(Study(steps_20b), **wrong)))
     with pytest.raises(BadSetting, match="does not fit"):
         measured_steps("gpt-oss-120b", "rtx4090")
     with pytest.raises(BadSetting, match="no preset"):

@@ -171,7 +171,7 @@ def test_the_table_is_bounded_and_forgets_the_least_recently_used() -> None:
     assert policy.order(kept[:3], {0: 0, 1: 0})[0] == 1
     for wrong in ({"max_entries": 0}, {"kib_per_request": 0.0}):
         with pytest.raises(BadSetting):
-            PrefixPolicy(**wrong)  # type: ignore[arg-type]
+            PrefixPolicy(**wrong)
 
 
 def test_a_full_table_takes_the_memory_that_is_promised() -> None:

@@ -34,7 +34,7 @@ def asked(path: str, body: dict[str, Any] | None = None) -> Asked:
     data = b"" if body is None else json.dumps(body).encode()
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     method = "GET" if body is None else "POST"
-    scope = {"type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path}
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path}
     scope |= {"query_string": b"", "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8000)}
     return Asked(plain_scope(scope, headers), data)
 

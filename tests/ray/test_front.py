@@ -30,7 +30,7 @@ def status_of(options: dict[str, Any], address: str, headers: list[tuple[bytes, 
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "server": (address, 80)}
-    front = Front(NoReplicas(), read_options({"device": "cpu", **options}))  # type: ignore[arg-type]
+    front = Front(NoReplicas(), read_options({"device": "cpu", **options}))
     asyncio.run(front.relay(scope, receive, send))
     return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]
 

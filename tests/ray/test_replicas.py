@@ -195,7 +195,7 @@ def test_a_stored_response_is_continued_where_it_is_kept(client: Client, stream:
         text = response.read().decode()
         assert response.status == 200, text
         homes.add(response.headers["x-microscale-replica"])
-        return re.findall(r'"id": ?"(resp_[0-9a-f]+)"', text)[0]
+        return str(re.findall(r'"id": ?"(resp_[0-9a-f]+)"', text)[0])
 
     for _ in range(3):
         homes: set[str] = set()

@@ -120,8 +120,8 @@ def _draw_panel(panel: Panel) -> str:
     for index, line in enumerate(panel.lines):
         colour = COLOURS[index % len(COLOURS)]
         for kind, column in (("line ceiling", 2), ("line", 1)):
-            known = [(point[0], y) for point in line.points if (y := point[column]) is not None]
-            path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in known)
+            known = [(point[0], value) for point in line.points if (value := point[column]) is not None]
+            path = " ".join(f"{px(x):.1f},{py(value):.1f}" for x, value in known)
             parts.append(f'<polyline class="{kind}" stroke="{colour}" points="{path}"/>')
         for x, measured, ceiling in line.points:
             of = "" if ceiling is None else f" of {ceiling:,.0f}"
