@@ -30,6 +30,8 @@ DEADLINE_S = 240.0
 @contextmanager
 def running(folder: Path) -> Iterator[None]:
     """Ray's processes, without dashboard and usage report, and with a small object store."""
+    # On a busy machine Ray would take its own proxy for dead, and end its streams.
+    os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"] = str(DEADLINE_S)
     ray.init(
         num_cpus=8,
         include_dashboard=False,
