@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from microscale.bench.scale_replica import LEAST_S, Gaps, Job, Replica
 from microscale.bench.scale_steps import Steps
-from microscale.bench.scale_trace import SYSTEM_TOKENS, Floats, Requests
+from microscale.bench.scale_trace import SYSTEM_TOKENS, Requests
 from microscale.integrations.prefix_routing import MAX_ENTRIES, PrefixPolicy, chain_length
 
 BYTES_PER_TOKEN = 4.0
@@ -73,6 +73,15 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Seen(NamedTuple):
+    """While requests arrived, after the warm-up."""
+
+    seconds: float
+    gaps: Gaps
+    busy_s: list[float]
+    """Of each replica."""
 
 
 class Router:
@@ -153,9 +162,10 @@ def simulate(cluster: Cluster, requests: Requests, measured_from_s: float = 0.0)
     for replica in replicas:
         replica.busy_s = 0.0
     left = _run(arrivals, left, router, replicas)
-    busy_s = np.array([replica.busy_s for replica in replicas])
+    seen = Seen(max(jobs[-1].arrival_s - measured_from_s, LEAST_S), gaps.copy(), [each.busy_s for each in replicas])
+    # Those that have not begun yet are waited for, and add to nothing but their own first tokens.
     _advance(left, math.inf, router, replicas)
-    return _outcome(cluster, jobs[begin:], busy_s, gaps, measured_from_s)
+    return _outcome(cluster, jobs[begin:], seen, jobs[-1].arrival_s)
 
 
 def _jobs(requests: Requests) -> list[Job]:
@@ -192,27 +202,23 @@ def _advance(heap: list[tuple[float, int]], until_s: float, router: Router, repl
             heapq.heappush(heap, (replica.ends_s, number))
 
 
-def _outcome(cluster: Cluster, jobs: list[Job], busy_s: Floats, gaps: Gaps, from_s: float) -> Outcome:
+def _outcome(cluster: Cluster, jobs: list[Job], seen: Seen, end_s: float) -> Outcome:
     first = np.array([job.first_s - job.arrival_s for job in jobs])
-    tokens = sum(job.output_len for job in jobs)
-    # Until the last first token; answers that are still being written then are a small part.
-    span_s = max(job.first_s for job in jobs) - from_s
+    begun = sum(job.first_s <= end_s for job in jobs)
+    tokens = seen.gaps.counts.sum() + begun
     # Runs that began before, or end after, count where they end.
-    busy = np.minimum(busy_s / max(jobs[-1].arrival_s - from_s, LEAST_S), 1.0)
-    prompt_tokens = sum(job.input_len for job in jobs)
-    found = sum(job.hit for job in jobs)
-    gpu_hours = cluster.num_replicas * span_s / 3600
+    busy = np.minimum(np.array(seen.busy_s) / seen.seconds, 1.0)
     return Outcome(
         cluster.num_replicas,
         cluster.routing.value,
-        len(jobs) / span_s,
-        tokens / span_s,
+        begun / seen.seconds,
+        float(tokens) / seen.seconds,
         float(np.quantile(first, 0.5)),
         float(np.quantile(first, 0.99)),
-        gaps.quantile(0.5),
-        gaps.quantile(0.99),
-        found / prompt_tokens,
+        seen.gaps.quantile(0.5),
+        seen.gaps.quantile(0.99),
+        sum(job.hit for job in jobs) / sum(job.input_len for job in jobs),
         float(busy.mean()),
         float(busy.max()),
-        gpu_hours / tokens * 1e6,
+        cluster.num_replicas * seen.seconds / 3600 / float(tokens) * 1e6 if tokens else math.inf,
     )

@@ -36,6 +36,11 @@ class Gaps:
     def add(self, seconds: float, count: int) -> None:
         self.counts[min(int(BINS_PER_OCTAVE * math.log2(max(seconds / LEAST_S, 1.0))), NUM_BINS - 1)] += count
 
+    def copy(self) -> Gaps:
+        other = Gaps()
+        other.counts[:] = self.counts
+        return other
+
     def quantile(self, share: float) -> float:
         """In seconds; the middle of the bin."""
         if not self.counts.sum():
