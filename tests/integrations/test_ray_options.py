@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from microscale.cli.serve import serve
 from microscale.engine.process.messages import EngineConfig
@@ -15,6 +18,7 @@ from microscale.errors import BadSetting
 from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, Deployed, read_options
 from microscale.server.limits import Limits
 
+ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"host", "port", "api_key"}
 """Options of ``microscale serve`` that Ray has its own for, or that must not be shown to all of a cluster."""
 
@@ -81,3 +85,20 @@ def test_keys_are_read_where_a_replica_runs(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="holds no key"):
         _ = options.keys
     assert not Deployed().allow_without_key
+
+
+def test_the_page_shows_a_config_that_works_and_names_every_argument() -> None:
+    page = (ROOT / "docs" / "ray.md").read_text()
+    shown = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == 1
+    assert len(shown[0].splitlines()) <= 10
+    config = yaml.safe_load(shown[0])
+    assert config["http_options"]["host"] == "127.0.0.1"
+    (app,) = config["applications"]
+    options = read_options(app["args"])
+    assert (options.deployed.min_replicas, options.max_replicas) == (1, 4)
+    module, _, function = app["import_path"].partition(":")
+    tree = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    own = set(Deployed.__struct_fields__) - set(inspect.signature(serve).parameters)
+    assert {name for name in own if f"`{name}`" not in page} == set()
