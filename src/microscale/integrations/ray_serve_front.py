@@ -28,7 +28,7 @@ from microscale.integrations.prefix_routing import chain_of, prompt_text
 from microscale.integrations.ray_serve_options import RayOptions
 from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
-from microscale.server.anthropic.errors import error_reply, speaks_anthropic
+from microscale.server.anthropic.errors import OVERLOADED, error_reply, speaks_anthropic
 from microscale.server.error_replies import error_response
 from microscale.server.http.auth import ApiKeys, is_loopback
 from microscale.server.http.body import read_body
@@ -38,8 +38,8 @@ from microscale.server.http.faults import ForeignName, error_json
 log = logging.getLogger(__name__)
 TRIES = 3
 """Replicas that a request is sent to before its client is told."""
-UNAVAILABLE = 503
-"""The status of a replica that has lost its engine, drains, or has no pages."""
+UNAVAILABLE = (503, OVERLOADED)
+"""Statuses of a replica that has lost its engine, drains, or has no pages."""
 REPLACED = {b"content-encoding", b"content-length", b"transfer-encoding"}
 """Headers of a body that was read: it goes on unpacked."""
 BY_RAY = b"x-request-id"
@@ -134,7 +134,7 @@ class Front:
                     whole.append(piece)  # all of it or nothing: what has not begun can be asked for again
         finally:
             pieces.cancel()  # no harm to one that has ended
-        if head is None or (head.status == UNAVAILABLE and not last):
+        if head is None or (head.status in UNAVAILABLE and not last):
             return False
         self._note_home(asked, b"".join(whole))
         await reply.end(head, b"".join(whole))
