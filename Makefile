@@ -99,7 +99,7 @@ test-image: $(INSTALLED) ## Run the Dockerfile's steps in a plain folder, then w
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
 	$(VLLM)/bin/python -m pytest tests/vllm
 
-test-ray: $(RAY_INSTALLED) ## Run the tests of Ray Serve with two replicas of the embedded model (7 minutes on two cores)
+test-ray: $(RAY_INSTALLED) ## Run the tests of Ray Serve with two replicas of the embedded model (ten minutes on two busy cores)
 	$(RAY)/bin/python -m pytest tests/ray
 
 # Each client has an environment of its own in .venv-clients: 20 GB in all, and half an hour the first time. One alone:

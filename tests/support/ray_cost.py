@@ -1,19 +1,23 @@
 """What Ray's processes cost a token: CPU time of proxy, front and replica while streams pass through them.
 
 ``PYTHONPATH=tests python -m support.ray_cost``, in the environment of ``make test-ray``. Two kinds of streams tell a
-request's cost from an event's: as many requests with few tokens, and with many.
+request's cost from an event's: as many requests with few tokens, and with many. The embedded model on a CPU, or what
+the application's arguments say: ``… -m support.ray_cost '{"model": "gpt-oss-20b", "load_format": "dummy"}'``.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from support.ray_cluster import Client, config, free_port, running, serve_run, wait_for
 
-ARGS = {"device": "cpu", "threads": 1, "min_replicas": 1, "max_num_seqs": 16, "messages_per_front": 1e6}
+ON_A_CPU = {"device": "cpu", "threads": 1}
+SAME = {"min_replicas": 1, "max_num_seqs": 16, "messages_per_front": 1e6}
 ROLES = {"proxy": "ProxyActor", "front": "ServeReplica:microscale:Front", "replica": "ServeReplica:microscale:Replica"}
 NUM_REQUESTS, AT_ONCE, FEW, MANY = 48, 8, 2, 66
 
@@ -46,7 +50,8 @@ def spent(client: Client, tokens: int) -> dict[str, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name, running(Path(name)):
         port = free_port()
-        serve_run(Path(name), config(ARGS, port))
+        given = json.loads(sys.argv[1]) if len(sys.argv) > 1 else ON_A_CPU
+        serve_run(Path(name), config({**SAME, **given}, port))
         client = Client(port)
         wait_for("a replica", client.is_ready)
         spent(client, FEW)
