@@ -22,8 +22,8 @@ from microscale.integrations.prefix_routing import (
     PrefixPolicy,
     chain_length,
     chain_of,
-    prompt_text,
 )
+from microscale.integrations.ray_serve_prompt import prompt_text
 
 
 def encoded(**request: Any) -> bytes:

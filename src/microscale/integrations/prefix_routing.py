@@ -19,9 +19,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
-
-import msgspec
 
 from microscale.errors import BadSetting
 
@@ -31,10 +28,10 @@ BOUNDS = (1, 2, 3, *(size for power in range(2, 10) for size in (2**power, 2**po
 """The beginnings, in KiB: from 2 on each is at most half as long again as the one before, so up to a third of what two
 prompts share goes unseen. Equal blocks of 1 KiB would take four times as many entries for 48 KiB, the mean of chats."""
 MAX_ENTRIES = 2**18
-"""Beginnings in the table: about 40 MB when full. A turn of a chat adds four (docs/scale.md)."""
+"""Beginnings in the table: about 40 MB when full. A prompt of 48 KiB has eleven."""
 KIB_PER_REQUEST = 8.0
 """How much missing prompt weighs as much as one more open request. 1 KiB is about 256 tokens of English. Of 8, 16 and
-32, 8 gave the earliest first tokens in ``bench scale`` with 16 replicas; 4 left some of them waiting for 30 s."""
+32, 8 gave the earliest first tokens in ``bench scale`` with 16 replicas at 2.5 and 3.25 requests a second each."""
 MOST_HOLDERS = 32
 """A beginning that more replicas hold, such as a system prompt, is no reason to prefer one of them."""
 POPULAR = 64
@@ -46,9 +43,6 @@ HOME_SHARE = 0.5
 """How much of a prompt its home is taken to hold, where nothing is known."""
 RING_POINTS = 64
 """Of each replica: shares of the ring then differ by about an eighth."""
-FIRST = ("tools", "functions", "system", "instructions")
-"""Fields of a request that models are told before the conversation, in all APIs that the server speaks."""
-CONVERSATION = ("messages", "input", "prompt")
 
 
 class PrefixPolicy:
@@ -183,31 +177,3 @@ def chain_of(text: bytes) -> tuple[int, ...]:
         chain.append(int.from_bytes(hashed.digest()))
         last = bound
     return tuple(chain)
-
-
-def prompt_text(body: bytes) -> bytes:
-    """What of a request's JSON decides its prompt, in the order in which a model is told it. Empty for other bodies.
-
-    A conversation that goes on gives a text that begins with the text of before. It is not the prompt itself: only
-    the replica has the chat format.
-    """
-    try:
-        request: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return b""
-    if not isinstance(request, dict):
-        return b""
-    parts = [_json(request[name]) for name in FIRST if request.get(name)]
-    for name in CONVERSATION:
-        said = request.get(name)
-        if isinstance(said, str):
-            parts.append(said.encode("utf-8", "backslashreplace"))
-        elif isinstance(said, list) and said and isinstance(said[0], int):
-            parts.append(_json(said)[:-1])  # token ids, without the bracket that ends them
-        elif isinstance(said, list):
-            parts.extend(map(_json, said))
-    return b"\n".join(parts)
-
-
-def _json(value: object) -> bytes:
-    return msgspec.json.encode(value)

@@ -24,8 +24,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from microscale.errors import EngineDied, MicroscaleError, QueueFull
-from microscale.integrations.prefix_routing import chain_of, prompt_text
+from microscale.integrations.prefix_routing import chain_of
 from microscale.integrations.ray_serve_options import RayOptions
+from microscale.integrations.ray_serve_prompt import prompt_text
 from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
 from microscale.server.anthropic.errors import OVERLOADED, error_reply, speaks_anthropic
