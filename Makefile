@@ -10,6 +10,9 @@ OLD_INSTALLED := $(OLD)/.installed
 VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 VLLM_VERSION ?= 0.32.0
+# Ray Serve has its own idea of some versions too, and weighs 200 MB.
+RAY := .venv-ray
+RAY_INSTALLED := $(RAY)/.installed
 # A client that must not share our environment: it pulls in a package called asyncio.
 BENCHY := .venv-benchy
 BENCHY_INSTALLED := $(BENCHY)/.installed
@@ -23,7 +26,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-screens docs-serve quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-screens docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -66,6 +69,13 @@ $(VLLM_INSTALLED): pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --editable .
 	@touch $@
 
+$(RAY_INSTALLED): pyproject.toml $(LOCKED) locks/ray.txt
+	$(PYTHON) -m venv $(RAY)
+	$(LOCKED) $(RAY)/bin/python ray
+	$(RAY)/bin/python $(EDITABLE)
+	$(RAY)/bin/python -m pip check
+	@touch $@
+
 install: $(INSTALLED) ## Make the virtual environment in .venv
 
 # Without ARGS the embedded model, which needs no download. Any other: make serve ARGS=openai/gpt-oss-20b
@@ -96,6 +106,9 @@ test-image: $(INSTALLED) ## Run the Dockerfile's steps in a plain folder, then w
 
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
 	$(VLLM)/bin/python -m pytest tests/vllm
+
+test-ray: $(RAY_INSTALLED) ## Run the tests of Ray Serve with two replicas of the embedded model (ten minutes on two busy cores)
+	$(RAY)/bin/python -m pytest tests/ray
 
 # Each client has an environment of its own in .venv-clients: 20 GB in all, and half an hour the first time. One alone:
 # make test-clients ARGS='--only codex'

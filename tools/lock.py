@@ -3,6 +3,7 @@
 ================  =========================================================================================
 ``dev.txt``       all that ``make`` installs besides torch, so all that CI installs
 ``server.txt``    the part of it that ``microscale[server]`` needs: the image, and the test of the wheel
+``ray.txt``       what ``microscale[ray]`` and its tests need, for ``make test-ray``
 ``cpu.txt``       torch's build for CPUs, where the machine's index has it
 ``cuda.txt``      torch's build for CUDA, with NVIDIA's libraries
 ``benchy.txt``    llama-benchy: it wants a package called ``asyncio``, which must not stand beside ours
@@ -29,6 +30,8 @@ from packaging.markers import Marker
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "locks"
 BENCHY = "llama-benchy==0.4.0"
+RAY_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "setuptools")
+"""What the tests of Ray need besides Ray."""
 OLD_TRITON = "triton==3.6.0"
 DOCS = "mkdocs==1.6.1\nmkdocs-material==9.8.1"
 TORCH = "torch"
@@ -132,6 +135,9 @@ def main() -> None:
         bound = ["--constraint", str(same)]
         server = compiled(arguments.uv, ["pyproject.toml", "--extra", "server"], (), bound)
         wanted = Path(folder) / "wanted.in"
+        wanted.write_text("".join(f"{name}\n" for name in RAY_TESTS))
+        source = ["pyproject.toml", str(wanted), "--extra", "ray"]
+        ray = compiled(arguments.uv, source, read("ray.txt"), [*bound, *options])
         wanted.write_text(BENCHY + "\n")
         benchy = compiled(arguments.uv, [str(wanted)], read("benchy.txt"), [*bound, *options])
         wanted.write_text(OLD_TRITON + "\n")
@@ -143,6 +149,7 @@ def main() -> None:
     usual = [entry for entry in everything if not CUDA.match(entry.name)]
     write("dev.txt", usual)
     write("server.txt", [entry for entry in usual if entry.name in names])
+    write("ray.txt", [entry for entry in ray if not CUDA.match(entry.name)])
     write("cuda.txt", [entry for entry in everything if CUDA.match(entry.name)])
     write("cpu.txt", cpu_build(next(entry for entry in everything if entry.name == TORCH), arguments.wheels))
     write("benchy.txt", benchy)
