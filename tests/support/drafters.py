@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from microscale.engine.speculation.drafter import Context
+from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.work import Work
 
 
 class KnowingDrafter:
@@ -22,7 +21,7 @@ class KnowingDrafter:
         self.known: set[str] = set()
         """Requests that it was asked about and has not forgotten."""
 
-    def observe(self, schedule: Sequence[Work]) -> None:
+    def observe(self, step: Launched, most: int) -> None:
         pass
 
     def expects(self, context: Context) -> bool:

@@ -6,7 +6,7 @@ Needs nothing of the server's: benchmarks build their engine here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Grammars, Vocabulary
@@ -14,6 +14,7 @@ from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.prediction.points import BATCHES, Point, make_points
+from microscale.engine.speculation.drafter import Target
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -103,6 +104,8 @@ def assemble(
     ``fill_up_prompts``: see ``ModelRunner``."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
+    if speculation is not None:
+        limits = replace(limits, key_lookahead=speculation.key_lookahead)
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
     sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
     runner = ModelRunner(
@@ -112,6 +115,9 @@ def assemble(
         enforce_eager=enforce_eager,
         fill_up_prompts=fill_up_prompts,
         draft_tokens=0 if speculation is None else speculation.most,
+        taps=() if speculation is None else speculation.taps,
     )
+    if speculation is not None:
+        speculation.attach(Target(pools, limits, runner.taps, enforce_eager))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

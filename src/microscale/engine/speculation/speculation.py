@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.speculation.drafter import Context, Drafter
+from microscale.engine.speculation.drafter import Context, Drafter, Launched, Target
+from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.length import FixedLength, Length
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.step.work import Work
+from microscale.models.draft_heads.drafting import DraftHead
 
 
 @dataclass
@@ -47,14 +49,18 @@ class Speculation:
     def __init__(self, drafter: Drafter, most: int, length: Length | None = None) -> None:
         """``most``: tokens of a draft, at most; ``length`` may want fewer."""
         self._drafter = drafter
+        self._head = drafter if isinstance(drafter, HeadDrafter) else None
         self.most = most
         self._length: Length = FixedLength(most) if length is None else length
         self.counts = Counts(accepted_per_pos=[0] * most)
 
     @classmethod
-    def of(cls, config: SpeculativeConfig) -> Speculation:
-        drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
-        return cls(drafter, config.num_speculative_tokens)
+    def of(cls, config: SpeculativeConfig, head: DraftHead | None = None) -> Speculation:
+        """``head``: of the methods that are models."""
+        most = config.num_speculative_tokens
+        if head is not None:
+            return cls(HeadDrafter(head, most), most)
+        return cls(NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), most)
 
     def propose(
         self, requests: Sequence[Request], cut: Callable[[Request, Sequence[int]], Sequence[int]]
@@ -72,8 +78,28 @@ class Speculation:
         """Whether some of them may get a draft if the tokens of the step that runs are read first."""
         return any(map(self._drafter.expects, self._contexts(requests)))
 
-    def observe(self, schedule: Sequence[Work]) -> None:
-        self._drafter.observe(schedule)
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the drafter reads the target."""
+        return self._head.taps if self._head is not None else ()
+
+    @property
+    def key_lookahead(self) -> int:
+        return self._head.key_lookahead if self._head is not None else 0
+
+    def attach(self, target: Target) -> None:
+        """To an engine, before its first step."""
+        if self._head is not None:
+            self._head.attach(target)
+
+    def prepare(self) -> None:
+        """Make ready what the first steps will want."""
+        if self._head is not None:
+            self._head.prepare()
+
+    def observe(self, step: Launched) -> None:
+        drew = [work.request for work in step.schedule if work.request.request_id in step.first_rows]
+        self._drafter.observe(step, max((context.most for context in self._contexts(drew)), default=0))
 
     def landed(self, work: Work, accepted: int) -> None:
         self.counts.add(len(work.drafts), accepted)
