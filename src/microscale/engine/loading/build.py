@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
+from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.prediction.points import BATCHES, Point, make_points
@@ -22,7 +23,7 @@ from microscale.engine.step.runner import Model, ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
 from microscale.models.config import LayerKind
-from microscale.models.families import ModelConfig
+from microscale.models.families import AnyModel, ModelConfig
 
 PREDICTED_CONTEXT = 4096
 
@@ -68,12 +69,19 @@ def build_engine(
         prefix_caching=queueing.prefix_caching,
     )
     model = load(prepared, on_progress)
-    drafts = prepared.options.speculative
-    speculation = None if drafts is None else Speculation.of(drafts)
+    speculation = load_speculation(prepared, model)
     engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
     points = _points(prepared, max_model_len)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points)
     return Built(engine, config, max_model_len, told)
+
+
+def load_speculation(prepared: Prepared, model: AnyModel) -> Speculation | None:
+    """Who drafts for the loaded model, if anybody does."""
+    drafts = prepared.options.speculative
+    if drafts is None:
+        return None
+    return Speculation.of(drafts) if prepared.head is None else load_head(prepared.head, drafts, model)
 
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:

@@ -1,8 +1,8 @@
 """``eagle3`` and ``dflash``: a draft head guesses on from what it reads of the target's steps.
 
-After each step of the target the head takes in its rows, all of them, of prompts as well, and guesses the next tokens of
-the sequences that drew one, in the same breath: both are launched before the step's tokens are read, and the guesses are
-read with them. Its keys and values lie in pages under the numbers of the target's full layers (``head_inputs``).
+Behind each step of the target the head takes in all of its rows, those of prompts too, and guesses the next tokens of
+the sequences that drew one. It is launched before the step's tokens are read; its guesses are read after them. Its keys
+and values lie in pages under the numbers of the target's full layers (``head_inputs``).
 """
 
 from __future__ import annotations

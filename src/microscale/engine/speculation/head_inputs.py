@@ -1,8 +1,8 @@
 """The steps of a draft head behind those of its target, from tensors that stay where they are.
 
-The head runs before anybody has read the step's tokens. So the device finds out what depends on them: how many drafts of
-each sequence were accepted, and from that its last certain row, its length, and which rows are kept. One copy tells it
-the rest; page tables are brought up to date as everywhere (``tables``).
+The head runs before anybody has read the step's tokens. So the device finds out what depends on them: how many drafts
+of each sequence were accepted, and from that its last certain row, its length, and which rows are kept. One copy tells
+it the rest; page tables are brought up to date as everywhere (``tables``).
 
     drawn tokens || position | slot | where the next token stands | sequence | place in the draft | next token, if known
     in place     || of each row of the step
