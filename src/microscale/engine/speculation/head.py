@@ -64,6 +64,7 @@ class HeadDrafter:
         self._inputs = HeadInputs(target, self._most, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
         self._graphs = Graphs(head.device, head.ops.uncapturable, enabled=not target.enforce_eager)
+        self._padded = self._graphs.enabled
         rows, pin = target.limits.max_num_seqs, head.device.type == "cuda"
         self._host = torch.zeros((rows, self._most), dtype=torch.int64, pin_memory=True) if pin else None
 
@@ -85,7 +86,7 @@ class HeadDrafter:
         if count and not self._head.guesses_in_turn:
             count = self._most  # what a block guesses depends on its length
         rows = sum(work.count for work in step.schedule)
-        key = self._inputs.key(step, count, padded=self._graphs.enabled and rows <= GRAPH_ROWS)
+        key = self._inputs.key(step, count, padded=self._padded and rows <= GRAPH_ROWS)
         self._inputs.fill(step, key)
         guessed = self._graphs.run(key, key.rows, partial(self._draft, key))
         self._guesses = self._to_host(guessed[: len(step.first_rows)], step) if key.count else _Guesses()
