@@ -102,6 +102,20 @@ def test_the_trained_head_drafts_well_and_changes_nothing() -> None:
     check_drafts(demo_model(), trained_head(), drafter)
 
 
+def test_small_pages_and_long_drafts_that_come_together() -> None:
+    """Guesses of several sequences go beyond the pages that these hold."""
+    model, head = demo_model(4), trained_head(4)
+    prompts, want = undrafted()
+    drafter = RecordingDrafter(head, 6)
+    engine = assemble(model, limits_for(model), dict.fromkeys(LayerKind, 400), speculation=Speculation(drafter, 6))
+    requests = [Request(str(n), p, SamplingParams(max_tokens=NEW)) for n, p in enumerate(prompts)]
+    for request in requests[1:]:
+        engine.submit(request)
+    assert finish(engine, requests[:1])[1].num_accepted_tokens > 0
+    assert [request.tokens[request.num_prompt :] for request in requests] == want
+    check_drafts(model, head, drafter)
+
+
 def test_a_random_head_is_only_slow() -> None:
     prompts, want = undrafted()
     found, stats = generate(demo_model(), prompts, HeadDrafter(random_head("eagle3", demo_model()), 2))
