@@ -117,6 +117,8 @@ def test_the_option_reads_as_vllms() -> None:
     both = parse_config(
         '{"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
     )
+    head = parse_config('{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}')
+    assert head == SpeculativeConfig("eagle3", 3, "a/b", "mxfp8")
     assert both == SpeculativeConfig("ngram", 1, prompt_lookup_max=4, prompt_lookup_min=2)
 
 
@@ -135,6 +137,10 @@ def test_the_option_reads_as_vllms() -> None:
         ('{"method": 5, "num_speculative_tokens": 3}', "is 5, not a string"),
         ('{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor": 1}', "no key 'draft_tensor'; the keys are"),
         ('{"method": "ngram", "num_speculative_tokens": 3, "model": "x"}', "takes no model"),
+        ('{"method": "ngram", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}', "no lm_head of its own"),
+        ('{"method": "dflash", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}', "no lm_head of its own"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3, "draft_lm_head": "int4"}', "use bf16 or mxfp8"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3, "prompt_lookup_min": 2}', "is for method ngram"),
         (
             '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2}',
             "in order",

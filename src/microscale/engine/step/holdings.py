@@ -90,13 +90,20 @@ class Holdings:
         tokens: Sequence[int] = request.tokens
         if accepted:
             tokens = [*tokens[: work.first + 1], *work.drafts[:accepted]]
+        self._publish(request, tokens, begin, end)
+
+    def _publish(self, request: Request, tokens: Sequence[int], begin: int, end: int) -> None:
         keys = request.keys.of(tokens, end)
         for index in range(begin, end):
             for pool in self._pools.values():
                 pool.publish(request.request_id, index, keys[index])
 
     def release(self, request: Request) -> None:
-        """Give all pages back."""
+        """Give all pages back. The last full one may have waited for the token after it, which is known by now."""
+        size, ahead = self._limits.page_size, self._limits.key_lookahead
+        end = min(request.num_computed, len(request.tokens) - ahead) // size
+        if ahead and end and self._limits.prefix_caching:
+            self._publish(request, request.tokens, end - 1, end)
         for pool in self._pools.values():
             pool.release(request.request_id)
         request.num_computed = 0
