@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from microscale.engine.speculation.drafter import Context
+from microscale.engine.speculation.drafter import Context, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models import embedded
@@ -66,6 +66,14 @@ class RecordingDrafter(HeadDrafter):
         for context, draft in zip(contexts, found, strict=True):
             self.said.append((tuple(context.request.tokens), tuple(draft)))
         return found
+
+
+class PaddedDrafter(RecordingDrafter):
+    """Fills its steps up as captured ones are, also where nothing is captured."""
+
+    def attach(self, target: Target) -> None:
+        super().attach(target)
+        self._padded = True
 
 
 class Anew:

@@ -32,7 +32,7 @@ from microscale.text.grammar import Schema, Turn
 from microscale.text.tokenizer import Tokenizer
 from support.demo_prompts import demo_model, demo_prompts
 from support.drafters import Uneven
-from support.heads import Anew, RecordingDrafter, random_head, trained_head
+from support.heads import Anew, PaddedDrafter, RecordingDrafter, random_head, trained_head
 from support.loading import load_model
 
 Tokens = list[list[int]]
@@ -218,14 +218,8 @@ def test_preemption(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_filled_up_as_for_a_graph(kind: str) -> None:
     """Rows and sequences of nobody's, as captured steps have them, change no draft."""
-
-    class Padded(RecordingDrafter):
-        def attach(self, target: Any) -> None:
-            super().attach(target)
-            self._padded = True
-
     model, head = tiny_model("gpt-oss-tiny", 16), tiny_head(kind, "gpt-oss-tiny", 16)
-    drafter = Padded(head, 3)
+    drafter = PaddedDrafter(head, 3)
     found, _ = generate(
         model, tiny_prompts(model.config.vocab_size), drafter, limits_for(model, max_num_seqs=5), ignore_eos=True
     )

@@ -17,6 +17,7 @@ from microscale.models.taps import Taps
 
 CPU = torch.device("cpu")
 SIZE, PAGES, MOST = 4, 40, 3
+VOCAB = 200
 NOBODY = PAGES * SIZE
 
 
@@ -30,7 +31,7 @@ def step() -> tuple[HeadInputs, Launched, dict[str, list[int]]]:
     pools = {kind: PagePool(PAGES) for kind in LayerKind}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
     taps = Taps.empty((1,), 64, 8, torch.float32, CPU)
-    inputs = HeadInputs(Target(pools, limits, taps), MOST, CPU)
+    inputs = HeadInputs(Target(pools, limits, taps), MOST, VOCAB, CPU)
     schedule = [
         Work(request("two of three", 6), 5, 4, drafts=(7, 8, 9)),
         Work(request("goes on", 30), 4, 5),
@@ -45,7 +46,7 @@ def step() -> tuple[HeadInputs, Launched, dict[str, list[int]]]:
         name = work.request.request_id
         pools[FULL].grow(name, -(-(work.first + work.count) // SIZE))
         pages[name] = list(pools[FULL].pages_of(name))
-    drawn = torch.tensor([7, 8, 1, 50, 2, 8, 3, 4, 6, 5, 6, 9], dtype=torch.int32)
+    drawn = torch.tensor([7, 8, 1, 50, 2, 8, 3, 2**31 - 1, 6, 5, 6, 9], dtype=torch.int32)
     firsts = {"two of three": 0, "none of two": 4, "ends": 7, "undrafted": 8, "all": 9}
     return inputs, Launched(schedule, drawn, firsts), pages
 
@@ -68,7 +69,7 @@ def test_rows_are_kept_as_far_as_drafts_were_accepted(
         "two of three": [7, 8, 1],
         "goes on": list(range(105, 110)),
         "none of two": [2],
-        "ends": [104, 105, 106, 4],
+        "ends": [104, 105, 106, VOCAB - 1],  # no token was drawn
         "scored": [105],
         "undrafted": [6],
         "all": [5, 6, 9],
@@ -132,7 +133,7 @@ def test_without_guesses_rows_are_kept_all_the_same(
 def test_a_step_of_nobody_touches_nobodys_page() -> None:
     pools = {kind: PagePool(PAGES) for kind in LayerKind}
     limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
-    inputs = HeadInputs(Target(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, CPU)
+    inputs = HeadInputs(Target(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
     key = inputs.sized(8, 2, MOST)
     inputs.fill(Launched(()), key)
     batch = inputs.verified(key).batch

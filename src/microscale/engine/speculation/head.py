@@ -61,7 +61,7 @@ class HeadDrafter:
     def attach(self, target: Target) -> None:
         """To the engine whose steps it follows, before the first of them."""
         head = self._head
-        self._inputs = HeadInputs(target, self._most, head.device)
+        self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
         self._graphs = Graphs(head.device, head.ops.uncapturable, enabled=not target.enforce_eager)
         self._padded = self._graphs.enabled

@@ -65,12 +65,12 @@ def _even(words: int) -> int:
 class HeadInputs:
     """The tensors of the head's steps."""
 
-    def __init__(self, target: Target, most: int, device: torch.device) -> None:
+    def __init__(self, target: Target, most: int, vocab: int, device: torch.device) -> None:
         """``most``: tokens of a draft."""
         assert target.taps is not None  # whoever has a head taps the model
         limits = target.limits
         self._pool, self._taps = target.pools[FULL], target.taps.rows
-        self._size, self._most = limits.page_size, most
+        self._size, self._most, self._vocab = limits.page_size, most, vocab
         self._max_rows, self._max_sequences = self._taps.shape[0], _power(limits.max_num_seqs)
         self._scratch = pages_for(most + 1, self._size) + 1
         longest = min(limits.max_model_len, self._pool.num_pages * self._size)
@@ -187,7 +187,8 @@ class HeadInputs:
         end = self._drawn + ROW_LINES * _even(key.rows)
         lines = self._there[self._drawn : end].view(ROW_LINES, -1)[:, : key.rows]
         positions, slots, nexts, owners, places, _ = lines
-        tokens = self._there[nexts]
+        # What is drawn from broken logits may be no token. Its request ends with this step.
+        tokens = self._there[nexts].clamp_(0, self._vocab - 1)
         last = LogitRows(nexts[:0], {FULL: self._queries(key, nexts[:0], nexts[:0])})
         if key.sequences:
             of_each = self._there[end:][: (SEQUENCE_LINES + self._most) * _even(key.sequences)]
