@@ -14,6 +14,7 @@ from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.prediction.points import BATCHES, Point, make_points
+from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -67,12 +68,20 @@ def build_engine(
         prefix_caching=queueing.prefix_caching,
     )
     model = load(prepared, on_progress)
-    drafts = prepared.options.speculative
-    speculation = None if drafts is None else Speculation.of(drafts)
+    speculation = _speculation(prepared)
     engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
     points = _points(prepared, max_model_len)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points)
     return Built(engine, config, max_model_len, told)
+
+
+def _speculation(prepared: Prepared) -> Speculation | None:
+    """Who drafts, if that is wanted, with what steps are expected to cost."""
+    config = prepared.options.speculative
+    if config is None:
+        return None
+    most, sequences = config.num_speculative_tokens, prepared.memory.workload.sequences
+    return Speculation.of(config, predicted_costs(prepared.outline, prepared.plan, prepared.setup, most, sequences))
 
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
