@@ -143,6 +143,13 @@ def prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached
             yield Part(use.layer, parts[0][0], total([part for _, part in parts]))
 
 
+def use_time(plan: Plan, setup: Setup, use: Use, tokens: int, context: int) -> Forecast:
+    """All layers of one use, for so many sequences that decode a token each."""
+    spec, name = _chosen(plan, use, tokens)
+    changes = {"tokens": tokens} | ({"context": context} if use.op == "attention" else {})
+    return _forecast(setup, use, name, replace(spec, **changes)).times(use.count)
+
+
 def _chosen(plan: Plan, use: Use, tokens: int) -> tuple[Any, str]:
     """The spec and the implementation that run this many tokens."""
     decision = plan.of(use.op, use.layer)[min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)]
