@@ -106,14 +106,15 @@ def assemble(
     fill_up_prompts: bool | None = None,
     vocabulary: Vocabulary | None = None,
     speculation: Speculation | None = None,
+    make_sampler: Callable[..., Sampler] = Sampler,
 ) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
 
-    ``fill_up_prompts``: see ``ModelRunner``."""
+    ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
-    sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
+    sampler = make_sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
     runner = ModelRunner(
         model,
         pools,
