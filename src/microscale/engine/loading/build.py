@@ -14,6 +14,9 @@ from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.prediction.points import BATCHES, Point, make_points
+from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.engine.speculation.costs import Prior
+from microscale.engine.speculation.description import describe_drafts
 from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
@@ -68,20 +71,21 @@ def build_engine(
         prefix_caching=queueing.prefix_caching,
     )
     model = load(prepared, on_progress)
-    speculation = _speculation(prepared)
+    speculation, drafts = None, None
+    if (config_of_drafts := prepared.options.speculative) is not None:
+        prior = _predicted_costs(prepared, config_of_drafts)
+        speculation = Speculation.of(config_of_drafts, prior)
+        drafts = describe_drafts(config_of_drafts, None if prepared.setup.gpu.is_cpu else prior)
     engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
     points = _points(prepared, max_model_len)
-    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points)
+    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts)
     return Built(engine, config, max_model_len, told)
 
 
-def _speculation(prepared: Prepared) -> Speculation | None:
-    """Who drafts, if that is wanted, with what steps are expected to cost."""
-    config = prepared.options.speculative
-    if config is None:
-        return None
+def _predicted_costs(prepared: Prepared, config: SpeculativeConfig) -> Prior:
+    """What steps with drafts are expected to cost."""
     most, sequences = config.num_speculative_tokens, prepared.memory.workload.sequences
-    return Speculation.of(config, predicted_costs(prepared.outline, prepared.plan, prepared.setup, most, sequences))
+    return predicted_costs(prepared.outline, prepared.plan, prepared.setup, most, sequences)
 
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
