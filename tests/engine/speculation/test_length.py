@@ -134,6 +134,19 @@ def test_steps_that_cost_by_the_token_have_no_drafts() -> None:
     assert not any(map(any, simulation.lengths))
 
 
+def test_a_capture_is_not_put_down_to_drafts() -> None:
+    """The first steps of each number of drafts take twenty times as long, and drafts go on."""
+    seen: dict[int, int] = {}
+
+    def capturing(sequences: int, drafts: int, longest: int) -> float:
+        seen[drafts] = seen.get(drafts, 0) + 1
+        return experts_like(sequences, drafts, longest) * (20 if seen[drafts] == 1 else 1)
+
+    simulation = Simulation(ByArithmetic(prior_of(experts_like), MOST), capturing, 1)
+    simulation.run(300, [0.9])
+    assert sum(map(any, simulation.lengths)) > 200
+
+
 def test_acceptance_is_learned_anew() -> None:
     """A text that nobody could draft turns into one that anybody can, and back."""
     simulation = Simulation(ByArithmetic(prior_of(experts_like), MOST), experts_like, 1)

@@ -27,8 +27,9 @@ MOST_KEPT = 8
 LEAST_GAIN = 1.02
 """Drafts that gain less are none: costs are not known better than that."""
 PROBE_TOKENS = 2
-LONGEST_US = 4.0
-"""Times what a step was expected to take, at most, that are put down to its drafts: a capture is none of their cost."""
+OUTLIER = 2.0
+"""A step that takes so many times what was expected captured a graph, or the machine was busy: its drafts are charged
+what was expected. Where all such steps do, the next are expected to."""
 
 
 class Length:
@@ -104,7 +105,7 @@ class ByArithmetic(Length):
         costs = self._costs.table(sequences)
         expected = costs.verify[drafts] + costs.drafting(longest)
         self._costs.timed(sequences, drafts, longest, us)
-        alone, counted = costs.verify[0], min(us, LONGEST_US * expected)
+        alone, counted = costs.verify[0], us if us <= OUTLIER * expected else expected
         self._account += SHARE * counted
         if drafts:
             self._account += alone * (sequences + accepted) / sequences - counted
