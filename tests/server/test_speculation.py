@@ -23,7 +23,9 @@ from support.serve_command import PATIENCE_S, serving
 
 PROMPT = list(b"abcd abcd abcd abcd abcd ab")
 NEW = 60
-CONFIG = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}'
+# The length is fixed: what is drafted must not depend on how busy the machine is.
+CONFIG = """{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4,
+             "num_speculative_tokens_per_batch_size": {"1": 4}}"""
 
 TINY = ["gpt-oss-tiny", "--load-format", "dummy", "--served-model-name", "tiny", "--max-model-len", "512"]
 
@@ -119,7 +121,8 @@ def test_chat_says_it_beside_the_reasoning(address: str) -> None:
 
 def test_a_draft_head_changes_no_answer(text: str, tmp_path: Path) -> None:
     """A random one of the model's own widths."""
-    config = '{"method": "dflash", "num_speculative_tokens": 2, "model": "dflash-tiny"}'
+    config = """{"method": "dflash", "num_speculative_tokens": 2, "model": "dflash-tiny",
+                 "num_speculative_tokens_per_batch_size": {"1": 2}}"""
     with serving([*TINY, "--speculative-config", config], tmp_path / "log") as found:
         reply = ask(found)
         assert reply.choices[0].text == text

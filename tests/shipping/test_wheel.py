@@ -21,7 +21,7 @@ DATA = (
     "server/web/static/",
     "hardware/tuned/",
     "hardware/measured/",
-    "hardware/published.json",
+    "hardware/published",
     "py.typed",
 )
 """What is no Python and belongs to the package."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from microscale.engine.speculation.drafter import Context, Launched
+from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
 
 
@@ -42,7 +43,7 @@ class KnowingDrafter:
         self.known.discard(request_id)
 
 
-class Uneven:
+class Uneven(Length):
     """Draft lengths that differ from request to request and from step to step."""
 
     def __init__(self, most: int) -> None:
@@ -50,7 +51,7 @@ class Uneven:
         self._chance = random.Random(1)
         self.landings: list[tuple[int, int]] = []
 
-    def choose(self, requests: Sequence[object]) -> Sequence[int]:
+    def choose(self, requests: Sequence[object], sequences: int) -> Sequence[int]:
         return [self._chance.randint(0, self._most) for _ in requests]
 
     def landed(self, request: object, drafted: int, accepted: int) -> None:

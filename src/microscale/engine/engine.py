@@ -225,6 +225,8 @@ class Engine:
         if flight.drawn is None:
             return outputs
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
+        if self._speculation is not None:
+            self._speculation.ended(flight.schedule)
         return outputs + [self._advance(ready[0], choice) for ready, [choice] in choices if self._alive(ready)]
 
     def _land_drafts(self, flight: _Flight) -> list[Output]:
@@ -233,6 +235,8 @@ class Engine:
         found = self._sampler.read(flight.drawn)
         each = list(zip(flight.ready, found, strict=True))
         accepted = {request.request_id: len(choices) - 1 for (request, _), choices in each}
+        if self._speculation is not None:
+            self._speculation.ended(flight.schedule, sum(accepted.values()))
         self._scheduler.computed(flight.schedule, accepted)
         drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
         for output in flight.last:

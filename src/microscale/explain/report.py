@@ -21,6 +21,7 @@ from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, m
 from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
+from microscale.explain.speculative import DraftsReport, draft_time, explain_drafts
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Kind
@@ -48,6 +49,8 @@ class Question:
     utilization: float = 0.9
     reserve: int | None = None
     """Bytes that stay with the system where it shares its memory."""
+    speculative: str | None = None
+    """Who drafts: ``ngram``, ``eagle3``, or a draft head's folder or hub id; ``None``: nobody."""
     offline: bool = False
 
 
@@ -67,6 +70,8 @@ class Report:
     """What others say of their engines, on this kind of card."""
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` where it fits."""
+    drafts: DraftsReport | None = None
+    """Whether drafts pay, where that was asked."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +86,7 @@ class Report:
                 "beside_system": [entry.to_json() for entry in beside(self.memory)],
             },
             "predicted": self._predicted(),
+            **({} if self.drafts is None else {"speculative": self.drafts.to_json()}),
         }
 
     def time_of(self, decision: Decision) -> Forecast:
@@ -146,7 +152,11 @@ def explain(question: Question) -> Report:
 
     points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
     others = published(preset_name(question.model), gpu)
-    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why)
+    drafts = None
+    if question.speculative is not None:
+        who = (question.speculative, question.model, config, shape, plan, setup, context, question.offline)
+        drafts = explain_drafts(question.speculative, shape, plan, setup, context, draft_time(*who), fits)
+    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

@@ -268,7 +268,7 @@ def test_steps_run_ahead_while_nothing_is_wanted() -> None:
     """With a length of 0 nothing is guessed, but the rows are kept: drafts that are wanted later are the head's own."""
 
     class Later(FixedLength):
-        def choose(self, requests: Sequence[Request]) -> Sequence[int]:
+        def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
             return [3 if request.num_generated >= 9 else 0 for request in requests]
 
     model, head = tiny_model("gpt-oss-tiny", 16), tiny_head("eagle3", "gpt-oss-tiny", 16)

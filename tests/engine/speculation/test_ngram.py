@@ -123,6 +123,36 @@ def test_the_option_reads_as_vllms() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        ('{"1-16": 3, "64-128": 2, "256-4096": 0}', ((1, 3), (64, 2), (256, 0))),
+        ('{"17-512": 0, "1-16": 15}', ((1, 15), (17, 0))),
+        ('{"1": 4}', ((1, 4),)),
+        ("[[1, 4, 2], [5, 512, 0]]", ((1, 2), (5, 0))),
+    ],
+)
+def test_fixed_lengths_read_as_vllms(value: str, want: tuple[tuple[int, int], ...]) -> None:
+    key = "num_speculative_tokens_per_batch_size"
+    found = parse_config(f'{{"method": "ngram", "num_speculative_tokens": 3, "{key}": {value}}}')
+    assert found is not None
+    assert found.num_speculative_tokens_per_batch_size == want
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "3", '"1-4"', "{}", "[]",
+        '{"1-4": "2"}', '{"1-4": 16}', '{"1-4": -1}', '{"4-1": 2}', '{"0-4": 2}', '{"a-b": 1}',
+        '{"1-4": 2, "4-8": 1}', "[[1, 4, 2, 3]]", "[1, 4, 2]", '{"1-4": true}', '{"1-4-5": 1}', "[[4]]",
+    ],
+)  # fmt: skip
+def test_wrong_fixed_lengths_are_one_sentence(value: str) -> None:
+    text = f'{{"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": {value}}}'
+    with pytest.raises(BadSetting, match=r"num_speculative_tokens_per_batch_size is .*, not ranges of sequences"):
+        parse_config(text)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("{", "no JSON"),

@@ -12,11 +12,10 @@ from microscale.backends.ops import Activations, Ops
 from microscale.backends.plan import Setup, make_plan
 from microscale.engine.loading.memory import HeadNeed
 from microscale.engine.speculation.config import EAGLE3, SpeculativeConfig
-from microscale.engine.speculation.speculation import Speculation
 from microscale.errors import BadSetting
 from microscale.models import embedded
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig
-from microscale.models.draft_heads.drafting import TargetEnds
+from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
 from microscale.models.draft_heads.heads import HeadWeights, bind_head, open_head_weights
 from microscale.models.draft_heads.outline import outline_head
 from microscale.models.families import AnyModel, ModelConfig
@@ -83,10 +82,9 @@ def prepare_head(weights: HeadWeights, target: Setup, page_size: int, lm_head: s
     return PreparedHead(weights, setup, plan, HeadNeed(held, shape.cached_numbers, working, vocab * 6))
 
 
-def load_head(head: PreparedHead, config: SpeculativeConfig, model: AnyModel) -> Speculation:
+def load_head(head: PreparedHead, model: AnyModel) -> DraftHead:
     """Read the head and put it behind its target."""
     setup = head.setup
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, head.plan, model.ops.threads)
     with torch.inference_mode():
-        bound = bind_head(head.weights, ops, model.device, model.page_size, TargetEnds(model.embed, model.lm_head))
-    return Speculation.of(config, bound)
+        return bind_head(head.weights, ops, model.device, model.page_size, TargetEnds(model.embed, model.lm_head))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from microscale.engine.speculation.fixed_lengths import parse_lengths
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT
 
@@ -16,6 +17,7 @@ LM_HEAD_FORMATS = ("bf16", "mxfp8")
 MAX_LOOKUP = 64
 DEFAULT_LOOKUP = 5
 """vLLM's."""
+BY_BATCH_SIZE = "num_speculative_tokens_per_batch_size"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class SpeculativeConfig:
     """``ngram``: the last tokens of a request, at most so many, are looked for in what stands before them."""
     prompt_lookup_min: int = DEFAULT_LOOKUP
     """``ngram``: and at least so many must be found."""
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int], ...] | None = None
+    """Fixed lengths: from so many sequences on, drafts of so many tokens. ``None``: as long as pays."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -71,15 +75,21 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
         raise BadSetting(f"--speculative-config is no JSON: {error}.") from None
     if not isinstance(values, dict):
         raise BadSetting("--speculative-config is no JSON object; see docs/speculative.md.")
-    return SpeculativeConfig(**_typed(values))
+    values = dict(values)
+    fixed = values.pop(BY_BATCH_SIZE, None)
+    return SpeculativeConfig(
+        **_typed(values), **({} if fixed is None else {BY_BATCH_SIZE: parse_lengths(BY_BATCH_SIZE, fixed)})
+    )
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that a config has, with values of their types."""
     known = {field.name: str if field.name in _STRINGS else int for field in fields(SpeculativeConfig)}
+    known.pop(BY_BATCH_SIZE)
     for name, value in values.items():
         if name not in known:
-            raise BadSetting(f"--speculative-config has no key {name!r}; the keys are {', '.join(known)}.")
+            keys = ", ".join((*known, BY_BATCH_SIZE))
+            raise BadSetting(f"--speculative-config has no key {name!r}; the keys are {keys}.")
         if not isinstance(value, known[name]) or isinstance(value, bool):
             raise BadSetting(f"--speculative-config: {name} is {value!r}, not {_ARTICLE[known[name]]}.")
     for name in ("method", "num_speculative_tokens"):
