@@ -138,3 +138,17 @@ def test_what_others_publish_has_a_source() -> None:
     assert {row.drafts for row in found} == {2, 4}
     text = "\n".join(render_markup(line).plain for line in render(ask("gemma-4-26b-a4b", "gb10")))
     assert "spark-vllm-docker/issues/343" in text
+
+
+def test_a_heads_memory_is_in_the_account() -> None:
+    plain, headed = ask("gpt-oss-20b", "h200"), ask("gpt-oss-20b", "h200", "eagle3")
+    assert headed.memory.weights.keys() - plain.memory.weights.keys() == {"draft_head"}
+    assert headed.memory.kv.full_per_token > plain.memory.kv.full_per_token
+    assert headed.memory.max_context <= plain.memory.max_context
+    assert "draft_head" in json.dumps(headed.to_json()["memory"])
+    assert "draft_head" in "\n".join(render(headed))
+
+
+def test_the_embedded_model_has_a_head() -> None:
+    report = ask("demo", "h200", "eagle3")
+    assert 3 << 20 < report.memory.weights["draft_head"] < 4 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
+from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
 from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
-from microscale.explain.speculative import DraftsReport, draft_time, explain_drafts
+from microscale.explain.speculative import COUNTED_AT, DraftsReport, explain_drafts, find_head
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Kind
@@ -139,6 +140,11 @@ def explain(question: Question) -> Report:
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization, question.reserve)
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.preference, question.precision)
+    head = None
+    if question.speculative is not None:
+        head = find_head(question.speculative, question.model, config, offline=question.offline)
+        need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
+        workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
     shape = outline(question.model, config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
@@ -154,8 +160,7 @@ def explain(question: Question) -> Report:
     others = published(preset_name(question.model), gpu)
     drafts = None
     if question.speculative is not None:
-        who = (question.speculative, question.model, config, shape, plan, setup, context, question.offline)
-        drafts = explain_drafts(question.speculative, shape, plan, setup, context, draft_time(*who), fits)
+        drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits)
     return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
 
 

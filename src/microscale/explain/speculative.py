@@ -11,7 +11,6 @@ from microscale.backends.plan import Setup
 from microscale.engine.prediction.draft_head import head_time
 from microscale.engine.prediction.drafts import (
     DraftedStep,
-    DraftTime,
     acceptance_for,
     best_drafts,
     break_even,
@@ -22,7 +21,8 @@ from microscale.engine.prediction.drafts import (
 from microscale.engine.prediction.points import preset_name
 from microscale.errors import BadSetting
 from microscale.hardware.published import PublishedDrafts, published_drafts
-from microscale.models.draft_heads.heads import open_head_weights
+from microscale.models import embedded
+from microscale.models.draft_heads.heads import HeadWeights, open_head_weights
 from microscale.models.draft_heads.presets import PRESETS
 from microscale.models.families import ModelConfig
 from microscale.models.outline import Outline
@@ -137,25 +137,26 @@ class DraftsReport:
         }
 
 
-def draft_time(
-    drafter: str, model: str, config: ModelConfig, shape: Outline, plan: Plan, setup: Setup, context: int, offline: bool
-) -> DraftTime:
-    """What the drafter takes: nothing for ``ngram``; for a head its passes."""
+def find_head(drafter: str, model: str, config: ModelConfig, *, offline: bool) -> HeadWeights | None:
+    """The head that drafts; ``None`` where the drafter is no model."""
     if drafter == NGRAM:
-        return no_time
+        return None
     head = f"{preset_name(model)}-{EAGLE3}" if drafter == EAGLE3 else drafter
-    if drafter == EAGLE3 and head not in PRESETS:
+    if drafter == EAGLE3 and model == embedded.NAME:
+        head = str(embedded.DRAFT_HEAD)
+    elif drafter == EAGLE3 and head not in PRESETS:
         raise BadSetting(
             f"--speculative {EAGLE3}: no shape of a head for {model} is known here; name a head's folder or hub id."
         )
-    return head_time(open_head_weights(head, config, offline=offline).config, shape, plan, setup, context)
+    return open_head_weights(head, config, offline=offline)
 
 
 def explain_drafts(
-    drafter: str, shape: Outline, plan: Plan, setup: Setup, context: int, time: DraftTime,
+    drafter: str, shape: Outline, plan: Plan, setup: Setup, context: int, head: HeadWeights | None,
     fits: Callable[[int, int], bool],
 ) -> DraftsReport:  # fmt: skip
     """For all batches whose sequences fit."""
+    time = no_time if head is None else head_time(head.config, shape, plan, setup, context)
     batches = [
         Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, time)))
         for sequences in SEQUENCES

@@ -50,7 +50,7 @@ def asked(target: str = "gpt-oss-tiny", workload: Workload | None = None, **opti
 )
 def test_a_head_that_does_not_go_with_the_option_is_one_sentence(options: dict[str, object], says: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        prepare(asked(**options))
+        prepare(asked(**options))  # type: ignore[arg-type]
     assert says in str(caught.value)
     assert str(caught.value).startswith("--speculative-config")
 

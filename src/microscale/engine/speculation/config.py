@@ -77,9 +77,10 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
         raise BadSetting("--speculative-config is no JSON object; see docs/speculative.md.")
     values = dict(values)
     fixed = values.pop(BY_BATCH_SIZE, None)
-    return SpeculativeConfig(
-        **_typed(values), **({} if fixed is None else {BY_BATCH_SIZE: parse_lengths(BY_BATCH_SIZE, fixed)})
-    )
+    typed = _typed(values)
+    if fixed is not None:
+        typed[BY_BATCH_SIZE] = parse_lengths(BY_BATCH_SIZE, fixed)
+    return SpeculativeConfig(**typed)
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
