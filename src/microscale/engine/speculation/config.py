@@ -77,10 +77,8 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
         raise BadSetting("--speculative-config is no JSON object; see docs/speculative.md.")
     values = dict(values)
     fixed = values.pop(BY_BATCH_SIZE, None)
-    typed = _typed(values)
-    if fixed is not None:
-        typed[BY_BATCH_SIZE] = parse_lengths(BY_BATCH_SIZE, fixed)
-    return SpeculativeConfig(**typed)
+    by_batch_size = None if fixed is None else parse_lengths(BY_BATCH_SIZE, fixed)
+    return SpeculativeConfig(**_typed(values), num_speculative_tokens_per_batch_size=by_batch_size)
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def parse_lengths(key: str, value: Any) -> tuple[tuple[int, int], ...]:
     return tuple((entry[0], entry[-1]) for entry in ranges)
 
 
-def _entries(value: Any) -> list[Sequence[Any]]:
+def _entries(value: Any) -> list[list[Any]]:
     if isinstance(value, dict):
         return [[*_sizes(key), count] for key, count in value.items()]
     return [entry if isinstance(entry, list) else [None] for entry in value] if isinstance(value, list) else []
