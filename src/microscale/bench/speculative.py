@@ -58,7 +58,7 @@ class Plan:
     """Tokens of context before the first step."""
     steps: int = 32
     auto_steps: int = 300
-    """With ``AUTO``: it has to find the length first."""
+    """With ``AUTO``, after a third as many in which it finds the length, and graphs are captured."""
 
     @property
     def most(self) -> int:
@@ -67,8 +67,8 @@ class Plan:
     @property
     def longest(self) -> int:
         """Positions of a sequence, at most."""
-        steps = self.auto_steps if AUTO in self.drafts else self.steps
-        return self.depth + (WARM_UP + steps + 2) * (1 + self.most)
+        auto = self.auto_steps + self.auto_steps // 3 if AUTO in self.drafts else 0
+        return self.depth + (WARM_UP + max(auto, self.steps) + 2) * (1 + self.most)
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class _Batch:
             prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences, drafting)
             engine, steps = self._new_engine(ByArithmetic(prior, most), head), self._plan.auto_steps
         self._submit(engine)
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP if isinstance(drafts, int) else self._plan.auto_steps // 3):
             engine.step()
         before = engine.stats().num_draft_tokens
         started = self._now()
