@@ -214,6 +214,7 @@ def test_demo_is_the_embedded_model_and_no_folder(tmp_path: Path, monkeypatch: p
     held, here = tmp_path / "held", tmp_path / "here"
     for folder in (held, here / "demo"):
         folder.mkdir(parents=True)
+    (held / embedded.DRAFT_HEAD.name).mkdir()
     for name in embedded.FILES:
         (held / name).touch()
     monkeypatch.setattr(embedded, "FOLDER", held)

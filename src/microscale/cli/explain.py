@@ -39,6 +39,10 @@ def explain(
     batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
+    speculative: Annotated[
+        str | None,
+        typer.Option(help="Say whether drafts pay: ngram, eagle3, or a draft head's folder or hub id."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
@@ -57,6 +61,7 @@ def explain(
             batch=batch,
             utilization=gpu_memory_utilization,
             reserve=reserve_in_bytes(reserve_memory),
+            speculative=speculative,
             offline=env.offline,
         )
     )

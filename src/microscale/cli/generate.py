@@ -19,22 +19,28 @@ from microscale.cli.options import (
     MoeBackendOption,
     PrecisionOption,
     ReserveOption,
+    SpeculativeOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
+from microscale.engine.loading.build import load_speculation
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import parse_config
+from microscale.engine.speculation.speculation import Speculation
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel, LoadFormat
 
 
-def generate_with_progress(model: AnyModel, prompt: list[int], params: SamplingParams, chunk: int) -> Completion:
-    generation = Generation(model, [prompt], params, chunk)
+def generate_with_progress(
+    model: AnyModel, prompt: list[int], params: SamplingParams, chunk: int, speculation: Speculation | None = None
+) -> Completion:
+    generation = Generation(model, [prompt], params, chunk, speculation=speculation)
     with progress_bar("Generating") as (start, advance):
         start(params.max_tokens)
         return generation.run(on_step=advance)[0]
@@ -75,6 +81,7 @@ def generate(
         int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
     ] = 2048,
     threads: ThreadsOption = None,
+    speculative_config: SpeculativeOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
     ] = False,
@@ -104,11 +111,14 @@ def generate(
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
+        speculative=parse_config(speculative_config),
     )
     check_budget(max_num_batched_tokens)
     show_log()
-    loaded = load_with_progress(prepare(options, lambda config: check_prompt(prompt, max_tokens, config)))
-    completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens)
+    prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))
+    loaded = load_with_progress(prepared)
+    speculation = load_speculation(prepared, loaded)
+    completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens, speculation)
     if as_json:
         print_json(
             {

@@ -17,9 +17,10 @@ from microscale.models.config import LayerKind
 
 
 def describe(
-    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = ()
-) -> str:
-    """``points``: the speeds that were predicted."""
+    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
+    drafts: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does."""
     return json.dumps(
         {
             "table": plan.table(),
@@ -28,6 +29,7 @@ def describe(
             "decisions": [_decision(decision) for decision in plan.decisions.values()],
             "memory": _memory(memory, pages),
             "predicted": [point.to_json() | {"kind": point.kind.value} for point in points],
+            **({} if drafts is None else {"speculative": drafts}),
         }
     )
 

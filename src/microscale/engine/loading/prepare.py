@@ -14,6 +14,7 @@ import torch
 from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
+from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fit import check_fits, plan_and_reckon
 from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.options import LoadOptions, choose_activations, choose_device, gpu_of
@@ -38,6 +39,8 @@ class Prepared:
     memory: Memory
     """What it takes, and how many pages and sequences fit beside it. Reckoned before the load: afterwards the weights
     would count twice, as needed and as no longer free."""
+    head: PreparedHead | None = None
+    """The draft head, if drafts come from one."""
 
     @property
     def config(self) -> ModelConfig:
@@ -63,12 +66,17 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
         offline=options.offline,
         seed=options.seed,
     )
-    config, workload = weights.config, options.workload
-    if options.speculative is not None:
-        workload = replace(workload, draft_tokens=options.speculative.num_speculative_tokens)
+    config, workload, drafts = weights.config, options.workload, options.speculative
     check(config)
+    head = None
+    if drafts is not None:
+        workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
+        if drafts.is_head:
+            opened = open_head(drafts, options.model, config, offline=options.offline)
+            head = prepare_head(opened, setup, workload.page_size, drafts.draft_lm_head)
+            workload = replace(workload, head=head.need)
     shape = outline(options.model, config, setup.activations, workload.page_size, config.max_context)
     available = hardware.available_memory(setup.gpu, device.index or 0)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     check_fits(shape, setup, memory)
-    return Prepared(options, device, weights, setup, shape, plan, memory)
+    return Prepared(options, device, weights, setup, shape, plan, memory, head)
