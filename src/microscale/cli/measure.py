@@ -24,6 +24,7 @@ from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.bench_fit import bench_fit
 from microscale.cli.bench_load import bench_load
+from microscale.cli.bench_scale import bench_scale
 from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.bench_speculative import ACCEPTANCE, bench_speculative
 from microscale.cli.bench_sweep import bench_sweep
@@ -312,5 +313,6 @@ bench.command("kernels")(bench_kernels)
 bench.command("serve", context_settings=PASSED_ON)(bench_serve)
 bench.command("load")(bench_load)
 bench.command("fit")(bench_fit)
+bench.command("scale")(bench_scale)
 bench.command("sweep")(bench_sweep)
 bench.command("speculative")(bench_speculative)
