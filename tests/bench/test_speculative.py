@@ -83,9 +83,14 @@ def test_rows() -> None:
     assert len(header()) <= 100 >= max(len(line(row)) for row in rows)
 
 
-def test_the_embedded_model_by_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+EAGLE3 = ["--speculative-config", '{"method": "eagle3", "num_speculative_tokens": 1}']
+
+
+@pytest.mark.parametrize("drafter", [[], EAGLE3], ids=["free", "trained head"])
+def test_the_embedded_model_by_the_command_line(monkeypatch: pytest.MonkeyPatch, drafter: list[str]) -> None:
     monkeypatch.setattr(speculative, "WARM_UP", 1)
     asked = ["bench", "demo", "--speculative-acceptance", "0.7", "--speculative-tokens", "0,2", "--concurrency", "1,2"]
+    asked += drafter
     result = CliRunner().invoke(
         app, [*asked, "--steps", "2", "--depth", "8", "--device", "cpu", "--json"], catch_exceptions=False
     )
@@ -93,6 +98,7 @@ def test_the_embedded_model_by_the_command_line(monkeypatch: pytest.MonkeyPatch)
     rows = json.loads(result.stdout)
     assert [(row["sequences"], row["drafts"]) for row in rows] == [(1, 0), (1, 2), (2, 0), (2, 2)]
     assert all(row["tokens_a_step"] == pytest.approx(tokens_of(0.7, row["drafts"])) for row in rows)
+    assert [row["draft_length"] for row in rows] == [0, 2, 0, 2]
 
 
 def test_a_context_that_is_too_short_is_refused() -> None:

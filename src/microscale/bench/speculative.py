@@ -2,8 +2,9 @@
 
 Drafts are random tokens, and verified as all drafts are; only then the bench's own sampler says how many of them were
 accepted, by chance. So the figures need no drafter, hold for any weights, and say what each number of drafts costs: in
-tokens a second for the acceptance that was set, and for lengths that publishers of draft heads name. ``auto`` is the
-length that the engine chooses by itself.
+tokens a second for the acceptance that was set, and for lengths that publishers of draft heads name. With a draft head
+its drafts are verified instead, and its passes are in the times; no drafts are then measured without it. ``auto`` is
+the length that the engine chooses by itself.
 
 The floor is the same step's bytes and operations at the card's full rates, with as many experts read as its tokens are
 expected to use.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,10 +25,10 @@ import torch
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.prediction.drafts import DraftedStep, drafted_steps, tokens_of
+from microscale.engine.prediction.drafts import DraftedStep, DraftTime, drafted_steps, no_time, tokens_of
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.speculation.drafter import Context, Launched
+from microscale.engine.speculation.drafter import Context, Drafter, Launched
 from microscale.engine.speculation.length import ByArithmetic, Length
 from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
@@ -57,7 +58,7 @@ class Plan:
     """Tokens of context before the first step."""
     steps: int = 32
     auto_steps: int = 300
-    """With ``AUTO``: it has to find the length first."""
+    """With ``AUTO``, after a third as many in which it finds the length, and graphs are captured."""
 
     @property
     def most(self) -> int:
@@ -66,8 +67,8 @@ class Plan:
     @property
     def longest(self) -> int:
         """Positions of a sequence, at most."""
-        steps = self.auto_steps if AUTO in self.drafts else self.steps
-        return self.depth + (WARM_UP + steps + 2) * (1 + self.most)
+        auto = self.auto_steps + self.auto_steps // 3 if AUTO in self.drafts else 0
+        return self.depth + (WARM_UP + max(auto, self.steps) + 2) * (1 + self.most)
 
 
 @dataclass(frozen=True)
@@ -143,19 +144,33 @@ class _ByChance(Sampler):
         return found
 
 
+@dataclass(frozen=True)
+class Head:
+    """A drafter that is a model."""
+
+    make: Callable[[int], Drafter]
+    """For an engine of its own, with drafts of up to so many tokens."""
+    time: DraftTime
+    """What it is predicted to take."""
+
+
 class _Batch:
     """So many sequences in an engine of their own, measured with one number of drafts after the other."""
 
-    def __init__(self, model: AnyModel, shape: Outline, setup: Setup, plan: Plan, sequences: int) -> None:
+    def __init__(
+        self, model: AnyModel, shape: Outline, setup: Setup, plan: Plan, sequences: int, head: Head | None = None
+    ) -> None:
         self._model = model
         self._plan = plan
         self._sequences = sequences
         self._turn = 0
-        self._shape, self._setup = shape, setup
+        self._shape, self._setup, self._head = shape, setup, head
         self._set = _Set()
-        self._engine = self._new_engine(self._set)
+        self._engine = self._new_engine(self._set, head)
+        self._without = self._engine if head is None else self._new_engine(self._set, None)
+        """Where nothing is drafted: without the head, which runs behind every step."""
 
-    def _new_engine(self, rule: Length) -> Engine:
+    def _new_engine(self, rule: Length, head: Head | None) -> Engine:
         model, plan, count = self._model, self._plan, self._sequences
         size = model.page_size
         budget = max(STEP_TOKENS, count * (1 + plan.most))
@@ -170,25 +185,27 @@ class _Batch:
         )
         full = count * (-(-plan.longest // size) + 1)
         sliding = count * (-(-(limits.window + plan.most) // size) + 2) + -(-budget // size)
+        drafter = _AnyTokens(model.config.vocab_size) if head is None else head.make(plan.most)
         return assemble(
             model,
             limits,
             {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + count)},
-            speculation=Speculation(_AnyTokens(model.config.vocab_size), plan.most, rule),
+            speculation=Speculation(drafter, plan.most, rule),
             make_sampler=partial(_ByChance, acceptance=plan.acceptance),
         )
 
     def measure(self, drafts: int | str) -> tuple[float, float, float]:
         """Seconds and tokens of one step, and drafts of a sequence in it, as means."""
-        engine, steps = self._engine, self._plan.steps
+        engine, steps = self._engine if drafts else self._without, self._plan.steps
         if isinstance(drafts, int):
             self._set.tokens = drafts
         else:
-            model, most = self._model, self._plan.most
-            prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences)
-            engine, steps = self._new_engine(ByArithmetic(prior, most)), self._plan.auto_steps
+            model, most, head = self._model, self._plan.most, self._head
+            drafting = no_time if head is None else head.time
+            prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences, drafting)
+            engine, steps = self._new_engine(ByArithmetic(prior, most), head), self._plan.auto_steps
         self._submit(engine)
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP if isinstance(drafts, int) else self._plan.auto_steps // 3):
             engine.step()
         before = engine.stats().num_draft_tokens
         started = self._now()
@@ -217,15 +234,18 @@ class _Batch:
         return time.perf_counter()
 
 
-def run(model: AnyModel, shape: Outline, setup: Setup, plan: Plan, batches: Sequence[int]) -> Iterator[Row]:
+def run(
+    model: AnyModel, shape: Outline, setup: Setup, plan: Plan, batches: Sequence[int], head: Head | None = None
+) -> Iterator[Row]:
     """Rows as they are measured."""
     gc.collect()
     gc.freeze()
     for sequences in batches:
-        batch = _Batch(model, shape, setup, plan, sequences)
+        batch = _Batch(model, shape, setup, plan, sequences, head)
         counts = [count for count in plan.drafts if isinstance(count, int)]
-        context = max(plan.depth, 1)
-        known = {step.drafts: step for step in drafted_steps(shape, model.ops.plan, setup, sequences, counts, context)}
+        context, drafting = max(plan.depth, 1), no_time if head is None else head.time
+        steps = drafted_steps(shape, model.ops.plan, setup, sequences, counts, context, drafting)
+        known = {step.drafts: step for step in steps}
         alone: float | None = None
         for drafts in plan.drafts:
             seconds, tokens, length = batch.measure(drafts)

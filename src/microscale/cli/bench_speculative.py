@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -16,12 +18,16 @@ from microscale.cli.console import parse_numbers, print_json, progress_bar, show
 from microscale.cli.model import load_with_progress
 from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
 from microscale.cli.overrides import parse_overrides
+from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.prepare import Prepared, prepare
+from microscale.engine.prediction.draft_head import head_time
+from microscale.engine.speculation.config import parse_config
+from microscale.engine.speculation.head import HeadDrafter
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT
-from microscale.models.families import LoadFormat
+from microscale.models.families import AnyModel, LoadFormat
 
 ACCEPTANCE = "--speculative-acceptance"
 TOKENS = "--speculative-tokens"
@@ -38,6 +44,13 @@ def bench_speculative(
     load_format: Annotated[
         LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
     ] = LoadFormat.AUTO,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help='Draft by a head, and count its time: \'{"method": "eagle3", "model": "DIR", '
+            '"num_speculative_tokens": 7}\'. Free drafts without.'
+        ),
+    ] = None,
     concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
     steps: Annotated[int, typer.Option(help="Steps of each row that are timed; with auto 300.", min=1)] = 32,
@@ -65,6 +78,9 @@ def bench_speculative(
         utilization=gpu_memory_utilization,
         draft_tokens=plan.most,
     )
+    drafter = parse_config(speculative_config)
+    if drafter is not None:
+        drafter = replace(drafter, num_speculative_tokens=plan.most)
     options = LoadOptions(
         model=model,
         load_format=load_format,
@@ -74,6 +90,7 @@ def bench_speculative(
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
+        speculative=drafter,
     )
     show_log()
     prepared = prepare(options)
@@ -81,14 +98,16 @@ def bench_speculative(
         needs = f"{depth} tokens and the steps after them need {plan.longest} positions"
         raise BadSetting(f"{needs}; the model has {prepared.config.max_context}.")
     loaded = load_with_progress(prepared)
+    head = load_drafter(prepared, loaded, depth)
     if not as_json:
         versions = f"torch {torch.__version__}, triton {triton.__version__}"
-        print(f"{model} on {prepared.setup.gpu.name}, precision {asked}, acceptance {acceptance:g}, {versions}")
+        who = "free drafts" if head is None or drafter is None else f"{drafter.method} {drafter.model or ''}".strip()
+        print(f"{model} on {prepared.setup.gpu.name}, precision {asked}, acceptance {acceptance:g}, {who}, {versions}")
         print(speculative.header(), flush=True)
     rows = []
     with progress_bar("Measuring") as (start, advance):
         start(len(batches) * len(plan.drafts))
-        for row in speculative.run(loaded, prepared.outline, prepared.setup, plan, batches):
+        for row in speculative.run(loaded, prepared.outline, prepared.setup, plan, batches, head):
             rows.append(row)
             if not as_json:
                 print(speculative.line(row), flush=True)
@@ -97,6 +116,15 @@ def bench_speculative(
         print_json(speculative.as_json(rows))
     else:
         print(speculative.summary(rows, acceptance))
+
+
+def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative.Head | None:
+    """The draft head that was asked for, if one was."""
+    if prepared.head is None:
+        return None
+    head = load_head(prepared.head, model)
+    time = head_time(prepared.head.config, prepared.outline, prepared.plan, prepared.setup, depth)
+    return speculative.Head(partial(HeadDrafter, head), time)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

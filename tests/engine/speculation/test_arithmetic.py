@@ -84,6 +84,19 @@ def test_many_sequences_have_none_where_every_token_costs_as_much() -> None:
     assert min(best_lengths([chances_of([0.5] * 7)] * 64, cheap)) >= 2
 
 
+@settings(max_examples=100, deadline=None)
+@given(batches(requests=12, most=4), st.integers(1, 4))
+def test_few_sizes_of_steps(batch: tuple[list[list[float]], Costs], sizes: int) -> None:
+    """Of all numbers of drafts that are tried the best, by sums of the likeliest tokens."""
+    chances, costs = batch
+    every = max(1, len(chances) // sizes)
+    found = best_lengths(chances, Costs(costs.sequences, costs.verify, sizes=sizes))
+    assert sum(found) % every == 0
+    likeliest = sorted((chance for own in chances for chance in own), reverse=True)
+    best = max((costs.sequences + sum(likeliest[:n])) / costs.verify[n] for n in range(0, len(likeliest) + 1, every))
+    assert rate(found, chances, Costs(costs.sequences, costs.verify)) == pytest.approx(best, rel=1e-9)
+
+
 def test_the_likelier_draft_is_longer() -> None:
     costs = Costs(2, [10.0 + 3 * n for n in range(9)])
     sure, unsure = chances_of([0.95] * 4), chances_of([0.3] * 4)

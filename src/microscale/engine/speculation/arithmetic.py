@@ -30,6 +30,9 @@ class Costs:
     """By the number of drafts in all, from none on."""
     draft: Sequence[float] = (0.0,)
     """What the drafter takes, by the length of the longest draft, from none on; the last holds for longer ones."""
+    sizes: int | None = None
+    """Numbers of drafts that are tried from one token for all to two for all, and so on; ``None``: every number. Each
+    number is a step of its own size, which a GPU captures when it comes up first."""
 
     def drafting(self, longest: int) -> float:
         return self.draft[min(longest, len(self.draft) - 1)]
@@ -67,15 +70,16 @@ def best_lengths(chances: Sequence[Sequence[float]], costs: Costs, least_gain: f
     """
     if max((own[0] for own in chances if own), default=0.0) < costs.least_chance:
         return [0] * len(chances)
+    every = 1 if costs.sizes is None else max(1, len(chances) // costs.sizes)
     best, chosen = least_gain * costs.sequences / costs.verify[0], (0, 0.0, 0)
     for longest, times in costs.times.items():
         ranked = sorted(chain.from_iterable(own[:longest] for own in chances), reverse=True)
         given = accumulate(ranked, initial=float(costs.sequences))
         # The first is that of no drafts, whose time has no drafting in it.
-        rates = list(map(truediv, given, times))[1:]
+        rates = list(map(truediv, given, times))[every::every]
         top = max(rates, default=0.0)
         if top > best:
-            count = rates.index(top) + 1
+            count = (rates.index(top) + 1) * every
             best, chosen = top, (longest, ranked[count - 1], count)
     return _allot(chances, *chosen)
 

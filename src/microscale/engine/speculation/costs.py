@@ -28,6 +28,8 @@ STALE = 256
 FORGOTTEN = 4096
 """Steps after which a cell that was not seen again counts no more: the machine may have been busy then."""
 MOST_TABLES = 16
+SIZES = 2
+"""Of steps, from K tokens for all to K + 1: with every number there would be a graph for each."""
 Cell = tuple[int, int]
 
 
@@ -154,7 +156,7 @@ class StepCosts:
             part = predicted.verify[(count - 1) * sequences + 1 : count * sequences + 1]
             verify += [us * factors[count] for us in part]
         draft = [us * factor for us, factor in zip(predicted.draft, factors, strict=True)]
-        return Costs(sequences, verify, draft)
+        return Costs(sequences, verify, draft, SIZES)
 
     def _factor(self, cell: Cell) -> float:
         """As a logarithm: what the cell's own times say, or those near it."""
