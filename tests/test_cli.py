@@ -230,6 +230,12 @@ def test_a_bad_environment_is_one_clear_sentence(microscale: Callable[..., Run])
     refused(microscale(*TINY, MICROSCALE_OFLINE="1"), "MICROSCALE_OFLINE", "MICROSCALE_OFFLINE")
 
 
+def test_drafts_of_a_head_change_no_token(microscale: Callable[..., Run]) -> None:
+    config = '{"method": "dflash", "model": "dflash-tiny", "num_speculative_tokens": 3}'
+    assert microscale(*TINY, "--speculative-config", config).stdout == microscale(*TINY).stdout
+    refused(microscale(*TINY, "--speculative-config", config.replace("dflash-tiny", "no/such")), "no/such")
+
+
 def test_a_tiny_temperature_is_greedy(microscale: Callable[..., Run]) -> None:
     assert microscale(*TINY, "--temperature", "1e-40").stdout == microscale(*TINY).stdout
 

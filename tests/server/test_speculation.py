@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -127,6 +128,13 @@ def test_a_draft_head_changes_no_answer(text: str, tmp_path: Path) -> None:
         reply = ask(found)
         assert reply.choices[0].text == text
         assert sum(drafts_of(reply.usage)) > NEW
+
+
+def test_the_plan_says_who_drafts(address: str) -> None:
+    plan = json.load(urllib.request.urlopen(f"{address}/plan", timeout=PATIENCE_S))
+    told = plan["speculative"]
+    assert (told["method"], told["num_speculative_tokens"], told["length"]) == ("ngram", 4, "fixed")
+    assert told["predicted"] == []  # on a CPU predictions only rank kernels
 
 
 def test_a_wrong_config_is_refused_before_anything_is_loaded() -> None:
