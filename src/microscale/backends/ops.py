@@ -33,6 +33,7 @@ from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
+from microscale.backends.ranks import ALONE, Ranks, gathered
 from microscale.backends.side_stream import SideStream
 from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
@@ -67,8 +68,10 @@ class Ops:
         precision: Precision = EXACT,
         plan: Plan | None = None,
         threads: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for."""
+        """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for. ``ranks``: who holds
+        the other parts of the model."""
         preference.check()
         self.gpu = gpu
         self.activations = activations
@@ -76,6 +79,7 @@ class Ops:
         self.precision = precision
         self.plan = Plan() if plan is None else plan
         self.threads = threads
+        self.ranks = ranks
         self._moe_kinds: dict[str, MoeKind] = {}
         self._dense_kinds: dict[str, DenseKind] = {}
         self._attention_kinds: dict[str, AttentionKind] = {}
@@ -195,6 +199,7 @@ __all__ = [
     "Ops",
     "PagedKv",
     "Preference",
+    "Ranks",
     "RopeTable",
     "Router",
     "Routing",
@@ -208,5 +213,6 @@ __all__ = [
     "SmallSpec",
     "Status",
     "Use",
+    "gathered",
     "recording",
 ]

@@ -20,13 +20,16 @@ from microscale.backends.ops import (
     HeadNorms,
     Logits,
     Moe,
+    Ops,
     PagedKv,
+    Ranks,
     RopeTable,
     Router,
     Small,
+    gathered,
 )
 from microscale.models.batch import ForwardBatch
-from microscale.models.config import LayerKind
+from microscale.models.config import HasVocabulary, LayerKind
 from microscale.models.decoder import Decoder
 
 Added = Tensor | None
@@ -58,6 +61,7 @@ class PreNormLayer:
     router: Router
     experts: Moe
     small: Small
+    ranks: Ranks
 
     @property
     def uses(self) -> dict[str, str]:
@@ -97,16 +101,18 @@ class PreNormLayer:
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
 
     def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        added = self.o(attended.flatten(1))
+        added = self.ranks.sum(self.o(attended.flatten(1)))
         normed, x, routing = self.small.add_norm_route(
             added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
         )
-        return x, self.experts(normed, routing)
+        return x, self.ranks.sum(self.experts(normed, routing))
 
 
 class PreNormModel(Decoder[Added]):
     """A whole model of such layers."""
 
+    config: HasVocabulary
+    ops: Ops
     embed: Embedding
     norm: Tensor
     lm_head: Dense
@@ -125,4 +131,4 @@ class PreNormModel(Decoder[Added]):
         assert state is not None  # there is a layer
         last = self.layers[-1]
         x, _ = last.small.add_rms_norm(state, x, self.norm, last.sizes.rms_epsilon)
-        return self.lm_head.logits(x)
+        return gathered(self.lm_head.logits(x), self.config.vocab_size, self.ops.ranks)
