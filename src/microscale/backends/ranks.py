@@ -19,8 +19,8 @@ class Ranks(Protocol):
     def sum(self, part: Tensor) -> Tensor:
         """The sum over all ranks, the same bits on each. ``part`` may be overwritten."""
 
-    def columns(self, part: Tensor, total: int) -> Tensor:
-        """What the ranks hold of ``[rows, total]``, in their order, put together on each of them."""
+    def columns(self, part: Tensor, total: int) -> Tensor | None:
+        """What the ranks hold of ``[rows, total]``, in their order, put together on the first: others get ``None``."""
 
 
 class Alone:
@@ -39,7 +39,8 @@ ALONE = Alone()
 
 
 def gathered(part: Logits, vocab: int, ranks: Ranks) -> Logits:
-    """The logits of the whole vocabulary, from each rank's rows of lm_head."""
+    """The logits of the whole vocabulary on the first rank, which samples, from each rank's rows of lm_head."""
     if ranks.world == 1:
         return part
-    return summarise(ranks.columns(part.values, vocab))
+    whole = ranks.columns(part.values, vocab)
+    return part if whole is None else summarise(whole)

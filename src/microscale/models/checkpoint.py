@@ -136,6 +136,11 @@ class FromCheckpoint:
         """Where that is which the model reads of the tensors."""
         return iter(self._checkpoint.read_entries(self._order))
 
+    @property
+    def all_entries(self) -> Iterator[TensorEntry]:
+        """All tensors of the checkpoint."""
+        return iter(self._checkpoint.entries.values())
+
     def read_one(self, name: str, device: torch.device) -> Tensor:
         return self._checkpoint.read(name, device)
 

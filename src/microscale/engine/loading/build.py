@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from microscale.engine.engine import Engine
+from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.loading.team import Assembly, Team
 from microscale.engine.prediction.points import BATCHES, Point, make_points
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
@@ -54,7 +55,7 @@ def build_engine(
     vocabulary: Vocabulary | None = None,
 ) -> Built:
     """Load a model and make an engine of it. ``on_progress`` hears how many bytes of all are there."""
-    config, workload, pages = prepared.config, prepared.memory.workload, prepared.memory.pages()
+    config, workload, pages = prepared.config, prepared.memory.workload, prepared.pages()
     # Where the user named no context, it is the model's, as far as the pages reach.
     max_model_len = workload.context or min(config.max_context, pages[LayerKind.FULL] * workload.page_size)
     limits = Limits(
@@ -69,7 +70,15 @@ def build_engine(
     model = load(prepared, on_progress)
     drafts = prepared.options.speculative
     speculation = None if drafts is None else Speculation.of(drafts)
-    engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
+    engine = assemble(
+        model,
+        limits,
+        pages,
+        enforce_eager=enforce_eager,
+        vocabulary=vocabulary,
+        speculation=speculation,
+        team=prepared.team,
+    )
     points = _points(prepared, max_model_len)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points)
     return Built(engine, config, max_model_len, told)
@@ -77,7 +86,8 @@ def build_engine(
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
     """What ``explain`` would say of this engine: 60 ms for one that has a GPU, and nothing on a CPU."""
-    if prepared.setup.gpu.is_cpu:
+    # What the ranks' sums cost is not predicted.
+    if prepared.setup.gpu.is_cpu or prepared.team is not None:
         return []
     memory, context = prepared.memory, min(PREDICTED_CONTEXT, max_model_len)
 
@@ -97,21 +107,27 @@ def assemble(
     fill_up_prompts: bool | None = None,
     vocabulary: Vocabulary | None = None,
     speculation: Speculation | None = None,
+    team: Team | None = None,
 ) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
 
-    ``fill_up_prompts``: see ``ModelRunner``."""
+    ``fill_up_prompts``: see ``ModelRunner``. ``team``: the ranks that run it together."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
     sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
-    runner = ModelRunner(
+    draft_tokens = 0 if speculation is None else speculation.most
+    if team is not None:
+        enforce_eager |= not team.capturable
+        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens))
+    own = ModelRunner(
         model,
         pools,
         limits,
         enforce_eager=enforce_eager,
         fill_up_prompts=fill_up_prompts,
-        draft_tokens=0 if speculation is None else speculation.most,
+        draft_tokens=draft_tokens,
     )
+    runner: Runner = own if team is None else team.lead(own, pools)
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

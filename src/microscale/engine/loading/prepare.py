@@ -6,6 +6,7 @@ Prepared ──► model (``load``) ──► engine (``build``)                
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,16 @@ import torch
 from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
+from microscale.engine.loading.fingerprint import fingerprint
 from microscale.engine.loading.fit import check_fits, plan_and_reckon
 from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.options import LoadOptions, choose_activations, choose_device, gpu_of
+from microscale.engine.loading.team import Team
+from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
 from microscale.models.outline import Outline, outline
+
+RANKS = "microscale.engine.ranks.team"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,9 @@ class Prepared:
     """What it takes, and how many pages and sequences fit beside it. Reckoned before the load: afterwards the weights
     would count twice, as needed and as no longer free."""
 
+    team: Team | None = None
+    """The other ranks, where there are some and this is the first."""
+
     @property
     def config(self) -> ModelConfig:
         return self.weights.config
@@ -47,6 +56,19 @@ class Prepared:
     def page_size(self) -> int:
         return self.memory.workload.page_size
 
+    def pages(self) -> dict[LayerKind, int]:
+        """How many KV pages each kind of layer gets; as many on every rank."""
+        return self.memory.pages() if self.team is None else self.team.pages()
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return fingerprint(self.weights, self.setup, self.options.seed)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.team is not None:
+            self.team.close()
+
 
 def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
     """Find, check and plan a model, or raise why it cannot run here.
@@ -54,6 +76,20 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
     ``check`` is the caller's: it may refuse the model by its config, before anything is planned.
     """
     options.check()
+    if options.tensor_parallel_size == 1 or not options.shard.is_whole:
+        return _prepare(options, check)
+    # Not imported above: what ranks say to each other needs packages that one rank does without.
+    team: Team = importlib.import_module(RANKS).RankTeam(options)
+    try:
+        prepared = replace(_prepare(team.options, check), team=team)
+        team.agree(prepared.memory.pages(), prepared.fingerprint(), prepared.memory.by_kind())
+    except BaseException:
+        team.close()
+        raise
+    return prepared
+
+
+def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prepared:
     device = choose_device(options.device)
     setup = Setup(gpu_of(device), choose_activations(options.dtype, device), options.preference, options.precision)
     weights = open_weights(
@@ -62,6 +98,7 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
         overrides=options.overrides,
         offline=options.offline,
         seed=options.seed,
+        shard=options.shard,
     )
     config, workload = weights.config, options.workload
     if options.speculative is not None:
@@ -69,6 +106,9 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
     check(config)
     shape = outline(options.model, config, setup.activations, workload.page_size, config.max_context)
     available = hardware.available_memory(setup.gpu, device.index or 0)
+    if options.sharing > 1:
+        workload = replace(workload, utilization=workload.utilization / options.sharing)
+        available //= options.sharing
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     return Prepared(options, device, weights, setup, shape, plan, memory)

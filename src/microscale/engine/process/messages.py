@@ -28,7 +28,7 @@ from microscale.engine.process.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 5
+VERSION = 6
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -96,6 +96,7 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     offline: bool = False
     seed: Natural = 0
     threads: Positive | None = None
+    tensor_parallel_size: Positive = 1
     kernel_cache: Text | None = None
     """The folder of compiled kernels; Triton's own without."""
     speculative_config: Text | None = None

@@ -1,0 +1,94 @@
+"""The process of a rank other than 0: ``python -m microscale.engine.ranks --fd N``.
+
+Rank 0 (``team.RankTeam``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It says that
+it is alive from the first moment on, while torch is imported, and ends when rank 0 does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+
+from microscale.engine.process.messages import failure
+from microscale.engine.ranks.link import Link, LinkClosed
+from microscale.engine.ranks.messages import VERSION, Alive, Fault, Join, decode_for_follower
+from microscale.engine.ranks.progress import Progress
+from microscale.errors import BadMessage, MicroscaleError, RankFailed
+
+ALIVE_S = 1.0
+GRACE_S = 0.5
+"""What a step may still take when rank 0 is gone; then the process ends in the midst of it."""
+log = logging.getLogger(__name__)
+
+
+def say_alive(link: Link, progress: Progress) -> None:
+    with contextlib.suppress(LinkClosed):
+        while True:
+            link.send(Alive(progress.number, progress.calls))
+            time.sleep(ALIVE_S)
+
+
+def end_with_leader(sock: socket.socket) -> None:
+    """Rank 0 is gone: this process ends, whatever it waits for."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    poll.poll()
+    time.sleep(GRACE_S)
+    os._exit(0)
+
+
+def greet(link: Link) -> Join:
+    join = decode_for_follower(link.next())
+    if not isinstance(join, Join):
+        raise BadMessage(f"Rank 0's first message must be Join and is {type(join).__name__}.")
+    if join.version != VERSION:
+        raise BadMessage(
+            f"Rank 0 speaks version {join.version} of the ranks' messages and this rank version {VERSION}; run both "
+            f"from one installation."
+        )
+    return join
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="microscale.engine.ranks", description="Started by rank 0.")
+    parser.add_argument("--fd", type=int, required=True, help="The socket to rank 0.")
+    options = parser.parse_args(arguments)
+    # Ctrl-C is for rank 0, which ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=options.fd)
+    sock.set_inheritable(False)
+    link, progress = Link(sock), Progress()
+    threading.Thread(target=say_alive, args=(link, progress), daemon=True).start()
+    threading.Thread(target=end_with_leader, args=(sock,), daemon=True).start()
+    try:
+        join = greet(link)
+        logging.basicConfig(level=logging.WARNING, format=f"rank {join.rank}: %(message)s")
+        # Only now: it imports torch, which takes seconds.
+        importlib.import_module("microscale.engine.ranks.follower").follow(link, join, progress)
+    except LinkClosed:
+        return 0
+    except Exception as error:
+        if not isinstance(error, MicroscaleError):
+            traceback.print_exc()
+        with contextlib.suppress(LinkClosed):
+            link.send(Fault(*failure(error), lost=isinstance(error, RankFailed)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads and destructors of a group that has lost a rank can hang.
+    os._exit(status)
