@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from microscale.cli.options import (
     MoeBackendOption,
     PrecisionOption,
     ReserveOption,
+    TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
@@ -30,13 +32,12 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting
-from microscale.models.families import AnyModel, LoadFormat
+from microscale.models.families import LoadFormat
 
 
-def generate_with_progress(model: AnyModel, prompt: list[int], params: SamplingParams, chunk: int) -> Completion:
-    generation = Generation(model, [prompt], params, chunk)
+def run_with_progress(generation: Generation, max_tokens: int) -> Completion:
     with progress_bar("Generating") as (start, advance):
-        start(params.max_tokens)
+        start(max_tokens)
         return generation.run(on_step=advance)[0]
 
 
@@ -75,6 +76,7 @@ def generate(
         int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
     ] = 2048,
     threads: ThreadsOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
     ] = False,
@@ -104,11 +106,15 @@ def generate(
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
     )
     check_budget(max_num_batched_tokens)
     show_log()
-    loaded = load_with_progress(prepare(options, lambda config: check_prompt(prompt, max_tokens, config)))
-    completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens)
+    prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))
+    with closing(prepared):
+        loaded = load_with_progress(prepared)
+        generation = Generation(loaded, [prompt], params, max_num_batched_tokens, team=prepared.team)
+        completion = run_with_progress(generation, max_tokens)
     if as_json:
         print_json(
             {

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from microscale.errors import RankFailed
 from microscale.parallel.sharding import Shard, split_vocabulary
@@ -39,7 +40,7 @@ class Transport(StrEnum):
 class Meeting:
     """Where ranks find each other."""
 
-    store: dist.Store
+    store: Store
     transport: Transport
     address: str = LOOPBACK
     """Of this rank's own network interface, for gloo."""
@@ -129,7 +130,7 @@ def _join(shard: Shard, meeting: Meeting, device: torch.device) -> Any:
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = LAST_RESORT
         return dist.ProcessGroupNCCL(meeting.store, shard.rank, shard.world, nccl)
-    gloo = dist.ProcessGroupGloo._Options()
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.address)]
     gloo._timeout = LAST_RESORT
     return dist.ProcessGroupGloo(meeting.store, shard.rank, shard.world, gloo)

@@ -79,7 +79,11 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
     if options.tensor_parallel_size == 1 or not options.shard.is_whole:
         return _prepare(options, check)
     # Not imported above: what ranks say to each other needs packages that one rank does without.
-    team: Team = importlib.import_module(RANKS).RankTeam(options)
+    return prepare_team(importlib.import_module(RANKS).RankTeam(options), check)
+
+
+def prepare_team(team: Team, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
+    """The same for rank 0 of a team, whose other ranks prepare meanwhile. It is closed if that fails."""
     try:
         prepared = replace(_prepare(team.options, check), team=team)
         team.agree(prepared.memory.pages(), prepared.fingerprint(), prepared.memory.by_kind())

@@ -3,7 +3,7 @@ rank is loaded without ``engine/ranks``, whose messages need packages that not e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.threads import all_threads
-from microscale.errors import BadSetting
+from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.config import LayerKind
 from microscale.parallel.group import Transport
 
@@ -67,6 +67,9 @@ class Team(Protocol):
 
     def lead(self, runner: ModelRunner, pools: Mapping[LayerKind, PagePool]) -> Runner: ...
 
+    def on_stuck(self, tell: Callable[[MicroscaleError], None]) -> None:
+        """Who hears of a fault that no step can raise: there is none, or it cannot come back."""
+
     def close(self) -> None: ...
 
 
@@ -83,7 +86,7 @@ def place(options: LoadOptions, world: int) -> Placement:
     count = torch.cuda.device_count()
     if count < world:
         raise BadSetting(
-            f"--tensor-parallel-size {world} needs {world} GPUs and torch sees {count}; --device cuda:0 puts all ranks on "
-            f"one, which is for tests, and --device cpu on the CPU."
+            f"--tensor-parallel-size {world} needs {world} GPUs and torch sees {count}; --device cuda:0 puts all ranks "
+            f"on one, which is for tests, and --device cpu on the CPU."
         )
     return Placement(tuple(f"cuda:{rank}" for rank in range(world)), Transport.NCCL, 1, options.threads)

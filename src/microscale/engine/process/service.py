@@ -16,6 +16,7 @@ from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.team import Team
 from microscale.engine.loading.warming import start_warming
 from microscale.engine.output import Output
 from microscale.engine.process.config import load_options
@@ -33,9 +34,10 @@ WAIT_S = 0.01
 class Service:
     """An engine and the numbers of its requests."""
 
-    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None) -> None:
-        """``late``: counts what is compiled or loaded from now on."""
+    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None, team: Team | None = None) -> None:
+        """``late``: counts what is compiled or loaded from now on. ``team``: the ranks that run the model together."""
         self.ready = ready
+        self.team = team
         self._engine = engine
         self._late = late or LateKernels()
         self._ids: dict[int, str] = {}
@@ -130,4 +132,4 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
     late = LateKernels()
     late.watch()
-    return Service(built.engine, ready, late)
+    return Service(built.engine, ready, late, prepared.team)

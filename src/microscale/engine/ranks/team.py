@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -78,8 +78,12 @@ class RankTeam:
         return self._transport is Transport.NCCL
 
     @property
-    def watch(self) -> Watch:
-        return self._watch
+    def peers(self) -> list[Peer]:
+        """The other ranks."""
+        return self._watch.peers
+
+    def on_stuck(self, tell: Callable[[MicroscaleError], None]) -> None:
+        self._watch.on_stuck = tell
 
     def agree(self, pages: Mapping[LayerKind, int], found: Mapping[str, str], memory: Mapping[str, int]) -> None:
         """Wait until all ranks have prepared; what must be alike is, or this raises."""

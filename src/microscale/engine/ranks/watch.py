@@ -35,8 +35,8 @@ Answer = TypeVar("Answer", Prepared, Loaded, Assembled)
 TURN_S = 0.2
 NOTICE_S = 2.0
 """How long rank 0 has to notice a fault by itself."""
-OTHERS_S = 1.0
-"""A rank that lost another one is not the one at fault: so long that one may show."""
+ENDING_S = 5.0
+"""A process whose connection is closed has ended, or will have by then."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,12 @@ class Patience:
     starting_s: float = 120.0
     """Silent until it has prepared: imports may hold its interpreter."""
     silent_s: float = 10.0
+    stopped_s: float = 3.0
+    """Silent, and the system says that its process is stopped."""
     waited_s: float = 60.0
     """Rank 0 waits in one sum."""
+    others_s: float = 1.0
+    """A rank that lost another one is not the one at fault: so long that one may show."""
 
 
 @dataclass
@@ -74,7 +78,7 @@ class Peer:
         if self.process is None:
             return "is gone: its connection is closed"
         try:
-            status = self.process.wait(OTHERS_S)
+            status = self.process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
             return "has closed its connection"
         if status < 0:
@@ -128,7 +132,8 @@ class Watch:
         found: list[Answer] = []
         for peer in self.peers:
             with self._changed:
-                self._changed.wait_for(lambda peer=peer: bool(peer.answers) or self._fault is not None)  # type: ignore[misc]
+                while not peer.answers and self._fault is None:
+                    self._changed.wait()
                 self.check()
                 answer = peer.answers.pop(0)
             if not isinstance(answer, kind):
@@ -139,7 +144,7 @@ class Watch:
     def verdict(self, error: RankFailed) -> MicroscaleError:
         """Which rank was at fault, when rank 0 has lost one: that shows in a moment."""
         with self._changed:
-            self._changed.wait_for(lambda: self._fault is not None, NOTICE_S + OTHERS_S)
+            self._changed.wait_for(lambda: self._fault is not None, NOTICE_S + self._patience.others_s + ENDING_S)
         self._noticed.set()
         return self._fault or error
 
@@ -164,27 +169,28 @@ class Watch:
             poll.register(file, select.POLLIN)
         while not self._closed and self._fault is None:
             for file, _ in poll.poll(TURN_S * 1000):
-                if self._fault is None and not self._closed:
-                    self._hear(by_file[file], lambda file=file: poll.unregister(file))  # type: ignore[misc]
+                if self._fault is None and not self._closed and not self._hear(by_file[file]):
+                    poll.unregister(file)
             if not self._closed:
                 self._look()
         if self._fault is not None and not self._noticed.wait(NOTICE_S) and not self._closed:
             self.on_stuck(self._fault)
 
-    def _hear(self, peer: Peer, forget: Callable[[], None]) -> None:
+    def _hear(self, peer: Peer) -> bool:
+        """Take what has come. Whether more may."""
         try:
             messages = [decode_for_leader(payload) for payload in peer.link.read()]
         except LinkClosed:
-            forget()
             if peer.lost_at is None and not self._closed:
                 self._blame(RankFailed(f"{peer} {peer.ended()}; the engine ends with it."))
-            return
+            return False
         except BadMessage as error:
             self._blame(RankFailed(f"{peer} cannot be understood: {error}"))
-            return
+            return False
         peer.heard_at = time.monotonic()
         for message in messages:
             self._take(peer, message)
+        return True
 
     def _take(self, peer: Peer, message: FromFollower) -> None:
         match message:
@@ -217,10 +223,11 @@ class Watch:
         now, patience = time.monotonic(), self._patience
         for peer in self.peers:
             silence = now - peer.heard_at
+            if peer.lost_at is None and silence > patience.stopped_s and peer.is_stopped:
+                self._blame(RankFailed(f"{peer} has been stopped for {silence:.0f} s; the engine ends with it."))
             if peer.lost_at is None and silence > (patience.silent_s if peer.has_prepared else patience.starting_s):
-                how = "is stopped" if peer.is_stopped else "has said nothing"
-                self._blame(RankFailed(f"{peer} {how} for {silence:.0f} s; the engine ends with it."))
-            if peer.lost_at is not None and now - peer.lost_at > OTHERS_S:
+                self._blame(RankFailed(f"{peer} has said nothing for {silence:.0f} s; the engine ends with it."))
+            if peer.lost_at is not None and now - peer.lost_at > patience.others_s:
                 self._blame(RankFailed(f"{peer}: {peer.lost_text}"))
         calls, since = self._waits()
         if since is not None and now - since > patience.waited_s:
