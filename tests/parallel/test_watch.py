@@ -44,9 +44,13 @@ def watching(
 
 def fault(watch: Watch) -> MicroscaleError:
     """Waits for answers that do not come, as rank 0 would. A rank may be gone before it has said anything."""
-    with pytest.raises(MicroscaleError) as caught:
+
+    def wait() -> None:
         for kind in (Prepared, Loaded, Assembled):
             watch.wait_for(kind)  # type: ignore[type-var]
+
+    with pytest.raises(MicroscaleError) as caught:
+        wait()
     for peer in watch.peers:
         assert peer.process is not None
         peer.process.wait(60)  # none of them is left to wait for the others

@@ -1,4 +1,4 @@
-"""A rank that is told to behave oddly: the real process, with one thing changed. ``python -m support.odd_rank ODDITY``"""
+"""A rank that behaves oddly: the real process, with one thing changed. ``python -m support.odd_rank ODDITY``"""
 
 from __future__ import annotations
 

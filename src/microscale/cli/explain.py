@@ -18,6 +18,7 @@ from microscale.cli.options import (
     MoeBackendOption,
     PrecisionOption,
     ReserveOption,
+    TensorParallelOption,
     UtilizationOption,
     reserve_in_bytes,
 )
@@ -39,6 +40,7 @@ def explain(
     batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
@@ -58,6 +60,7 @@ def explain(
             utilization=gpu_memory_utilization,
             reserve=reserve_in_bytes(reserve_memory),
             offline=env.offline,
+            tensor_parallel_size=tensor_parallel_size,
         )
     )
     if as_json:

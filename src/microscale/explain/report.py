@@ -26,7 +26,8 @@ from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
-from microscale.models.outline import Outline, outline
+from microscale.models.outline import Outline, outline, shard_name
+from microscale.parallel.sharding import Shard
 
 CONTEXT = 4096
 STEP_TOKENS = 8192
@@ -49,6 +50,8 @@ class Question:
     reserve: int | None = None
     """Bytes that stay with the system where it shares its memory."""
     offline: bool = False
+    tensor_parallel_size: int = 1
+    """Ranks that share the model, each on such a card. The report is on the first of them, which holds most."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,18 @@ class Report:
                 "beside_system": [entry.to_json() for entry in beside(self.memory)],
             },
             "predicted": self._predicted(),
-        }
+        } | self._ranks()
+
+    def _ranks(self) -> dict[str, Any]:
+        """Of a model on several ranks: what is said above is said of one, and without what they say to each other."""
+        if self.question.tensor_parallel_size == 1:
+            return {}
+        return {"tensor_parallel": {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}}
+
+    @property
+    def sums_a_step(self) -> int:
+        """Over all ranks: after attention and after the experts of each layer."""
+        return 2 * sum(layers.count for layers in self.outline.cached)
 
     def time_of(self, decision: Decision) -> Forecast:
         """What the chosen implementation will take. The oracle ranks by efficiencies; this is what is predicted."""
@@ -123,7 +137,8 @@ class Report:
 
 def explain(question: Question) -> Report:
     """The report on one model on one GPU."""
-    config = read_model(question.model, question.offline)
+    shard = Shard(0, question.tensor_parallel_size)
+    config = read_model(question.model, question.offline).sharded(shard)
     gpu = hardware.detect() if question.gpu is None else hardware.known(question.gpu)
     available = hardware.available_memory(gpu) if question.gpu is None else None
     activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
@@ -133,7 +148,7 @@ def explain(question: Question) -> Report:
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization, question.reserve)
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.preference, question.precision)
-    shape = outline(question.model, config, activations, PAGE_SIZE, context)
+    shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
     prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
@@ -145,7 +160,7 @@ def explain(question: Question) -> Report:
         return asked or (memory.fits and memory.fixed + memory.kv.bytes(tokens, sequences) <= memory.usable)
 
     points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
-    others = published(preset_name(question.model), gpu)
+    others = published(preset_name(question.model), gpu) if shard.is_whole else ()
     return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why)
 
 

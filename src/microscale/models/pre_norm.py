@@ -29,7 +29,7 @@ from microscale.backends.ops import (
     gathered,
 )
 from microscale.models.batch import ForwardBatch
-from microscale.models.config import HasVocabulary, LayerKind
+from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 
 Added = Tensor | None
@@ -111,7 +111,7 @@ class PreNormLayer:
 class PreNormModel(Decoder[Added]):
     """A whole model of such layers."""
 
-    config: HasVocabulary
+    vocab_size: int
     ops: Ops
     embed: Embedding
     norm: Tensor
@@ -131,4 +131,4 @@ class PreNormModel(Decoder[Added]):
         assert state is not None  # there is a layer
         last = self.layers[-1]
         x, _ = last.small.add_rms_norm(state, x, self.norm, last.sizes.rms_epsilon)
-        return gathered(self.lm_head.logits(x), self.config.vocab_size, self.ops.ranks)
+        return gathered(self.lm_head.logits(x), self.vocab_size, self.ops.ranks)

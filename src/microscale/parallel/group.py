@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import FileStore, Store
 
 from microscale.errors import RankFailed
 from microscale.parallel.sharding import Shard, split_vocabulary
@@ -44,6 +44,11 @@ class Meeting:
     transport: Transport
     address: str = LOOPBACK
     """Of this rank's own network interface, for gloo."""
+
+
+def meet_at(file: str, world: int, transport: Transport) -> Meeting:
+    """Ranks of one machine find each other through a file."""
+    return Meeting(FileStore(file, world), transport)
 
 
 class Group:

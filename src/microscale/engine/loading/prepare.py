@@ -22,7 +22,7 @@ from microscale.engine.loading.options import LoadOptions, choose_activations, c
 from microscale.engine.loading.team import Team
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
-from microscale.models.outline import Outline, outline
+from microscale.models.outline import Outline, outline, shard_name
 
 RANKS = "microscale.engine.ranks.team"
 
@@ -108,7 +108,8 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
     if options.speculative is not None:
         workload = replace(workload, draft_tokens=options.speculative.num_speculative_tokens)
     check(config)
-    shape = outline(options.model, config, setup.activations, workload.page_size, config.max_context)
+    name = shard_name(options.model, options.shard)
+    shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
     available = hardware.available_memory(setup.gpu, device.index or 0)
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)

@@ -80,7 +80,7 @@ def place(options: LoadOptions, world: int) -> Placement:
         # Ranks share the cores: threads of one that wait for another's would stand in its way.
         threads = options.threads or max(1, all_threads() // world)
         return Placement(("cpu",) * world, Transport.GLOO, world, threads)
-    if device.index is not None:
+    if ":" in options.device:
         # NCCL takes no two ranks on one GPU. For tests: each rank has its part of the memory.
         return Placement((str(device),) * world, Transport.GLOO, world, options.threads)
     count = torch.cuda.device_count()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
@@ -22,7 +21,7 @@ from microscale.engine.step.runner import ModelRunner
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from microscale.parallel.group import Group, Meeting, Transport
+from microscale.parallel.group import Group, Transport, meet_at
 from microscale.parallel.sharding import Shard
 
 
@@ -41,8 +40,8 @@ def follow(link: Link, join: wire.Join, progress: Progress) -> None:
         return
     if not isinstance(message, wire.Load):
         raise BadMessage(f"Rank 0 says {type(message).__name__} before Load.")
-    store = dist.FileStore(join.store, join.world)
-    group = Group(prepared.options.shard, Meeting(store, Transport(join.transport)), prepared.device)
+    meeting = meet_at(join.store, join.world, Transport(join.transport))
+    group = Group(prepared.options.shard, meeting, prepared.device)
     progress.group = group
     warming = start_warming(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache))
     model = load(prepared, ranks=group)

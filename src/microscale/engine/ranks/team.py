@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from microscale.engine.loading.options import LoadOptions
@@ -30,7 +29,7 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.errors import MicroscaleError, RankFailed
 from microscale.models.config import LayerKind
-from microscale.parallel.group import Group, Meeting, Transport
+from microscale.parallel.group import Group, Transport, meet_at
 from microscale.parallel.sharding import Shard
 
 log = logging.getLogger(__name__)
@@ -105,9 +104,9 @@ class RankTeam:
     def join(self, device: torch.device) -> Group:
         """Have all ranks meet and begin to load."""
         self._tell(wire.Load())
-        store = dist.FileStore(str(self._store), self.options.shard.world)
         with self._failing():
-            self._group = Group(self.options.shard, Meeting(store, self._transport), device)
+            meeting = meet_at(str(self._store), self.options.shard.world, self._transport)
+            self._group = Group(self.options.shard, meeting, device)
         return self._group
 
     def loaded(self) -> None:
