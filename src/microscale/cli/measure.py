@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,7 @@ from microscale.cli.options import (
     MoeActivationsOption,
     PrecisionOption,
     ReserveOption,
+    TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
@@ -86,6 +88,7 @@ def bench_model(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
     card: AsOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
@@ -113,15 +116,19 @@ def bench_model(
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
     )
     if card is not None and device == "cpu":
         raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
+    if card is not None and tensor_parallel_size > 1:
+        raise BadSetting("--as plays a card in this process alone; leave out --tensor-parallel-size.")
     show_log()
-    with played_card(card) as label:
-        prepared = prepare(options)
+    with played_card(card) as label, closing(prepare(options)) as prepared:
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
         loaded = load_with_progress(prepared)
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
+        if tensor_parallel_size > 1:
+            where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"
         title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.
@@ -129,7 +136,8 @@ def bench_model(
             print(title, bench_whole.header(), sep="\n", flush=True)
         with progress_bar("Measuring") as (start, advance):
             start(len(cases))
-            measured = bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats)
+            shape, setup = prepared.outline, prepared.setup
+            measured = bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats, prepared.team)
             for row in measured:
                 rows.append(row)
                 if not as_json:
