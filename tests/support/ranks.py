@@ -15,7 +15,8 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare_team
 from microscale.engine.loading.team import Team
-from microscale.engine.ranks.team import COMMAND, RankTeam
+from microscale.engine.ranks.command import COMMAND
+from microscale.engine.ranks.team import RankTeam
 from microscale.engine.ranks.watch import Patience
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams

@@ -31,10 +31,10 @@ class ThreadRank:
 
     def sum(self, part: Tensor) -> Tensor:
         self.sums += 1
-        total, *others = self._meet(part)
+        total, *others = (brought.float() for brought in self._meet(part))
         for other in others:
             total = total + other
-        return total
+        return total.to(part.dtype)
 
     def columns(self, part: Tensor, total: int) -> Tensor:
         whole = torch.cat(self._meet(part), dim=1)

@@ -16,6 +16,16 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.console import err, print_wrapped, show_log
 from microscale.cli.loading import engine_in_terminal
+from microscale.cli.nodes import (
+    MASTER_PORT,
+    MasterAddrOption,
+    MasterPortOption,
+    NnodesOption,
+    NodeRankOption,
+    RankSecretOption,
+    nodes_of,
+    run_node,
+)
 from microscale.cli.options import (
     MODEL_HELP,
     KernelCacheOption,
@@ -101,6 +111,11 @@ def serve(
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "",
+    master_port: MasterPortOption = MASTER_PORT,
+    rank_secret_file: RankSecretOption = None,
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
@@ -136,6 +151,9 @@ def serve(
     given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
     env = settings.load()
+    nodes = nodes_of(nnodes, node_rank, master_addr, master_port, rank_secret_file)
+    if nodes is not None and node_rank:
+        sys.exit(run_node(model, tensor_parallel_size, nodes, node_rank))
     parse_config(speculative_config)  # what is wrong with it is said before a process is started
     config = EngineConfig(
         model=model,
@@ -162,6 +180,10 @@ def serve(
         seed=seed,
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
+        nnodes=nnodes,
+        master_addr=master_addr,
+        master_port=master_port,
+        rank_secret_file="" if nodes is None else nodes.secret_file,
         kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
         speculative_config=speculative_config,
         drain_s=drain_timeout,

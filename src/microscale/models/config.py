@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
-
-from torch import Tensor
 
 from microscale.errors import BadConfig
-from microscale.parallel.sharding import Shard, split_vocabulary
 
 MAX_NUMBER = 2**31 - 1
 """No size or constant of a model is larger, and every one fits the kernels' 32-bit arguments."""
@@ -25,24 +21,6 @@ class LayerKind(StrEnum):
 
     FULL = "full_attention"
     SLIDING = "sliding_attention"
-
-
-class HasVocabulary(Protocol):
-    """A config, as far as lm_head needs it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def shard(self) -> Shard: ...
-
-
-def own_rows(table: Tensor, config: HasVocabulary) -> Tensor:
-    """The rank's rows of an embedding table that is also lm_head: the table itself where it has all of them."""
-    if config.shard.is_whole:
-        return table
-    rows = split_vocabulary(config.vocab_size, config.shard)
-    return table[rows.start : rows.stop]
 
 
 def check_positive(record: object, name: str) -> None:

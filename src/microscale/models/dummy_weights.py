@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
-from microscale.models.config import HasVocabulary
+from microscale.models.lm_head import HasVocabulary
 from microscale.parallel.sharding import split_vocabulary
 
 META = torch.device("meta")

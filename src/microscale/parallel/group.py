@@ -8,6 +8,7 @@ processes ends a wait by ending these.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from microscale.errors import RankFailed
 from microscale.parallel.sharding import Shard, split_vocabulary
@@ -27,6 +28,8 @@ from microscale.parallel.sharding import Shard, split_vocabulary
 LAST_RESORT = timedelta(hours=12)
 """The library's own timeout. Whoever leads the ranks notices within seconds what is wrong."""
 LOOPBACK = "127.0.0.1"
+MEETING_S = timedelta(seconds=120)
+"""In which all ranks, which were there a moment ago, come to where they meet."""
 
 
 class Transport(StrEnum):
@@ -49,6 +52,18 @@ class Meeting:
 def meet_at(file: str, world: int, transport: Transport) -> Meeting:
     """Ranks of one machine find each other through a file."""
     return Meeting(FileStore(file, world), transport)
+
+
+def meet_over(address: str, port: int, shard: Shard, transport: Transport, own: str) -> Meeting:
+    """Ranks of several machines find each other at rank 0's ``port``. ``own``: this rank's address, for gloo."""
+    store = TCPStore(address, port, shard.world, False, MEETING_S)
+    return Meeting(store, transport, own)
+
+
+def open_store(server: socket.socket, address: str, world: int) -> Store:
+    """Rank 0's side of it, at a socket that listens."""
+    port = server.getsockname()[1]
+    return TCPStore(address, port, world, True, MEETING_S, False, False, server.detach())
 
 
 class Group:

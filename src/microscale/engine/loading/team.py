@@ -74,7 +74,8 @@ class Team(Protocol):
 
 
 def place(options: LoadOptions, world: int) -> Placement:
-    """A GPU for each rank, or all on the device that the user named."""
+    """A GPU for each rank, or all of a machine on the device that the user named. ``world``: ranks of one machine; on
+    others they are placed alike."""
     device = choose_device(options.device)
     if device.type == "cpu":
         # Ranks share the cores: threads of one that wait for another's would stand in its way.

@@ -11,6 +11,7 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.process.messages import EngineConfig
 from microscale.engine.speculation.config import parse_config
+from microscale.parallel.nodes import Nodes
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
@@ -35,6 +36,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
         speculative=parse_config(config.speculative_config),
         threads=config.threads,
         tensor_parallel_size=config.tensor_parallel_size,
+        nodes=_nodes(config),
     )
 
 
@@ -65,6 +67,12 @@ def engine_config(options: LoadOptions) -> EngineConfig:
         threads=options.threads,
         tensor_parallel_size=options.tensor_parallel_size,
     )
+
+
+def _nodes(config: EngineConfig) -> Nodes | None:
+    if config.nnodes == 1:
+        return None
+    return Nodes(config.nnodes, config.master_addr, config.master_port, config.rank_secret_file)
 
 
 def _given(values: dict[str, object]) -> dict[str, object]:

@@ -97,6 +97,11 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     seed: Natural = 0
     threads: Positive | None = None
     tensor_parallel_size: Positive = 1
+    nnodes: Positive = 1
+    master_addr: Text = ""
+    master_port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+    rank_secret_file: Text = ""
+    """A file that both machines have, each at a place of its own."""
     kernel_cache: Text | None = None
     """The folder of compiled kernels; Triton's own without."""
     speculative_config: Text | None = None

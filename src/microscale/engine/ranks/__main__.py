@@ -18,12 +18,15 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 from microscale.engine.process.messages import failure
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.messages import VERSION, Alive, Fault, Join, decode_for_follower
+from microscale.engine.ranks.nodes import connect
 from microscale.engine.ranks.progress import Progress
 from microscale.errors import BadMessage, MicroscaleError, RankFailed
+from microscale.parallel.handshake import read_secret
 
 ALIVE_S = 1.0
 GRACE_S = 0.5
@@ -59,14 +62,31 @@ def greet(link: Link) -> Join:
     return join
 
 
+def reach(options: argparse.Namespace) -> socket.socket:
+    """The connection to rank 0: one that it gave to this process, or over the network."""
+    if options.fd is not None:
+        sock = socket.socket(fileno=options.fd)
+        sock.set_inheritable(False)
+        return sock
+    host, port = options.leader
+    return connect(host, int(port), options.rank, read_secret(options.secret_file))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="microscale.engine.ranks", description="Started by rank 0.")
-    parser.add_argument("--fd", type=int, required=True, help="The socket to rank 0.")
+    parser.add_argument("--fd", type=int, help="The socket to rank 0.")
+    parser.add_argument("--leader", nargs=2, metavar=("HOST", "PORT"), help="Rank 0 on another machine.")
+    parser.add_argument("--rank", type=int, help="Which rank this is, on another machine.")
+    parser.add_argument("--secret-file", type=Path, help="What rank 0 knows too.")
+    parser.add_argument("--model", help="What this machine calls the model.")
     options = parser.parse_args(arguments)
     # Ctrl-C is for rank 0, which ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=options.fd)
-    sock.set_inheritable(False)
+    try:
+        sock = reach(options)
+    except MicroscaleError as error:
+        print(f"rank {options.rank}: {error}", file=sys.stderr)
+        return 1
     link, progress = Link(sock), Progress()
     threading.Thread(target=say_alive, args=(link, progress), daemon=True).start()
     threading.Thread(target=end_with_leader, args=(sock,), daemon=True).start()
@@ -74,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         join = greet(link)
         logging.basicConfig(level=logging.WARNING, format=f"rank {join.rank}: %(message)s")
         # Only now: it imports torch, which takes seconds.
-        importlib.import_module("microscale.engine.ranks.follower").follow(link, join, progress)
+        importlib.import_module("microscale.engine.ranks.follower").follow(link, join, progress, options.model)
     except LinkClosed:
         return 0
     except Exception as error:

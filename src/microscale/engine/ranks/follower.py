@@ -21,7 +21,7 @@ from microscale.engine.step.runner import ModelRunner
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from microscale.parallel.group import Group, Transport, meet_at
+from microscale.parallel.group import Group, Meeting, Transport, meet_at, meet_over
 from microscale.parallel.sharding import Shard
 
 
@@ -30,9 +30,10 @@ def options_of(join: wire.Join) -> LoadOptions:
     return replace(load_options(join.config), shard=shard, device=join.device, sharing=join.sharing)
 
 
-def follow(link: Link, join: wire.Join, progress: Progress) -> None:
-    """All of a rank's life. Returns when rank 0 says so."""
-    prepared = prepare(options_of(join))
+def follow(link: Link, join: wire.Join, progress: Progress, model: str | None = None) -> None:
+    """All of a rank's life. Returns when rank 0 says so. ``model``: what another machine calls it."""
+    options = options_of(join)
+    prepared = prepare(options if model is None else replace(options, model=model))
     pages = {kind.value: count for kind, count in prepared.memory.pages().items()}
     link.send(wire.Prepared(pages, prepared.fingerprint(), prepared.memory.by_kind()))
     message = decode(link)
@@ -40,15 +41,22 @@ def follow(link: Link, join: wire.Join, progress: Progress) -> None:
         return
     if not isinstance(message, wire.Load):
         raise BadMessage(f"Rank 0 says {type(message).__name__} before Load.")
-    meeting = meet_at(join.store, join.world, Transport(join.transport))
-    group = Group(prepared.options.shard, meeting, prepared.device)
+    group = Group(prepared.options.shard, _meeting(link, join), prepared.device)
     progress.group = group
     warming = start_warming(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache))
-    model = load(prepared, ranks=group)
+    loaded = load(prepared, ranks=group)
     if warming is not None:
         warming.finish()
     link.send(wire.Loaded())
-    Follower(link, model, group, prepared, progress).run()
+    Follower(link, loaded, group, prepared, progress).run()
+
+
+def _meeting(link: Link, join: wire.Join) -> Meeting:
+    transport = Transport(join.transport)
+    if join.store:
+        return meet_at(join.store, join.world, transport)
+    leader, own = link.sock.getpeername()[0], link.sock.getsockname()[0]
+    return meet_over(leader, join.port, Shard(join.rank, join.world), transport, own)
 
 
 def decode(link: Link) -> wire.ToFollower:

@@ -46,10 +46,13 @@ class Join(Message, frozen=True):
     world: Positive
     transport: Text
     store: Text
-    """A file in a folder of this user's alone through which ranks of one machine find each other."""
+    """A file in a folder of this user's alone through which ranks of one machine find each other; none for ranks of
+    several machines."""
     config: EngineConfig
     """Which model, in the command line's names."""
     device: Text
+    port: Annotated[int, Meta(ge=0, lt=2**16)]
+    """At which ranks of several machines find each other, at rank 0's address."""
     sharing: Positive
     """Ranks that share this one's device."""
 

@@ -22,22 +22,21 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.team import Assembly, Placement, place
 from microscale.engine.process.config import engine_config
 from microscale.engine.ranks import messages as wire
+from microscale.engine.ranks.command import COMMAND, END_S
 from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.ranks.link import Link, LinkClosed
+from microscale.engine.ranks.nodes import gather, listen
 from microscale.engine.ranks.watch import Patience, Peer, Watch
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.errors import MicroscaleError, RankFailed
 from microscale.models.config import LayerKind
-from microscale.parallel.group import Group, Transport, meet_at
+from microscale.parallel.group import Group, Meeting, Transport, meet_at, open_store
+from microscale.parallel.handshake import read_secret
+from microscale.parallel.nodes import Nodes
 from microscale.parallel.sharding import Shard
 
 log = logging.getLogger(__name__)
-
-COMMAND = (sys.executable, "-P", "-m", "microscale.engine.ranks")
-"""``-P``: a file of the current directory never stands in for a module."""
-END_S = 2.0
-"""How long a rank has to end when it is asked to."""
 
 
 class RankTeam:
@@ -48,7 +47,8 @@ class RankTeam:
     ) -> None:
         """Start the processes. They import and prepare meanwhile."""
         world = options.tensor_parallel_size
-        placed = place(options, world)
+        here = world if options.nodes is None else world // options.nodes.count
+        placed = place(options, here)
         self.options = replace(
             options, shard=Shard(0, world), device=placed.devices[0], sharing=placed.sharing, threads=placed.threads
         )
@@ -60,7 +60,10 @@ class RankTeam:
         self.memory: list[Mapping[str, int]] = []
         """What each rank takes, in bytes by what they hold."""
         self._least: dict[LayerKind, int] | None = None
-        peers = [_spawn(rank, command) for rank in range(1, world)]
+        peers = [_spawn(rank, command) for rank in range(1, here)]
+        self._server: socket.socket | None = None
+        if options.nodes is not None:
+            peers += self._await_nodes(options.nodes, peers, set(range(here, world)))
         self._watch = Watch(peers, patience or Patience(), self._waits)
         self._watch.on_stuck = _end_process
         for peer in peers:
@@ -68,9 +71,25 @@ class RankTeam:
 
     def _join_message(self, rank: int, placed: Placement) -> wire.Join:
         config = engine_config(self.options)
-        device = placed.devices[rank]
-        where = self._transport.value, str(self._store), config, device, placed.sharing
+        store, port = str(self._store), 0
+        if self._server is not None:
+            store, port = "", self._server.getsockname()[1]
+        where = self._transport.value, store, config, placed.devices[rank % len(placed.devices)], port, placed.sharing
         return wire.Join(wire.VERSION, rank, self.options.shard.world, *where)
+
+    def _await_nodes(self, nodes: Nodes, local: list[Peer], missing: set[int]) -> list[Peer]:
+        """Wait for the ranks of the other machines. Then a socket is open at which ranks meet, until they have."""
+        secret = read_secret(Path(nodes.secret_file))
+        log.info("Waiting for ranks %s at %s port %d.", sorted(missing), nodes.address, nodes.port)
+        try:
+            with listen(nodes.address, nodes.port) as server:
+                found = gather(server, missing, secret)
+            self._server = listen(nodes.address, 0)
+        except BaseException:
+            for peer in local:
+                peer.kill()
+            raise
+        return [Peer(rank, Link(sock), None, where=sock.getpeername()[0]) for rank, sock in sorted(found.items())]
 
     @property
     def capturable(self) -> bool:
@@ -105,9 +124,15 @@ class RankTeam:
         """Have all ranks meet and begin to load."""
         self._tell(wire.Load())
         with self._failing():
-            meeting = meet_at(str(self._store), self.options.shard.world, self._transport)
+            meeting = self._meeting()
             self._group = Group(self.options.shard, meeting, device)
         return self._group
+
+    def _meeting(self) -> Meeting:
+        world, nodes = self.options.shard.world, self.options.nodes
+        if self._server is None or nodes is None:
+            return meet_at(str(self._store), world, self._transport)
+        return Meeting(open_store(self._server, nodes.address, world), self._transport, nodes.address)
 
     def loaded(self) -> None:
         """Wait until the other ranks have loaded too."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +64,8 @@ class Peer:
     link: Link
     process: subprocess.Popen[bytes] | None
     """Where it runs on this machine."""
+    where: str = ""
+    """The address of another machine."""
     heard_at: float = field(default_factory=time.monotonic)
     number: int = 0
     calls: int = 0
@@ -71,7 +75,8 @@ class Peer:
     has_prepared: bool = False
 
     def __str__(self) -> str:
-        return f"Rank {self.rank}" if self.process is None else f"Rank {self.rank} (process {self.process.pid})"
+        where = self.where if self.process is None else f"process {self.process.pid}"
+        return f"Rank {self.rank} ({where})"
 
     def ended(self) -> str:
         """How its process ended, or that its connection did."""
@@ -99,6 +104,9 @@ class Peer:
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
+        else:
+            with suppress(OSError):
+                self.link.sock.shutdown(socket.SHUT_RDWR)  # it ends when its leader is gone
 
 
 class Watch:

@@ -38,10 +38,11 @@ from microscale.backends.ops import (
 )
 from microscale.formats import BlockScaled
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.config import LayerKind, own_rows
+from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
+from microscale.models.lm_head import own_rows
 
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
 MLP_GATE = Gate(GateKind.GELU_TANH, interleaved=True, run=MLP_RUN)

@@ -22,7 +22,8 @@ from microscale.backends.ops import (
     SmallSpec,
 )
 from microscale.models.batch import KvCache
-from microscale.models.config import LayerKind, own_rows
+from microscale.models.config import LayerKind
+from microscale.models.lm_head import own_rows
 from microscale.models.pre_norm import LayerSizes, PreNormLayer, PreNormModel
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer, Qwen3MoeWeights
