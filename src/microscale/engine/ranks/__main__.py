@@ -42,11 +42,15 @@ def say_alive(link: Link, progress: Progress) -> None:
 
 
 def end_with_leader(sock: socket.socket) -> None:
-    """Rank 0 is gone: this process ends, whatever it waits for."""
+    """Rank 0 is gone: this process ends, whatever it waits for. On another machine somebody wonders why."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     poll.poll()
     time.sleep(GRACE_S)
+    if sock.family != socket.AF_UNIX:
+        print(
+            "Rank 0 has ended or cannot be reached any more, and this rank ends with it.", file=sys.stderr, flush=True
+        )
     os._exit(0)
 
 

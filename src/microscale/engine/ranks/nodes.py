@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 JOIN_S = 300.0
 """How long rank 0 waits for the other machines, and they for it: somebody starts them by hand."""
 RETRY_S = 0.5
-LOST_MS = 10_000
+LOST_MS = 12_000
 """A connection over which nothing is acknowledged for so long is gone: a cable is out, a machine is off."""
 RANK = struct.Struct("!I")
 
