@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from microscale.errors import BadRequest
 from microscale.text.conversation import Effort, Message, RenderOptions, Role, Tool, ToolCall
 from microscale.text.harmony import tokens as names
-from microscale.text.harmony.render import MARKER, HarmonyRenderer
+from microscale.text.harmony.render import MARKER, HarmonyRenderer, Skeleton
 from support.tiny_tokenizers import library, o200k, tiny
 
 TEXTS = [
@@ -280,3 +280,28 @@ def test_one_long_word_is_no_trap() -> None:
     messages = [Message(Role.SYSTEM, "a" * 200_000), Message(Role.USER, "é" * 100_000)]
     ids = on_tiny().render(messages, RenderOptions())
     assert "é" * 100_000 in tiny().decode(ids)
+
+
+def test_a_shape_that_is_kept_takes_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library lays a shape out once; forgotten shapes are laid out again; the tokens are the same either way."""
+    renderer, options = HarmonyRenderer(tiny()), RenderOptions(effort=Effort.LOW, date="2026-11-16")
+    made: list[object] = []
+    make = renderer._make_skeleton
+
+    def counted(shape: lib.Conversation) -> Skeleton:
+        made.append(shape)
+        return make(shape)
+
+    monkeypatch.setattr(renderer, "_make_skeleton", counted)
+    said = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "One?"), Message(Role.ASSISTANT, "1.")]
+    for text in TEXTS:
+        asked = [*said, Message(Role.USER, text)]
+        on_tiny()._kept.clear()
+        assert renderer.render(asked, options) == on_tiny().render(asked, options)
+    assert len(made) == 1
+    monkeypatch.setattr("microscale.text.harmony.render.KEPT_CHARS", 2000)
+    for turns in (1, 2, 3, 1):
+        asked = [message for _ in range(turns) for message in said[1:]]
+        assert renderer.render(asked, options) == on_tiny().render(asked, options)
+    assert len(made) == 5
+    assert sum(map(len, renderer._kept)) <= 2000

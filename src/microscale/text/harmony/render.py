@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import openai_harmony as library
 
@@ -45,6 +46,9 @@ FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 MAX_WORD_CHARS = 1024
 WORDS = tuple(map(re.compile, (r"[^\s\d!-/:-@\[-`{-~]+", r"\s+", r"[^\w\s]+")))
 
+KEPT_CHARS = 1 << 20
+"""Of all shapes of conversations whose skeletons are kept."""
+
 EFFORTS = {
     Effort.LOW: library.ReasoningEffort.LOW,
     Effort.MEDIUM: library.ReasoningEffort.MEDIUM,
@@ -63,6 +67,18 @@ class Laid:
     """What follows the library's text: a section that it does not know."""
 
 
+class Run(NamedTuple):
+    """Text between two control tokens."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """The checkpoint's, for a run that stays as it is."""
+
+
+Skeleton = tuple[tuple[Run, int | None], ...]
+"""A conversation without its texts: runs, each with the control token after it; after the last there is none."""
+
+
 class HarmonyRenderer:
     """Renders for one checkpoint. Loading the library's vocabulary takes a second: make one and keep it."""
 
@@ -73,6 +89,9 @@ class HarmonyRenderer:
         self._mapped = {
             self._library.encode(name, allowed_special="all")[0]: tokenizer.control[name] for name in names.NAMES
         }
+        self._kept: dict[str, Skeleton] = {}
+        """By shape. Conversations mostly differ in their texts alone."""
+        self._kept_chars = 0
 
     def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
         """The prompt: system message, developer message, conversation, and where ``options.end`` says."""
@@ -96,15 +115,45 @@ class HarmonyRenderer:
     def _render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
         laid = lay_out(conversation, options)
         try:
-            skeleton = self._library.render_conversation_for_completion(
-                library.Conversation.from_messages([entry.message for entry in laid]),
-                library.Role.ASSISTANT,
-                # ``lay_out`` drops it: the library keeps what lies between two finals.
-                library.RenderConversationConfig(auto_drop_analysis=False),
-            )
+            skeleton = self._skeleton(library.Conversation.from_messages([entry.message for entry in laid]))
         except (ValueError, RecursionError, library.HarmonyError) as exc:
             raise BadRequest(f"The conversation or its tools cannot be rendered: {exc}.") from exc
         return self._fill(skeleton, iter(laid))
+
+    def _skeleton(self, conversation: library.Conversation) -> Skeleton:
+        """``conversation`` has markers for its texts."""
+        shape = conversation.to_json()
+        found = self._kept.get(shape)
+        if found is None:
+            found = self._make_skeleton(conversation)
+            self._kept_chars += len(shape)
+            if self._kept_chars > KEPT_CHARS:
+                self._kept, self._kept_chars = {}, len(shape)
+            if len(shape) <= KEPT_CHARS:
+                self._kept[shape] = found
+        return found
+
+    def _make_skeleton(self, conversation: library.Conversation) -> Skeleton:
+        skeleton = self._library.render_conversation_for_completion(
+            conversation,
+            library.Role.ASSISTANT,
+            # ``lay_out`` drops it: the library keeps what lies between two finals.
+            library.RenderConversationConfig(auto_drop_analysis=False),
+        )
+        found: list[tuple[Run, int | None]] = []
+        run: list[int] = []
+        for token in skeleton:
+            mapped = self._mapped.get(token)
+            if mapped is None:
+                run.append(token)
+            else:
+                found.append((self._run(run), mapped))
+                run = []
+        return (*found, (self._run(run), None))
+
+    def _run(self, tokens: Sequence[int]) -> Run:
+        text: str = self._library.decode_utf8(tokens)
+        return Run(text, tuple(self._encode(text)))
 
     def header(self, channel: str, function: str | None = None) -> list[int]:
         """What the model writes between the end of a prompt and its text, to force a final answer or a certain call."""
@@ -125,29 +174,23 @@ class HarmonyRenderer:
             ids.append(self.tokens.call if function else self.tokens.return_ if is_last else self.tokens.end)
         return ids
 
-    def _fill(self, skeleton: Sequence[int], laid: Iterator[Laid]) -> list[int]:
+    def _fill(self, skeleton: Skeleton, laid: Iterator[Laid]) -> list[int]:
+        """The checkpoint's tokens, with the texts in place of their markers."""
         ids: list[int] = []
-        run: list[int] = []
-        text: str | None = None
-        after = ""
-        for token in skeleton:
-            mapped = self._mapped.get(token)
-            if mapped is None:
-                run.append(token)
-                continue
-            if run or after:
-                ids += self._encode(self._run_text(run, text) + after)
-                run, text, after = [], None, ""
-            ids.append(mapped)
-            if mapped == self.tokens.message:
+        text, after = None, ""
+        for run, control in skeleton:
+            if text is None and not after:
+                ids += run.tokens
+            else:
+                # Only the first: a tool's description may hold the same character, behind the instructions.
+                ids += self._encode((run.text if text is None else run.text.replace(MARKER, text, 1)) + after)
+            text, after = None, ""
+            if control is not None:
+                ids.append(control)
+            if control == self.tokens.message:
                 entry = next(laid)
                 text, after = entry.text, entry.after
-        return ids + self._encode(self._run_text(run, None))
-
-    def _run_text(self, run: Sequence[int], text: str | None) -> str:
-        decoded: str = self._library.decode_utf8(run)
-        # Only the first: a tool's description may hold the same character, and the instructions stand before it.
-        return decoded if text is None else decoded.replace(MARKER, text, 1)
+        return ids
 
 
 def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[Laid]:
