@@ -6,7 +6,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from microscale.backends.precision import make_precision
 from microscale.engine.grammar import Vocabulary
@@ -125,3 +128,16 @@ def test_two_ranks_of_gemma(tmp_path: Path) -> None:
     with ranks(options) as (two, team):
         found, _ = run_engine(two, run, team)
     check_same("Gemma", wanted, found)
+
+
+@pytest.mark.slow
+def test_four_ranks_where_two_share_each_kv_head() -> None:
+    prompts = demo_prompts(2)
+    run = Run(prompts, [replace(GREEDY, max_tokens=5), replace(SEEDED, max_tokens=5)], step_tokens=48)
+    wanted, _ = run_engine(demo_model(), run)
+    with ranks(replace(DEMO, tensor_parallel_size=4)) as (four, team):
+        found, _ = run_engine(four, run, team)
+        kv = [memory["kv_full_per_token"] for memory in team.memory]
+    check_same("four ranks", wanted, found)
+    whole = prepare(LoadOptions("demo", device="cpu")).memory.by_kind()["kv_full_per_token"]
+    assert kv == [whole // 2] * 4  # two KV heads, one on each rank

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -24,19 +23,13 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from microscale.errors import RankFailed
 from microscale.parallel.sharding import Shard, split_vocabulary
+from microscale.parallel.transport import Transport
 
 LAST_RESORT = timedelta(hours=12)
 """The library's own timeout. Whoever leads the ranks notices within seconds what is wrong."""
 LOOPBACK = "127.0.0.1"
 MEETING_S = timedelta(seconds=120)
 """In which all ranks, which were there a moment ago, come to where they meet."""
-
-
-class Transport(StrEnum):
-    """Which library carries the sums."""
-
-    GLOO = "gloo"
-    NCCL = "nccl"
 
 
 @dataclass(frozen=True)

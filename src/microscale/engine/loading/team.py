@@ -18,7 +18,7 @@ from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.threads import all_threads
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models.config import LayerKind
-from microscale.parallel.group import Transport
+from microscale.parallel.transport import Transport
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from microscale.engine.step.runner import ModelRunner
 from microscale.errors import BadMessage
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
-from microscale.parallel.group import Group, Meeting, Transport, meet_at, meet_over
+from microscale.parallel.group import Group, Meeting, meet_at, meet_over
 from microscale.parallel.sharding import Shard
+from microscale.parallel.transport import Transport
 
 
 def options_of(join: wire.Join) -> LoadOptions:

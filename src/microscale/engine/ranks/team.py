@@ -31,10 +31,11 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.errors import MicroscaleError, RankFailed
 from microscale.models.config import LayerKind
-from microscale.parallel.group import Group, Meeting, Transport, meet_at, open_store
+from microscale.parallel.group import Group, Meeting, meet_at, open_store
 from microscale.parallel.handshake import read_secret
 from microscale.parallel.nodes import Nodes
 from microscale.parallel.sharding import Shard
+from microscale.parallel.transport import Transport
 
 log = logging.getLogger(__name__)
 
