@@ -5,6 +5,7 @@ Sums go through the GPU's memory and cost nothing: what is tested are the kernel
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,6 @@ def test_ranks_compute_what_one_computes(folder: Path, truth: Run, plain: Run, w
             return forced_run(mine, PROMPTS, chunk, truth)
 
     found = run_ranks(world, work)
-    for run in found:
-        assert torch.equal(run.logits, found[0].logits)
-        assert_as_good_as_bf16(run, plain, truth)
+    # Each rank has some of the vocabulary.
+    whole = replace(found[0], logits=torch.cat([run.logits for run in found], dim=1))
+    assert_as_good_as_bf16(whole, plain, truth)

@@ -102,6 +102,11 @@ def test_two_ranks_give_the_tokens_of_one() -> None:
                 assert stats.prefix_hits > 0
             if name == "drafts by n-gram":
                 assert stats.num_accepted_tokens > 0
+        # Without log-probabilities of others only the largest logit of each rank travels.
+        short = scenarios()["prompts in chunks of 8"]
+        greedy = replace(short, params=[GREEDY, GREEDY])
+        found, _ = run_engine(two, replace(short, params=[replace(GREEDY, logprobs=None)] * 2), team)
+        check_same("the largest logits alone", run_engine(one, greedy)[0], found)
         slow = scenarios()["prompts in chunks of 8"]
         with slowed(team):
             found, _ = run_engine(two, slow, team)

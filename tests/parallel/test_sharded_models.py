@@ -95,11 +95,10 @@ def test_shards_compute_the_whole(case: str, tmp_path: Path) -> None:
 
     found = run_ranks(world, work)
     steps = -(-max(map(len, PROMPTS)) // 5)
-    for logits, sums in found:
-        # After attention and after the experts, and nowhere else.
-        assert sums == steps * 2 * whole.config.num_layers
-        for mine, first, whole_rows in zip(logits, found[0][0], wanted, strict=True):
-            assert torch.equal(mine, first)  # the same bits on every rank, or routers would disagree
-            scale = whole_rows.abs().max()
-            # Sums of float32 in another order: 1e-7 an addition, some thousands of them in a row.
-            assert (mine - whole_rows).abs().max() <= 1e-4 * scale
+    # After attention and after the experts, and nowhere else.
+    assert {sums for _, sums in found} == {steps * 2 * whole.config.num_layers}
+    for place, whole_rows in enumerate(wanted):
+        together = torch.cat([logits[place] for logits, _ in found], dim=1)  # each rank has some of the vocabulary
+        assert together.shape == whole_rows.shape
+        # Sums of float32 in another order: 1e-7 an addition, some thousands of them in a row.
+        assert (together - whole_rows).abs().max() <= 1e-4 * whole_rows.abs().max()

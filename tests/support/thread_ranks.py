@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -35,11 +34,6 @@ class ThreadRank:
         for other in others:
             total = total + other
         return total.to(part.dtype)
-
-    def columns(self, part: Tensor, total: int) -> Tensor:
-        whole = torch.cat(self._meet(part), dim=1)
-        assert whole.shape[1] == total
-        return whole
 
 
 def run_ranks(world: int, work: Callable[[ThreadRank, int], T]) -> list[T]:

@@ -33,7 +33,7 @@ from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
-from microscale.backends.ranks import ALONE, Ranks, gathered
+from microscale.backends.ranks import ALONE, Ranks
 from microscale.backends.side_stream import SideStream
 from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
@@ -213,6 +213,5 @@ __all__ = [
     "SmallSpec",
     "Status",
     "Use",
-    "gathered",
     "recording",
 ]

@@ -20,13 +20,11 @@ from microscale.backends.ops import (
     HeadNorms,
     Logits,
     Moe,
-    Ops,
     PagedKv,
     Ranks,
     RopeTable,
     Router,
     Small,
-    gathered,
 )
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
@@ -111,8 +109,6 @@ class PreNormLayer:
 class PreNormModel(Decoder[Added]):
     """A whole model of such layers."""
 
-    vocab_size: int
-    ops: Ops
     embed: Embedding
     norm: Tensor
     lm_head: Dense
@@ -131,4 +127,4 @@ class PreNormModel(Decoder[Added]):
         assert state is not None  # there is a layer
         last = self.layers[-1]
         x, _ = last.small.add_rms_norm(state, x, self.norm, last.sizes.rms_epsilon)
-        return gathered(self.lm_head.logits(x), self.vocab_size, self.ops.ranks)
+        return self.lm_head.logits(x)

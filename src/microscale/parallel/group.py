@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from microscale.errors import RankFailed
-from microscale.parallel.sharding import Shard, split_vocabulary
+from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
 
 LAST_RESORT = timedelta(hours=12)
@@ -96,11 +96,8 @@ class Group:
             self._group.allreduce([whole]).wait()
         return whole.to(part)
 
-    def columns(self, part: Tensor, total: int) -> Tensor | None:
-        """What the ranks hold of ``[rows, total]``, put together on the first of them."""
-        if part.is_meta:
-            return part.new_empty((part.shape[0], total))
-        widths = [len(split_vocabulary(total, Shard(rank, self.world))) for rank in range(self.world)]
+    def columns(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
+        """What the ranks hold of a matrix, of which each has so many columns, put together on the first of them."""
         sent = self._carried(torch.nn.functional.pad(part, (0, max(widths) - part.shape[1])))
         into = [torch.empty_like(sent) for _ in widths] if self.shard.is_first else []
         options = dist.GatherOptions()

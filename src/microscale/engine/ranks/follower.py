@@ -13,6 +13,7 @@ from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.loading.warming import start_warming
 from microscale.engine.process.config import load_options
 from microscale.engine.ranks import messages as wire
+from microscale.engine.ranks.gathering import gather
 from microscale.engine.ranks.link import Link
 from microscale.engine.ranks.mirror import HeldPages, Mirror
 from microscale.engine.ranks.progress import Progress
@@ -139,4 +140,5 @@ class Follower:
         tokens = None
         if message.ahead:
             tokens = self._group.broadcast(torch.empty(len(schedule), dtype=torch.int32, device=self._device))
-        runner.forward(schedule, tokens)
+        logits = runner.forward(schedule, tokens)
+        gather(logits, runner.vocab_size, self._group, likeliest=message.likeliest)

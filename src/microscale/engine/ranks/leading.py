@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from microscale.backends.ops import Logits
+from microscale.engine.ranks.gathering import takes_likeliest
 from microscale.engine.ranks.messages import Idle, Prepare, Step
 from microscale.engine.ranks.mirror import Teller
 from microscale.engine.step.pages import PagePool
@@ -28,6 +29,8 @@ class Leads(Protocol):
 
     def broadcast(self, tokens: Tensor) -> Tensor: ...
 
+    def gather(self, logits: Logits, *, likeliest: bool) -> Logits: ...
+
 
 class LeadingRunner:
     """A ``Runner`` of several ranks."""
@@ -39,11 +42,12 @@ class LeadingRunner:
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         number = self._team.next_number()
-        self._team.begin(self._teller.step(number, schedule, ahead=tokens is not None))
+        likeliest = takes_likeliest(schedule)
+        self._team.begin(self._teller.step(number, schedule, ahead=tokens is not None, likeliest=likeliest))
         with self._running(number):
             if tokens is not None:
                 tokens = self._team.broadcast(tokens.clone())
-            return self._runner.forward(schedule, tokens)
+            return self._team.gather(self._runner.forward(schedule, tokens), likeliest=likeliest)
 
     def prepare(self) -> None:
         number = self._team.next_number()

@@ -101,13 +101,14 @@ class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Step(Message, frozen=True):
-    """One step. ``ahead``: its tokens come from rank 0's device."""
+    """One step. ``ahead``: its tokens come from rank 0's device. ``likeliest``: of its logits the largest suffices."""
 
     number: Natural
     rows: Annotated[tuple[Row, ...], Meta(max_length=MAX_ROWS)]
     gone: Annotated[tuple[Number, ...], Meta(max_length=MAX_ROWS)] = ()
     """Sequences that will not come again."""
     ahead: bool = False
+    likeliest: bool = False
 
 
 class Prepare(Message, frozen=True):

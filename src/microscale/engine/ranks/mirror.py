@@ -41,11 +41,11 @@ class Teller:
         self._gone: list[int] = []
         """Numbers whose requests are no more; filled as these are collected."""
 
-    def step(self, number: int, schedule: Sequence[Work], *, ahead: bool) -> Step:
+    def step(self, number: int, schedule: Sequence[Work], *, ahead: bool, likeliest: bool = False) -> Step:
         rows = tuple(self._row(work) for work in schedule)
         gone = tuple(self._gone)
         del self._gone[: len(gone)]
-        return Step(number, rows, gone, ahead)
+        return Step(number, rows, gone, ahead, likeliest)
 
     def _row(self, work: Work) -> Row:
         told = self._known(work.request)

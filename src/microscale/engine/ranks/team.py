@@ -18,11 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from microscale.backends.ops import Logits
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.team import Assembly, Placement, place
 from microscale.engine.process.config import engine_config
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.command import COMMAND, END_S
+from microscale.engine.ranks.gathering import gather as gather_logits
 from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.nodes import gather, listen
@@ -160,6 +162,7 @@ class RankTeam:
 
     def lead(self, runner: ModelRunner, pools: Mapping[LayerKind, PagePool]) -> LeadingRunner:
         """The runner of all ranks, when the others have theirs."""
+        self._vocab = runner.vocab_size
         self._watch.wait_for(wire.Assembled)
         return LeadingRunner(runner, pools, self)
 
@@ -182,6 +185,10 @@ class RankTeam:
     def broadcast(self, tokens: Tensor) -> Tensor:
         assert self._group is not None
         return self._group.broadcast(tokens)
+
+    def gather(self, logits: Logits, *, likeliest: bool) -> Logits:
+        assert self._group is not None
+        return gather_logits(logits, self._vocab, self._group, likeliest=likeliest)
 
     # ---- ends ----
 

@@ -34,7 +34,6 @@ from microscale.backends.ops import (
     Sandwich,
     SideStream,
     SmallSpec,
-    gathered,
 )
 from microscale.formats import BlockScaled
 from microscale.models.batch import ForwardBatch, KvCache
@@ -262,4 +261,4 @@ class Gemma4(Decoder[Tensor]):
         out.copy_(x)
 
     def end(self, x: Tensor, state: Tensor) -> Logits:
-        return gathered(self.lm_head.logits(state), self.config.vocab_size, self.ops.ranks)
+        return self.lm_head.logits(state)

@@ -93,7 +93,6 @@ class Qwen3Moe(PreNormModel):
     ) -> None:
         config = weights.config
         self.config = config
-        self.vocab_size = config.vocab_size
         self.ops = ops
         self.device = device
         self.page_size = page_size
