@@ -40,6 +40,7 @@ from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.dense.reference import BLOCK_ROWS as LOGITS_BLOCK
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
 from microscale.kernels.launch import Kernel, Launch, recording
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
@@ -175,6 +176,7 @@ class Ops:
 
 __all__ = [
     "BUCKETS",
+    "LOGITS_BLOCK",
     "MLP_RUN",
     "PROMPT_BIT",
     "Activations",

@@ -9,9 +9,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from microscale import hardware
-from microscale.backends.ops import Kernel, Launch, Ops, Ranks
+from microscale.backends.ops import Kernel, Launch, Ops
 from microscale.backends.plan import Setup
-from microscale.backends.ranks import ALONE, Absent
 from microscale.compiling.job import workers
 from microscale.compiling.warming import Warming
 from microscale.engine.loading.prepare import Prepared
@@ -28,8 +27,7 @@ def recorded(
 ) -> Mapping[Kernel, Launch]:
     """Every kernel that the model may start on this card, in steps of up to ``max_tokens``, of which so many may be
     drafts of a sequence."""
-    ranks: Ranks = ALONE if config.shard.is_whole else Absent(config.shard.world)
-    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, ranks=ranks)
+    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
     return record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
 
 
