@@ -7,6 +7,7 @@ compute nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -45,6 +46,8 @@ async def fault_of_served(strike: Callable[[int], None], streams: int) -> tuple[
     config = EngineConfig("demo", device="cpu", tensor_parallel_size=2, max_model_len=4096, max_num_seqs=4)
     async with asyncio.timeout(PATIENT_S), await EngineClient.start(config) as client:
         rank, engine = rank_of(client.pid), client.pid
+        first, second = json.loads(client.ready.plan)["ranks"]  # what each holds, for whoever asks the server
+        assert first["experts"] == second["experts"] > 0
         begun = [asyncio.Event() for _ in range(streams)]
 
         async def read(place: int) -> str:

@@ -80,7 +80,8 @@ def build_engine(
         team=prepared.team,
     )
     points = _points(prepared, max_model_len)
-    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points)
+    ranks = [] if prepared.team is None else prepared.team.memory
+    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, ranks)
     return Built(engine, config, max_model_len, told)
 
 

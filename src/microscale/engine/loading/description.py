@@ -17,11 +17,18 @@ from microscale.models.config import LayerKind
 
 
 def describe(
-    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = ()
+    plan: Plan,
+    precision: Precision,
+    memory: Memory,
+    pages: Mapping[LayerKind, int],
+    points: Sequence[Point] = (),
+    ranks: Sequence[Mapping[str, int]] = (),
 ) -> str:
-    """``points``: the speeds that were predicted."""
+    """``points``: the speeds that were predicted. ``ranks``: bytes of each, where several share the model."""
+    shared = {"ranks": [dict(memory) for memory in ranks]} if ranks else {}
     return json.dumps(
-        {
+        shared
+        | {
             "table": plan.table(),
             "gpu": memory.gpu.name,
             "precision": str(precision),

@@ -91,6 +91,7 @@ class RankTeam:
         except BaseException:
             for peer in local:
                 peer.kill()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         return [Peer(rank, Link(sock), None, where=sock.getpeername()[0]) for rank, sock in sorted(found.items())]
 

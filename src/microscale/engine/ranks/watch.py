@@ -50,8 +50,8 @@ class Patience:
     silent_s: float = 10.0
     stopped_s: float = 3.0
     """Silent, and the system says that its process is stopped."""
-    waited_s: float = 60.0
-    """Rank 0 waits in one sum."""
+    waited_s: float = 120.0
+    """Rank 0 waits in one sum. A rank that has to compile a kernel first is not at fault."""
     others_s: float = 1.0
     """A rank that lost another one is not the one at fault: so long that one may show."""
 
