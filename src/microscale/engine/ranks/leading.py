@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -25,7 +25,7 @@ class Leads(Protocol):
 
     def next_number(self) -> int: ...
 
-    def running(self, number: int) -> Iterator[None]: ...
+    def running(self, number: int) -> AbstractContextManager[None]: ...
 
     def broadcast(self, tokens: Tensor) -> Tensor: ...
 
@@ -44,7 +44,7 @@ class LeadingRunner:
         number = self._team.next_number()
         likeliest = takes_likeliest(schedule)
         self._team.begin(self._teller.step(number, schedule, ahead=tokens is not None, likeliest=likeliest))
-        with self._running(number):
+        with self._team.running(number):
             if tokens is not None:
                 tokens = self._team.broadcast(tokens.clone())
             return self._team.gather(self._runner.forward(schedule, tokens), likeliest=likeliest)
@@ -52,7 +52,7 @@ class LeadingRunner:
     def prepare(self) -> None:
         number = self._team.next_number()
         self._team.begin(Prepare(number))
-        with self._running(number):
+        with self._team.running(number):
             self._runner.prepare()
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
@@ -61,9 +61,5 @@ class LeadingRunner:
             return True
         number = self._team.next_number()
         self._team.begin(Idle(number))
-        with self._running(number):
+        with self._team.running(number):
             return self._runner.idle()
-
-    @contextmanager
-    def _running(self, number: int) -> Iterator[None]:
-        yield from self._team.running(number)

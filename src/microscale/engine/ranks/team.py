@@ -177,7 +177,9 @@ class RankTeam:
         self._watch.check()
         self._tell(message)
 
+    @contextlib.contextmanager
     def running(self, number: int) -> Iterator[None]:
+        """Meanwhile all ranks run this step."""
         assert self._group is not None  # the model is loaded
         with self._failing():
             yield
