@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from microscale.cli.nodes import nodes_of
+from microscale import settings
+from microscale.cli.nodes import node_options, nodes_of, under_torchrun
 from microscale.engine.ranks.nodes import connect, gather, listen
 from microscale.errors import BadMessage, BadSetting, RankFailed
 from microscale.parallel.handshake import admit, introduce, read_secret
@@ -120,6 +121,23 @@ def test_a_short_secret_is_refused(tmp_path: Path) -> None:
         read_secret(tmp_path / "none")
     file.write_bytes(SECRET + b"\n")
     assert read_secret(file) == SECRET
+
+
+def test_what_torchrun_says_is_understood(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": HERE, "MASTER_PORT": "29500"}
+    assert settings.torchrun(env) is None  # somebody else's variables
+    launched = settings.torchrun(env | {"TORCHELASTIC_RUN_ID": "none"})
+    assert launched == settings.Torchrun(1, 2, 1, HERE, 29500)
+    ranks = under_torchrun(launched, file)
+    assert (ranks.world, ranks.node_rank, ranks.local_rank) == (2, 1, 1)
+    assert ranks.nodes is not None
+    assert (ranks.nodes.count, ranks.nodes.port) == (2, 29501)
+    assert node_options(ranks.nodes)["master_addr"] == HERE
+    assert under_torchrun(settings.Torchrun(0, 1, 0, HERE, 1), None).nodes is None
+    with pytest.raises(BadSetting, match="TORCHELASTIC_RUN_ID"):
+        settings.torchrun({"TORCHELASTIC_RUN_ID": "none", "RANK": "x"})
 
 
 def test_what_options_say_is_checked(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from microscale.errors import BadSetting
 from microscale.parallel.handshake import read_secret
 from microscale.parallel.nodes import Nodes
+from microscale.settings import Torchrun
 
 NnodesOption = Annotated[int, typer.Option(help="Machines that share the model: docs/parallel.md.", min=1)]
 NodeRankOption = Annotated[int, typer.Option(help="Which of them this is; 0 serves, the others compute.", min=0)]
@@ -39,9 +41,43 @@ def nodes_of(nnodes: int, node_rank: int, master_addr: str, master_port: int, se
     return Nodes(nnodes, master_addr, master_port, str(secret.absolute()))
 
 
-def run_node(model: str, world: int, nodes: Nodes, node_rank: int) -> int:
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks there are, on which machines, and which of these this process is for."""
+
+    world: int
+    nodes: Nodes | None
+    node_rank: int
+    local_rank: int | None = None
+    """The number of the GPU, under torchrun."""
+
+
+def under_torchrun(launched: Torchrun, secret: Path | None) -> Ranks:
+    """Each process of torchrun is one rank, as if it had a machine of its own. The port is the one after torchrun's."""
+    if launched.world == 1:
+        return Ranks(1, None, 0)
+    nodes = nodes_of(launched.world, launched.rank, launched.address, launched.port + 1, secret)
+    return Ranks(launched.world, nodes, launched.rank, launched.local_rank)
+
+
+def run_node(model: str, ranks: Ranks, nodes: Nodes, device: str) -> int:
     """Compute on a machine that is not the first. Imports torch in the ranks alone."""
+    world, node_rank = ranks.world, ranks.node_rank
     if world % nodes.count:
         raise BadSetting(f"--tensor-parallel-size {world} ranks cannot be spread evenly over --nnodes {nodes.count}.")
-    status: int = importlib.import_module("microscale.engine.ranks.node").run_node(model, world, nodes, node_rank)
+    own = f"cuda:{ranks.local_rank}" if ranks.local_rank is not None and device in ("auto", "cuda") else None
+    module = importlib.import_module("microscale.engine.ranks.node")
+    status: int = module.run_node(model, world, nodes, node_rank, own)
     return status
+
+
+def node_options(nodes: Nodes | None) -> dict[str, Any]:
+    """As fields of ``EngineConfig``."""
+    if nodes is None:
+        return {}
+    return {
+        "nnodes": nodes.count,
+        "master_addr": nodes.address,
+        "master_port": nodes.port,
+        "rank_secret_file": nodes.secret_file,
+    }

@@ -22,9 +22,12 @@ from microscale.cli.nodes import (
     MasterPortOption,
     NnodesOption,
     NodeRankOption,
+    Ranks,
     RankSecretOption,
+    node_options,
     nodes_of,
     run_node,
+    under_torchrun,
 )
 from microscale.cli.options import (
     MODEL_HELP,
@@ -151,9 +154,14 @@ def serve(
     given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
     env = settings.load()
-    nodes = nodes_of(nnodes, node_rank, master_addr, master_port, rank_secret_file)
-    if nodes is not None and node_rank:
-        sys.exit(run_node(model, tensor_parallel_size, nodes, node_rank))
+    launched = settings.torchrun()
+    if launched is None:
+        nodes = nodes_of(nnodes, node_rank, master_addr, master_port, rank_secret_file)
+        ranks = Ranks(tensor_parallel_size, nodes, node_rank)
+    else:
+        ranks = under_torchrun(launched, rank_secret_file)
+    if ranks.nodes is not None and ranks.node_rank:
+        sys.exit(run_node(model, ranks, ranks.nodes, device))
     parse_config(speculative_config)  # what is wrong with it is said before a process is started
     config = EngineConfig(
         model=model,
@@ -179,11 +187,8 @@ def serve(
         offline=env.offline,
         seed=seed,
         threads=threads,
-        tensor_parallel_size=tensor_parallel_size,
-        nnodes=nnodes,
-        master_addr=master_addr,
-        master_port=master_port,
-        rank_secret_file="" if nodes is None else nodes.secret_file,
+        tensor_parallel_size=ranks.world,
+        **node_options(ranks.nodes),
         kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
         speculative_config=speculative_config,
         drain_s=drain_timeout,

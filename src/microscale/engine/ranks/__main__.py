@@ -20,6 +20,8 @@ import time
 import traceback
 from pathlib import Path
 
+import msgspec
+
 from microscale.engine.process.messages import failure
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.messages import VERSION, Alive, Fault, Join, decode_for_follower
@@ -76,6 +78,11 @@ def reach(options: argparse.Namespace) -> socket.socket:
     return connect(host, int(port), options.rank, read_secret(options.secret_file))
 
 
+def placed(join: Join, gpu: str | None) -> Join:
+    """On this machine's own choice among its GPUs."""
+    return msgspec.structs.replace(join, device=gpu) if gpu is not None and join.device.startswith("cuda") else join
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="microscale.engine.ranks", description="Started by rank 0.")
     parser.add_argument("--fd", type=int, help="The socket to rank 0.")
@@ -83,6 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, help="Which rank this is, on another machine.")
     parser.add_argument("--secret-file", type=Path, help="What rank 0 knows too.")
     parser.add_argument("--model", help="What this machine calls the model.")
+    parser.add_argument("--gpu", help="The GPU to run on, where rank 0 wants one.")
     options = parser.parse_args(arguments)
     # Ctrl-C is for rank 0, which ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -98,7 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
         join = greet(link)
         logging.basicConfig(level=logging.WARNING, format=f"rank {join.rank}: %(message)s")
         # Only now: it imports torch, which takes seconds.
-        importlib.import_module("microscale.engine.ranks.follower").follow(link, join, progress, options.model)
+        importlib.import_module("microscale.engine.ranks.follower").follow(
+            link, placed(join, options.gpu), progress, options.model
+        )
     except LinkClosed:
         return 0
     except Exception as error:

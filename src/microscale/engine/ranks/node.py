@@ -12,10 +12,13 @@ from microscale.parallel.nodes import Nodes
 TURN_S = 0.2
 
 
-def run_node(model: str, world: int, nodes: Nodes, node_rank: int) -> int:
-    """Until all of its ranks have ended; the exit status. They say themselves what went wrong."""
+def run_node(model: str, world: int, nodes: Nodes, node_rank: int, device: str | None = None) -> int:
+    """Until all of its ranks have ended; the exit status. They say themselves what went wrong. ``device``: a GPU for
+    them, where there is one; without, what rank 0 says."""
     each = world // nodes.count
     where = ["--leader", nodes.address, str(nodes.port), "--secret-file", nodes.secret_file, "--model", model]
+    if device is not None:
+        where += ["--gpu", device]
     ranks = range(node_rank * each, (node_rank + 1) * each)
     running = [subprocess.Popen([*COMMAND, *where, "--rank", str(rank)], stdin=subprocess.DEVNULL) for rank in ranks]
     print(f"Ranks {ranks.start} to {ranks.stop - 1} of {world} run here.", file=sys.stderr, flush=True)
