@@ -87,8 +87,8 @@ def torchrun(env: Mapping[str, str] | None = None) -> Torchrun | None:
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
     try:
-        numbers = [int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
-        return Torchrun(*numbers[:3], address=env["MASTER_ADDR"], port=numbers[3])
+        rank, world, local, port = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
+        return Torchrun(rank, world, local, env["MASTER_ADDR"], port)
     except (KeyError, ValueError) as error:
         raise BadSetting(f"torchrun has set TORCHELASTIC_RUN_ID and not what belongs to it: {error}.") from None
 
