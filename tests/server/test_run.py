@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from microscale.cli.serve import read_keys, serve
+from microscale.cli.serve import serve
 from microscale.errors import BadCheckpoint, BadSetting
+from microscale.server.access import read_keys
 from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics

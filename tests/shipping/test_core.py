@@ -28,6 +28,10 @@ MODULES = {
 """Distributions whose module has another name."""
 LAZY = {("engine/grammar.py", "llguidance")}
 """Imported with the first grammar, which only a server sends."""
+OTHER_ENGINES = {"vllm": "integrations/vllm", "ray": "integrations/ray_serve"}
+"""Package → the files that may import it. Who has it has installed it: vLLM's environment, the extra ``ray``."""
+OF_THE_EXTRA_RAY = "integrations/ray_serve"
+"""Files with this beginning need the extra, which brings the server's packages."""
 BROUGHT = {"pydantic", "pydantic_core", "jinja2"}
 """Typer and torch bring these, so the core may meet them."""
 BLOCKED = """
@@ -53,14 +57,19 @@ def server_modules() -> set[str]:
     return modules(project()["optional-dependencies"]["server"]) | {"starlette", "pydantic_core"}
 
 
-def third_party(path: Path) -> set[str]:
+def imported(path: Path) -> set[str]:
+    """Names of the packages."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add((node.module or "").partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"microscale", "vllm"}
+    return found
+
+
+def third_party(path: Path) -> set[str]:
+    return imported(path) - set(sys.stdlib_module_names) - {"microscale", *OTHER_ENGINES}
 
 
 def test_the_core_imports_no_package_of_the_server() -> None:
@@ -69,7 +78,16 @@ def test_the_core_imports_no_package_of_the_server() -> None:
     assert len(files) > 200
     for path in files:
         name = str(path.relative_to(SRC))
+        if name.startswith(OF_THE_EXTRA_RAY):
+            continue
         assert not {(name, module) for module in third_party(path) - core} - LAZY
+
+
+@pytest.mark.parametrize("package", OTHER_ENGINES)
+def test_another_engine_is_imported_by_its_own_files_alone(package: str) -> None:
+    found = {str(path.relative_to(SRC)) for path in SRC.rglob("*.py") if package in imported(path)}
+    assert found
+    assert all(name.startswith(OTHER_ENGINES[package]) for name in found), found
 
 
 def test_every_package_that_is_imported_is_a_dependency() -> None:

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from tools.lock import FOLDER, TORCH, Entry, cpu_build, for_machines, parse, read
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["dev.txt", "server.txt", "cpu.txt", "cuda.txt", "benchy.txt", "triton36.txt"]
+NAMES = ["dev.txt", "server.txt", "ray.txt", "cpu.txt", "cuda.txt", "benchy.txt", "triton36.txt", "docs.txt"]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -46,7 +46,9 @@ def test_no_lock_says_where_packages_come_from(name: str) -> None:
     assert not re.search(r"://|--(extra-)?index|--find-links|@|file:", text)
 
 
-@pytest.mark.parametrize(("name", "extras"), [("dev.txt", ("server", "dev")), ("server.txt", ("server",))])
+@pytest.mark.parametrize(
+    ("name", "extras"), [("dev.txt", ("server", "dev")), ("server.txt", ("server",)), ("ray.txt", ("server", "ray"))]
+)
 def test_what_pyproject_wants_is_locked_in_a_version_it_allows(name: str, extras: tuple[str, ...]) -> None:
     locked = pins(name)
     for requirement in wanted(*extras):
@@ -60,10 +62,11 @@ def test_the_locks_agree() -> None:
     assert pins("server.txt").items() <= dev.items()
     assert pins("cpu.txt") == {TORCH: f"{cuda[TORCH]}+cpu"}
     assert not dev.keys() & cuda.keys()
-    shared = pins("benchy.txt")
-    assert {name: shared[name] for name in shared.keys() & dev.keys()} == {
-        n: dev[n] for n in shared.keys() & dev.keys()
-    }
+    for name in ("benchy.txt", "ray.txt"):
+        shared = pins(name)
+        both = shared.keys() & dev.keys()
+        assert {each: shared[each] for each in both} == {each: dev[each] for each in both}
+    assert pins("server.txt").items() <= pins("ray.txt").items()
 
 
 def test_what_hides_asyncio_is_in_an_environment_of_its_own() -> None:

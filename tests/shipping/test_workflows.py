@@ -35,16 +35,16 @@ def steps(name: str) -> Iterator[dict[str, Any]]:
 
 
 def test_these_are_all() -> None:
-    assert set(WORKFLOWS) == {"check", "nightly", "release"}
+    assert set(WORKFLOWS) == {"check", "docs", "nightly", "release"}
 
 
-@pytest.mark.parametrize("name", ["check", "nightly", "release"])
+@pytest.mark.parametrize("name", ["check", "docs", "nightly", "release"])
 def test_a_workflow_may_little_and_ends(name: str) -> None:
     assert load(WORKFLOWS[name])["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 180 for job in jobs(name).values())
 
 
-@pytest.mark.parametrize("name", ["check", "nightly", "release"])
+@pytest.mark.parametrize("name", ["check", "docs", "nightly", "release"])
 def test_steps_use_what_there_is(name: str) -> None:
     commands = [step["run"] for step in steps(name) if "run" in step]
     made = {
@@ -68,6 +68,18 @@ def test_both_machines_and_both_pythons_are_tested() -> None:
     decides = re.findall(r"(?m)^(make .+)$", (ROOT / ".ci/run").read_text())
     assert decides
     assert set(decides) <= {step.get("run") for step in jobs("check")["test"]["steps"]}
+
+
+def test_the_site_is_published_with_a_release_and_by_nothing_else() -> None:
+    when = load(WORKFLOWS["docs"])[True]  # YAML takes the key `on` for a truth value
+    assert set(when) == {"push", "workflow_dispatch"}
+    assert when["push"] == {"tags": ["v*"]}
+    may = {name: job["permissions"] for name, job in jobs("docs").items()}
+    assert may == {
+        "build": {"contents": "read", "pages": "read"},
+        "publish": {"pages": "write", "id-token": "write"},
+    }
+    assert jobs("docs")["publish"]["needs"] == "build"
 
 
 def test_no_file_names_where_packages_or_images_are_kept() -> None:

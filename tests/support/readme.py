@@ -1,4 +1,4 @@
-"""The commands of README's console blocks, and how each is run on a GPU. A test holds the table against the page."""
+"""The commands of README and docs/using.md, and how each is run on a GPU. A test holds the table against the pages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "docs/using.md")
 REAL = "gpt-oss-20b --load-format dummy"
 
 
 def commands(page: str | None = None) -> list[str]:
     """What stands after each ``$``, with lines that go on joined, and without what a comment says of it."""
-    text = README.read_text() if page is None else page
+    text = "".join(path.read_text() for path in PAGES) if page is None else page
     found = []
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         joined = block.replace("\\\n", " ")

@@ -27,10 +27,10 @@ text { font: 12px system-ui, sans-serif; fill: #374151 } .title { font-size: 15p
 
 @dataclass(frozen=True)
 class Line:
-    """One series: points by x, measured and at the ceiling."""
+    """One series: points by x, measured and, where there is one, at the ceiling."""
 
     label: str
-    points: tuple[tuple[int, float, float], ...]
+    points: tuple[tuple[int, float, float | None], ...]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Panel:
     title: str
     x_label: str
     lines: tuple[Line, ...]
+    unit: str = "tokens per second"
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -74,7 +75,11 @@ def _panel(title: str, x_label: str, rows: Sequence[Row], x: Callable[[Row], int
 
 def draw(rows: Sequence[Row], title: str) -> str:
     """An SVG document. Without two rows that differ in one number only, it says so."""
-    found = panels(rows)
+    return document(panels(rows), title)
+
+
+def document(found: Sequence[Panel], title: str) -> str:
+    """The panels side by side."""
     width = WIDTH * max(1, len(found))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEAD + HEIGHT}" role="img" '
@@ -94,7 +99,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
 
 def _draw_panel(panel: Panel) -> str:
     xs = sorted({x for line in panel.lines for x, _, _ in line.points})
-    ys = [y for line in panel.lines for _, *both in line.points for y in both]
+    ys = [y for line in panel.lines for _, *both in line.points for y in both if y is not None]
     low, high = 10 ** math.floor(math.log10(min(ys))), 10 ** math.ceil(math.log10(max(ys)))
     across, up = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
@@ -104,7 +109,7 @@ def _draw_panel(panel: Panel) -> str:
     def py(y: float) -> float:
         return TOP + up * (1 - math.log(y / low) / math.log(high / low))
 
-    parts = [f'<text class="title" x="{LEFT}" y="20">{panel.title}, tokens per second</text>']
+    parts = [f'<text class="title" x="{LEFT}" y="20">{panel.title}, {panel.unit}</text>']
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         y = py(10.0**power)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -115,13 +120,16 @@ def _draw_panel(panel: Panel) -> str:
     for index, line in enumerate(panel.lines):
         colour = COLOURS[index % len(COLOURS)]
         for kind, column in (("line ceiling", 2), ("line", 1)):
-            path = " ".join(f"{px(point[0]):.1f},{py(point[column]):.1f}" for point in line.points)
+            known = [(point[0], value) for point in line.points if (value := point[column]) is not None]
+            path = " ".join(f"{px(x):.1f},{py(value):.1f}" for x, value in known)
             parts.append(f'<polyline class="{kind}" stroke="{colour}" points="{path}"/>')
         for x, measured, ceiling in line.points:
-            told = f"{line.label}, {x}: {measured:,.0f} of {ceiling:,.0f}"
+            of = "" if ceiling is None else f" of {ceiling:,.0f}"
+            told = f"{line.label}, {x}: {measured:,.0f}{of}"
             where = f'cx="{px(x):.1f}" cy="{py(measured):.1f}"'
             parts.append(f'<circle {where} r="3.5" fill="{colour}"><title>{escape(told)}</title></circle>')
-        label = f"{line.label} (dashed: ceiling)" if index == 0 else line.label
+        has_ceiling = index == 0 and line.points[0][2] is not None
+        label = f"{line.label} (dashed: ceiling)" if has_ceiling else line.label
         parts.append(f'<text x="{LEFT + 8}" y="{TOP + 6 + 16 * index}" style="fill: {colour}">{escape(label)}</text>')
     return "".join(parts)
 

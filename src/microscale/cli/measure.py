@@ -26,6 +26,7 @@ from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
 from microscale.cli.bench_fit import bench_fit
 from microscale.cli.bench_load import bench_load
+from microscale.cli.bench_scale import bench_scale
 from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.bench_sweep import bench_sweep
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
@@ -327,4 +328,5 @@ bench.command("kernels")(bench_kernels)
 bench.command("serve", context_settings=PASSED_ON)(bench_serve)
 bench.command("load")(bench_load)
 bench.command("fit")(bench_fit)
+bench.command("scale")(bench_scale)
 bench.command("sweep")(bench_sweep)

@@ -7,7 +7,6 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 import uvloop
@@ -48,9 +47,9 @@ from microscale.cli.overrides import parse_overrides
 from microscale.engine.process.launch import Launch
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.speculation.config import parse_config
-from microscale.errors import BadSetting
 from microscale.models import embedded, hub
 from microscale.models.load_format import LoadFormat
+from microscale.server.access import read_keys, read_origins
 from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
 from microscale.server.run import ServeOptions
@@ -240,35 +239,6 @@ def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
     if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
         return byte_tokenizer()
     return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
-
-
-def read_keys(keys: list[str], file: Path | None) -> tuple[bytes, ...]:
-    """The API keys of both options. A file without one would leave the server open, so it is refused."""
-    found = list(keys)
-    if file is not None:
-        try:
-            lines = [line.strip() for line in file.read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadSetting(f"--api-key-file {file} cannot be read: {error}.") from None
-        found += [line for line in lines if line]
-        if not any(lines):
-            raise BadSetting(f"--api-key-file {file} holds no key; give one a line.")
-    if not all(key.strip() and key.isascii() and key.isprintable() for key in found):
-        raise BadSetting("An API key is empty or holds characters that no header can carry; use printable ASCII.")
-    return tuple(key.strip().encode() for key in found)
-
-
-def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:
-    """The origins of ``--allowed-origin``. Without a key ``*`` would let every page of the web use the server."""
-    for origin in origins:
-        if origin == "*":
-            if not has_keys:
-                raise BadSetting("--allowed-origin '*' lets every web page call this server: set --api-key-file too.")
-            continue
-        parts = urlsplit(origin)
-        if not parts.scheme or not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
-            raise BadSetting(f"--allowed-origin {origin!r} is no origin; give it as https://chat.example:8080.")
-    return tuple(origins)
 
 
 def warning(model: str, *, is_dummy: bool) -> str:

@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -97,43 +97,50 @@ def address_of(bound: socket.socket) -> str:
 async def serve(options: ServeOptions) -> int:
     """Serve until a signal or the engine's end; the exit status."""
     with bind(options.host, options.port) as bound:
-        chat_format = chat_format_for(options.tokenizer)
-        metrics = Metrics(options.names[0], options.metrics_prefix)
-        tokenizer = options.tokenizer
-        vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
-        config = msgspec.structs.replace(
-            options.engine,
-            vocabulary=tuple(vocabulary.tokens),
-            control_tokens=tuple(vocabulary.control),
-            split_pattern=vocabulary.split,
+        async with open_host(options) as host:
+            return await _serve(host, options, bound)
+
+
+@contextlib.asynccontextmanager
+async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
+    """Load the model and test it; what every request needs, until the end of the block."""
+    chat_format = chat_format_for(options.tokenizer)
+    metrics = Metrics(options.names[0], options.metrics_prefix)
+    tokenizer = options.tokenizer
+    vocabulary = Vocabulary(tokenizer.vocabulary(), sorted(tokenizer.control.values()), tokenizer.split_pattern)
+    config = msgspec.structs.replace(
+        options.engine,
+        vocabulary=tuple(vocabulary.tokens),
+        control_tokens=tuple(vocabulary.control),
+        split_pattern=vocabulary.split,
+    )
+    clock = StartClock(options.launch.on_progress)
+    launch = replace(options.launch, on_progress=clock.heard)
+    async with await EngineClient.start(config, launch) as engine:
+        ready, start_s = engine.ready, clock.parts()
+        eos = ready.eos_token_ids if options.strict_eos else ()
+        self_test(chat_format, ready.vocab_size, eos)
+        grammars = GrammarChecker(vocabulary, options.limits.compile_timeout_s)
+        host = Host(
+            engine,
+            options.tokenizer,
+            chat_format,
+            options.limits,
+            metrics,
+            options.names,
+            grammars,
+            options.keys,
+            options.allowed_hosts,
+            allowed_origins=options.allowed_origins,
+            strict_requests=options.strict_requests,
+            drafts=options.engine.speculative_config is not None,
+            start_s=start_s,
         )
-        clock = StartClock(options.launch.on_progress)
-        launch = replace(options.launch, on_progress=clock.heard)
-        async with await EngineClient.start(config, launch) as engine:
-            ready, start_s = engine.ready, clock.parts()
-            eos = ready.eos_token_ids if options.strict_eos else ()
-            self_test(chat_format, ready.vocab_size, eos)
-            grammars = GrammarChecker(vocabulary, options.limits.compile_timeout_s)
-            host = Host(
-                engine,
-                options.tokenizer,
-                chat_format,
-                options.limits,
-                metrics,
-                options.names,
-                grammars,
-                options.keys,
-                options.allowed_hosts,
-                allowed_origins=options.allowed_origins,
-                strict_requests=options.strict_requests,
-                drafts=options.engine.speculative_config is not None,
-                start_s=start_s,
-            )
-            try:
-                return await _serve(host, options, bound)
-            finally:
-                await grammars.close()
-                host.threads.shutdown(wait=False, cancel_futures=True)
+        try:
+            yield host
+        finally:
+            await grammars.close()
+            host.threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 
-from microscale.cli.serve import read_origins
 from microscale.errors import BadSetting
+from microscale.server.access import read_origins
 from microscale.server.http.body import unzip
 from microscale.server.http.faults import BodyTooLarge
 from support.browser import chromium

@@ -35,7 +35,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys and scope["type"] == "http" and scope["path"] not in self._keyless:
-            owner = self._owner(scope)
+            owner = self.owner(scope)
             if owner is None:
                 error = Unauthorized(
                     "The API key is missing or wrong: send the header Authorization: Bearer KEY, or x-api-key: KEY."
@@ -45,7 +45,7 @@ class ApiKeys:
             scope.setdefault("state", {})[OWNER] = owner
         await self._app(scope, receive, send)
 
-    def _owner(self, scope: Scope) -> str | None:
+    def owner(self, scope: Scope) -> str | None:
         """Whose key it is, by a digest of it. Owners do not see each other's responses."""
         headers = dict(scope["headers"])
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
@@ -72,7 +72,7 @@ class AllowedHosts:
         self._allowed = frozenset(name.lower() for name in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _is_loopback((scope.get("server") or ("",))[0]):
+        if scope["type"] == "http" and is_loopback((scope.get("server") or ("",))[0]):
             name = _name(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             if not self._knows(name):
                 told = f"Without API keys this server answers on this machine as localhost, not as {name[:64]!r}"
@@ -102,7 +102,7 @@ def _is_here(address: str) -> bool:
     return found.is_loopback or found.is_unspecified
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,0 +1,225 @@
+"""The front: reads a request, has the router choose a replica, and passes the answer on as it comes.
+
+    client ══ Ray's proxy ══ Front ── router ══ Replica (application, engine)
+
+A replica that is lost before the answer has begun costs the client nothing: the request goes to another one. After that
+a stream ends with an error event, in the API's own shape. Keys are checked by the replica's application, as in a server
+of its own; the front only does not read the body of a request that has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from microscale.errors import EngineDied, MicroscaleError, QueueFull
+from microscale.integrations.prefix_routing import chain_of
+from microscale.integrations.ray_serve_options import RayOptions
+from microscale.integrations.ray_serve_prompt import prompt_text
+from microscale.integrations.ray_serve_replica import log_with_ray
+from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
+from microscale.server.anthropic.errors import OVERLOADED, error_reply, speaks_anthropic
+from microscale.server.error_replies import error_response
+from microscale.server.http.auth import ApiKeys, is_loopback
+from microscale.server.http.body import read_body
+from microscale.server.http.exchange import event_bytes
+from microscale.server.http.faults import ForeignName, error_json
+
+log = logging.getLogger(__name__)
+TRIES = 3
+"""Replicas that a request is sent to before its client is told."""
+UNAVAILABLE = (503, OVERLOADED)
+"""Statuses of a replica that has lost its engine, drains, or has no pages."""
+REPLACED = {b"content-encoding", b"content-length", b"transfer-encoding"}
+"""Headers of a body that was read: it goes on unpacked."""
+BY_RAY = b"x-request-id"
+"""Ray's proxy puts this header on every answer; the application's has the same value."""
+REPLICA = b"x-microscale-replica"
+"""A header of answers: which replica gave it, by Ray's id. Its log carries that id in its name."""
+RESPONSES = "/v1/responses"
+RESPONSE_ID = re.compile(rb'"id": ?"(resp_[0-9a-f]+)"')
+MAX_HOMES = 2**16
+"""Responses of which a front knows where they are kept: a replica keeps a thousand."""
+OPEN = "Without API keys this server answers on this machine alone"
+
+
+class Front:
+    """One per ``front_replicas``. It holds the requests that pass, and where stored responses are kept."""
+
+    def __init__(self, replicas: DeploymentHandle, options: RayOptions) -> None:
+        log_with_ray()
+        self._replicas = replicas.options(stream=True)
+        self._options = options
+        self._homes: OrderedDict[bytes, Any] = OrderedDict()
+        """Response → replica, the oldest first."""
+        self._keys = ApiKeys(self.relay, options.keys, error_response) if options.keys else None
+
+    async def __call__(self, request: Request) -> Response:
+        return _Relay(self)
+
+    async def relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        try:
+            asked = await self._read(scope, receive)
+        except MicroscaleError as error:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        work = asyncio.create_task(self._answer(asked, _Reply(asked.scope, send)))
+        gone = asyncio.create_task(_wait_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))
+        if not work.cancelled():
+            work.result()
+
+    async def _read(self, scope: Scope, receive: Receive) -> Asked:
+        request = Request(scope, receive)
+        address = (scope.get("server") or ("",))[0]
+        if self._keys is None and not self._options.deployed.allow_without_key and not is_loopback(address):
+            raise ForeignName(f"{OPEN}: give the application api_key_file, or allow_without_key.")
+        is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+        headers = list(scope["headers"])
+        body = b""
+        if is_json and (self._keys is None or self._keys.owner(scope) is not None):
+            body = await read_body(request, self._options.limits)
+            headers = [(name, value) for name, value in headers if name not in REPLACED]
+            headers.append((b"content-length", b"%d" % len(body)))
+        plain = plain_scope(scope, headers)
+        return Asked(plain, body, chain_of(prompt_text(body)), self._homes.get(named_response(plain["path"], body)))
+
+    async def _answer(self, asked: Asked, reply: _Reply) -> None:
+        error: MicroscaleError = EngineDied(f"{TRIES} replicas were asked, and none could answer.")
+        for attempt in range(TRIES):
+            try:
+                if await self._pass_on(asked, reply, last=attempt == TRIES - 1):
+                    return
+            except BackPressureError:
+                error = QueueFull("All replicas are busy, and too many requests wait.")
+                break
+            except (RayError, RayServeException) as lost:
+                log.warning("Replica %s is lost: %s", asked.replica, type(lost).__name__)
+                if reply.begun:
+                    error = EngineDied("The replica that answered has ended. What it said so far is all there is.")
+                    break
+            asked.avoid.add(asked.replica)
+        await reply.error(error)
+
+    async def _pass_on(self, asked: Asked, reply: _Reply, *, last: bool) -> bool:
+        """One replica's answer; whether it was one, or another replica should be asked."""
+        pieces = self._replicas.answer.remote(asked)
+        head: Head | None = None
+        whole: list[bytes] = []
+        try:
+            async for piece in pieces:
+                if isinstance(piece, Head):
+                    head = Head(piece.status, [*piece.headers, _named(asked)])
+                elif head is not None and _is_stream(head):
+                    self._note_home(asked, piece)
+                    await reply.stream(head, piece)
+                else:
+                    whole.append(piece)  # all of it or nothing: what has not begun can be asked for again
+        finally:
+            pieces.cancel()  # no harm to one that has ended
+        if head is None or (head.status in UNAVAILABLE and not last):
+            return False
+        self._note_home(asked, b"".join(whole))
+        await reply.end(head, b"".join(whole))
+        return True
+
+    def _note_home(self, asked: Asked, piece: bytes) -> None:
+        """Where the response is kept that begins in ``piece``; it is the first with an id."""
+        if asked.scope["path"] != RESPONSES or (found := RESPONSE_ID.search(piece)) is None:
+            return
+        self._homes.setdefault(found[1], asked.replica)
+        if len(self._homes) > MAX_HOMES:
+            self._homes.popitem(last=False)
+
+
+class _Relay(Response):
+    """What Ray is given as the answer: it calls it with the connection."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__()
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._front.relay(scope, receive, send)
+
+
+class _Reply:
+    """The client's side of one answer."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.begun = False
+        self._scope = scope
+        self._send = send
+
+    async def stream(self, head: Head, piece: bytes) -> None:
+        await self._begin(head)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self, head: Head, rest: bytes) -> None:
+        await self._begin(head)
+        await self._send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    async def error(self, error: MicroscaleError) -> None:
+        """By a status, or by an event where a stream has begun."""
+        if self.begun:
+            if speaks_anthropic(self._scope):
+                event = event_bytes(error_reply(error, "-")[0], b"error")
+            else:
+                event = event_bytes(error_json(error))
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            response = error_response(error, self._scope)
+            await self.end(Head(response.status_code, response.raw_headers), bytes(response.body))
+
+    async def _begin(self, head: Head) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = [(name, value) for name, value in head.headers if name != BY_RAY]
+            await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+
+class _Continues(msgspec.Struct):
+    previous_response_id: str | None = None
+
+
+def named_response(path: str, body: bytes) -> bytes:
+    """The id of the response that a request is about: in its path, or the one that it continues. Empty without."""
+    if not path.startswith(RESPONSES):
+        return b""
+    if body:
+        try:
+            return (msgspec.json.decode(body, type=_Continues).previous_response_id or "").encode()
+        except (msgspec.DecodeError, UnicodeError):
+            return b""  # the replica says what is wrong
+    return path.removeprefix(RESPONSES).strip("/").partition("/")[0].encode()
+
+
+def _named(asked: Asked) -> tuple[bytes, bytes]:
+    return REPLICA, str(getattr(asked.replica, "unique_id", "-")).encode()
+
+
+def _is_stream(head: Head) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers)
+
+
+async def _wait_gone(receive: Receive) -> Any:
+    while (await receive())["type"] != "http.disconnect":
+        pass

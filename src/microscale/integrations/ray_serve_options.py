@@ -1,0 +1,164 @@
+"""The arguments of a Ray Serve application, read strictly: those of ``microscale serve``, and how many replicas.
+
+Imports nothing of Ray, so that a mistake is told before a cluster is asked for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from microscale import settings
+from microscale.engine.process.messages import EngineConfig
+from microscale.engine.speculation.config import parse_config
+from microscale.errors import BadSetting
+from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
+from microscale.models import embedded, hub
+from microscale.models.load_format import LoadFormat
+from microscale.server.access import read_keys, read_origins
+from microscale.server.byte_tokenizer import byte_tokenizer
+from microscale.server.limits import Limits
+from microscale.server.run import ServeOptions
+from microscale.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=1, le=10_000)]
+OTHER_NAMES = {"enable_prefix_caching": "prefix_caching"}
+"""Options of ``microscale serve`` that the engine knows by another name."""
+NOT_GIVEN = {"vocabulary", "control_tokens", "split_pattern", "drain_s", "offline", "prefix_caching"}
+"""Of the engine's, what is derived and not asked for."""
+
+
+class Deployed(msgspec.Struct, frozen=True, kw_only=True):
+    """What belongs to the server and to Ray; the rest are the engine's options and the limits."""
+
+    served_model_name: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    """Read on every machine that runs a replica. Keys themselves are not taken: Ray shows arguments to whoever asks."""
+    allow_without_key: bool = False
+    """Answer calls from other machines although there are no keys."""
+    allowed_host: tuple[str, ...] = ()
+    allowed_origin: tuple[str, ...] = ()
+    strict_requests: bool = False
+    tokenizer: str | None = None
+    metrics_prefix: str = "microscale"
+    drain_timeout: Annotated[float, Meta(ge=0.0)] = 30.0
+    min_replicas: Count = 1
+    max_replicas: Count | None = None
+    """As many as ``min_replicas`` without: then nothing is scaled."""
+    target_ongoing_requests: Annotated[float, Meta(gt=0.0)] | None = None
+    """Of one replica, which scaling aims at; three quarters of ``max_num_seqs`` without."""
+    max_ongoing_requests: Count | None = None
+    """Most that one replica is sent at a time; the others wait. Twice ``max_num_seqs`` without."""
+    front_replicas: Count = 1
+    """Processes that read requests and route them."""
+    messages_per_front: Annotated[float, Meta(gt=0.0)] = 500.0
+    """A second, of all streams: replicas send tokens together so that a front keeps up. One takes 1.3 ms of a core."""
+    num_cpus: Annotated[float, Meta(ge=0.0)] = 1.0
+    num_gpus: Annotated[float, Meta(ge=0.0)] | None = None
+    """Of one replica; 1 without, and none where ``device`` is cpu."""
+    health_check_period_s: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Three in a row that fail, and a replica is replaced."""
+    routing: Literal["prefix", "load"] = "prefix"
+    """By shared prefix and load, or as Ray does by itself."""
+    routing_table_entries: Annotated[int, Meta(ge=1)] = MAX_ENTRIES
+    routing_kib_per_request: Annotated[float, Meta(gt=0.0)] = KIB_PER_REQUEST
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Arguments that were read. Plain data: it travels to the replicas."""
+
+    deployed: Deployed
+    engine: EngineConfig
+    limits: Limits
+
+    @property
+    def max_replicas(self) -> int:
+        return self.deployed.max_replicas or self.deployed.min_replicas
+
+    @property
+    def num_gpus(self) -> float:
+        return self.deployed.num_gpus if self.deployed.num_gpus is not None else float(self.engine.device != "cpu")
+
+    @property
+    def max_ongoing_requests(self) -> int:
+        return self.deployed.max_ongoing_requests or 2 * self.engine.max_num_seqs
+
+    @property
+    def target_ongoing_requests(self) -> float:
+        return self.deployed.target_ongoing_requests or 0.75 * self.engine.max_num_seqs
+
+    @property
+    def messages_per_s(self) -> float:
+        """That one replica may send when all are busy."""
+        return self.deployed.messages_per_front * self.deployed.front_replicas / self.max_replicas
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """From the file on this machine."""
+        file = self.deployed.api_key_file
+        return read_keys([], None if file is None else Path(file))
+
+    def serve_options(self) -> ServeOptions:
+        """What a server of this machine would be started with."""
+        keys, given, model = self.keys, self.deployed, self.engine.model
+        offline = settings.load().offline
+        is_dummy = LoadFormat(self.engine.load_format) is LoadFormat.DUMMY
+        return ServeOptions(
+            engine=msgspec.structs.replace(self.engine, offline=offline, drain_s=given.drain_timeout),
+            tokenizer=_tokenizer(given.tokenizer or model, offline=offline, is_dummy=is_dummy),
+            names=given.served_model_name or (embedded.SERVED_NAME if model == embedded.NAME else model,),
+            keys=keys,
+            allowed_hosts=given.allowed_host,
+            allowed_origins=read_origins(list(given.allowed_origin), has_keys=bool(keys)),
+            strict_requests=given.strict_requests,
+            limits=self.limits,
+            metrics_prefix=given.metrics_prefix,
+            drain_s=given.drain_timeout,
+            strict_eos=not is_dummy,
+        )
+
+
+def _tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
+    """The tokenizer of a folder or a hub id; a preset's random weights have one of bytes."""
+    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
+        return byte_tokenizer()
+    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
+
+
+def read_options(arguments: Mapping[str, Any]) -> RayOptions:
+    """Arguments as Ray hands them to an app builder. What is unknown or wrong is refused, by name."""
+    engine_names = set(EngineConfig.__struct_fields__) - NOT_GIVEN
+    limit_names = {field.name for field in fields(Limits)}
+    own_names = set(Deployed.__struct_fields__)
+    known = own_names | engine_names | limit_names | OTHER_NAMES.keys()
+    if unknown := arguments.keys() - known:
+        names = ", ".join(sorted(map(str, unknown)))
+        raise BadSetting(f"Unknown argument {names}. An argument is an option of `microscale serve` with underscores.")
+    engine = {OTHER_NAMES.get(n, n): v for n, v in arguments.items() if n in engine_names | OTHER_NAMES.keys()}
+    options = RayOptions(
+        _converted({n: v for n, v in arguments.items() if n in own_names}, Deployed),
+        _converted({"model": embedded.NAME, **engine}, EngineConfig),
+        _converted({n: v for n, v in arguments.items() if n in limit_names}, Limits),
+    )
+    if options.max_replicas < options.deployed.min_replicas:
+        raise BadSetting("max_replicas is below min_replicas.")
+    parse_config(options.engine.speculative_config)
+    return options
+
+
+def _converted(given: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        # One name where several may be given, as YAML's writers do.
+        return msgspec.convert({n: [v] if n in LISTS and isinstance(v, str) else v for n, v in given.items()}, kind)
+    except msgspec.ValidationError as error:
+        raise BadSetting(f"An argument of the application is wrong: {error}.") from None
+
+
+LISTS = {"served_model_name", "allowed_host", "allowed_origin", "layer_format"}

@@ -1,0 +1,115 @@
+"""From pages as the repository has them to pages as the site has them: links, lists and headings.
+
+The pages are written for a reader on GitHub. Some of them stand outside of ``docs/``, and links lead to files that are
+no pages. GitHub's Markdown lets a list follow a paragraph at once; the site's wants an empty line there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[2]
+DOCS = "docs/"
+# Pages that do not stand in docs/ → what they are called on the site.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "demo/README.md": "demo.md",
+}
+FENCE = re.compile(r"^(```|~~~)", re.MULTILINE)
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
+LIST = re.compile(r"(?:[-*] |\d+\. )\S")
+HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+
+
+def place(source: str) -> str | None:
+    """Where the site has a file of the repository; nothing if it does not."""
+    if source in OUTSIDE:
+        return OUTSIDE[source]
+    if source.startswith(DOCS) and (ROOT / source).is_file():
+        return source.removeprefix(DOCS)
+    return None
+
+
+def prose(text: str) -> Iterator[tuple[bool, str]]:
+    """A page in parts: ``True`` and what is text, ``False`` and what stands in a fence, the fence's lines included."""
+    inside, part = False, ""
+    for line in text.splitlines(keepends=True):
+        fence = FENCE.match(line) is not None
+        if fence and not inside:
+            yield True, part
+            part, inside = line, True
+        elif fence:
+            yield False, part + line
+            part, inside = "", False
+        else:
+            part += line
+    yield not inside, part
+
+
+def in_prose(text: str, change: Callable[[str], str]) -> str:
+    """The page with its text changed and its fences as they are."""
+    return "".join(change(part) if is_text else part for is_text, part in prose(text))
+
+
+def resolve(source: str, target: str) -> tuple[str, str]:
+    """The file of the repository that a link of a page leads to, and the anchor in it."""
+    name, _, anchor = target.partition("#")
+    if not name:
+        return source, anchor
+    return os.path.normpath(PurePosixPath(source).parent / name), anchor
+
+
+def for_site(source: str, text: str) -> str:
+    """A page of the repository with its links as the site needs them."""
+    here = place(source)
+    assert here is not None, source
+
+    def moved(found: re.Match[str]) -> str:
+        target = found["target"]
+        if re.match(r"[a-z]+:", target) or target.startswith("#"):
+            return found[0]
+        file, anchor = resolve(source, target)
+        there = place(file)
+        if there is None:  # a source file or a folder: the text says which
+            return found["text"]
+        relative = os.path.relpath(there, PurePosixPath(here).parent)
+        return f"{found['image']}[{found['text']}]({relative}{'#' + anchor if anchor else ''})"
+
+    return in_prose(text, lambda part: lists(LINK.sub(moved, part)))
+
+
+def lists(text: str) -> str:
+    """With an empty line before each list that follows a paragraph, and four spaces before what is inside of one."""
+    text = re.sub(r"^ {2,3}(?=\S)", "    ", text, flags=re.MULTILINE)
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        before = lines[-1] if lines else ""
+        if LIST.match(line) and before.strip() and not LIST.match(before) and not before.startswith((" ", "|", "<")):
+            lines.append("\n")
+        lines.append(line)
+    return "".join(lines)
+
+
+def slug(heading: str) -> str:
+    """The name that GitHub and the site give to a heading."""
+    return re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()).replace(" ", "-")
+
+
+def anchors(text: str) -> set[str]:
+    found = (HEADING.findall(part) for is_text, part in prose(text) if is_text)
+    return {slug(heading) for part in found for _, heading in part}
+
+
+def section(text: str, heading: str) -> str:
+    """A section of a page, without its heading."""
+    start = re.search(rf"^## {re.escape(heading)}$\n", text, re.MULTILINE)
+    if start is None:
+        raise ValueError(f"no section {heading!r}")
+    end = re.search(r"^## ", text[start.end() :], re.MULTILINE)
+    return text[start.end() :][: end.start() if end else None].strip() + "\n"
