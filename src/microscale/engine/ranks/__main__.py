@@ -43,16 +43,19 @@ def say_alive(link: Link, progress: Progress) -> None:
             time.sleep(ALIVE_S)
 
 
+def tell_gone(sock: socket.socket) -> None:
+    """On another machine somebody wonders why."""
+    if sock.family != socket.AF_UNIX:
+        log.warning("Rank 0 has ended or cannot be reached any more, and this rank ends with it.")
+
+
 def end_with_leader(sock: socket.socket) -> None:
-    """Rank 0 is gone: this process ends, whatever it waits for. On another machine somebody wonders why."""
+    """Rank 0 is gone: this process ends, whatever it waits for."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     poll.poll()
     time.sleep(GRACE_S)
-    if sock.family != socket.AF_UNIX:
-        print(
-            "Rank 0 has ended or cannot be reached any more, and this rank ends with it.", file=sys.stderr, flush=True
-        )
+    tell_gone(sock)
     os._exit(0)
 
 
@@ -110,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             link, placed(join, options.gpu), progress, options.model
         )
     except LinkClosed:
+        tell_gone(sock)
         return 0
     except Exception as error:
         if not isinstance(error, MicroscaleError):
