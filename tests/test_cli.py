@@ -214,6 +214,7 @@ def test_demo_is_the_embedded_model_and_no_folder(tmp_path: Path, monkeypatch: p
     held, here = tmp_path / "held", tmp_path / "here"
     for folder in (held, here / "demo"):
         folder.mkdir(parents=True)
+    (held / embedded.DRAFT_HEAD.name).mkdir()
     for name in embedded.FILES:
         (held / name).touch()
     monkeypatch.setattr(embedded, "FOLDER", held)
@@ -227,6 +228,12 @@ def test_demo_is_the_embedded_model_and_no_folder(tmp_path: Path, monkeypatch: p
 
 def test_a_bad_environment_is_one_clear_sentence(microscale: Callable[..., Run]) -> None:
     refused(microscale(*TINY, MICROSCALE_OFLINE="1"), "MICROSCALE_OFLINE", "MICROSCALE_OFFLINE")
+
+
+def test_drafts_of_a_head_change_no_token(microscale: Callable[..., Run]) -> None:
+    config = '{"method": "dflash", "model": "dflash-tiny", "num_speculative_tokens": 3}'
+    assert microscale(*TINY, "--speculative-config", config).stdout == microscale(*TINY).stdout
+    refused(microscale(*TINY, "--speculative-config", config.replace("dflash-tiny", "no/such")), "no/such")
 
 
 def test_a_tiny_temperature_is_greedy(microscale: Callable[..., Run]) -> None:

@@ -37,6 +37,7 @@ from support.truth import load_transformers
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 24 << 20
+HEAD_LIMIT = 4 << 20
 PATIENCE_S = 120.0
 READY_CPU_S = 15.0
 """Of both processes together, until the server is ready. Other tests add to the clock, and little to this."""
@@ -140,13 +141,17 @@ def answer_of(reply: Any) -> Answer:
 
 
 def test_it_is_whole_and_small_enough() -> None:
-    files = list(DEMO_FOLDER.iterdir())
-    assert set(embedded.FILES) <= {file.name for file in files}
-    assert sum(file.stat().st_size for file in files) <= LIMIT
-    assert len([file for file in files if file.suffix == ".safetensors"]) <= 2
+    files = {str(file.relative_to(DEMO_FOLDER)): file for file in DEMO_FOLDER.rglob("*") if file.is_file()}
+    assert set(embedded.FILES) <= files.keys()
+    head = {name for name in files if name.startswith("draft_head/")}
+    assert {DEMO_FOLDER / name for name in head} == set(embedded.DRAFT_HEAD.iterdir())
+    assert sum(files[name].stat().st_size for name in files.keys() - head) <= LIMIT
+    assert sum(files[name].stat().st_size for name in head) <= HEAD_LIMIT
+    assert len([name for name in files.keys() - head if name.endswith(".safetensors")]) <= 2
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["microscale"]
-    for file in files:
-        assert any(fnmatch(f"demo_model/{file.name}", pattern) for pattern in data)
+    for name in files:
+        # A pattern's * ends at a folder.
+        assert any(fnmatch(f"demo_model/{name}", at) and at.count("/") == 1 + name.count("/") for at in data)
 
 
 def test_its_greedy_answers_are_those_of_transformers(chat_format: ChatFormat) -> None:

@@ -21,6 +21,7 @@ from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.pre_norm import PreNormLayer
+from microscale.models.taps import Taps
 from support.families import gpt_oss_preset
 from support.sampling import sampling_on_cpu
 
@@ -46,12 +47,12 @@ class Scripted:
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         return KvCache((), self.page_size)
 
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
+    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
         tokens, positions = self.body(batch, kv)
         rows = slice(None) if batch.logits is None else batch.logits.rows
         return self.tail(tokens[rows], positions[rows], {}, kv)
 
-    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]:
+    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
         self.steps.append(batch.token_ids.tolist())
         self.positions.append(batch.positions.tolist())
         return batch.token_ids, batch.positions
@@ -139,7 +140,7 @@ def test_logprobs_are_of_the_untempered_distribution() -> None:
 
 def test_broken_logits_are_an_error() -> None:
     class Broken(Scripted):
-        def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits:
+        def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
             return summarise(super().forward(batch, kv).values * torch.nan)
 
     with pytest.raises(BadLogits):

@@ -31,3 +31,22 @@ def test_kernels_that_came_late_are_counted() -> None:
     text = metrics.text(Stats(0, 0, 0, 0, 0, {}, kernels_compiled_late=3, kernels_loaded_late=2)).decode()
     assert 'x:kernels_compiled_after_ready_total{model_name="m"} 3.0' in text
     assert 'x:kernels_loaded_after_ready_total{model_name="m"} 2.0' in text
+
+
+def test_drafts_are_counted_by_place() -> None:
+    metrics = Metrics("m", "x")
+    drafted = Stats(
+        0, 0, 0, 0, 0, {}, num_drafts=9, num_draft_tokens=14, num_accepted_tokens=8,
+        drafted_per_pos=(9, 5), accepted_per_pos=(6, 2), draft_length=1.25,
+    )  # fmt: skip
+    lines = metrics.text(drafted).decode().splitlines()
+    assert 'x:spec_decode_num_drafts_total{model_name="m"} 9.0' in lines
+    assert 'x:spec_decode_num_draft_tokens_total{model_name="m"} 14.0' in lines
+    assert 'x:spec_decode_num_accepted_tokens_total{model_name="m"} 8.0' in lines
+    for name, counts in (("draft", (9.0, 5.0)), ("accepted", (6.0, 2.0))):
+        for place, count in enumerate(counts):
+            labels = f'model_name="m",position="{place}"'
+            assert f"x:spec_decode_num_{name}_tokens_per_pos_total{{{labels}}} {count}" in lines
+    assert 'x:spec_decode_draft_length{model_name="m"} 1.25' in lines
+    assert "# TYPE x:spec_decode_draft_length gauge" in lines
+    assert b"spec_decode" not in Metrics("m", "x").text(Stats(0, 0, 0, 0, 0, {}))

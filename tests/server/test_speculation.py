@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,14 +24,17 @@ from support.serve_command import PATIENCE_S, serving
 
 PROMPT = list(b"abcd abcd abcd abcd abcd ab")
 NEW = 60
-CONFIG = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}'
+# The length is fixed: what is drafted must not depend on how busy the machine is.
+CONFIG = """{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4,
+             "num_speculative_tokens_per_batch_size": {"1": 4}}"""
+
+TINY = ["gpt-oss-tiny", "--load-format", "dummy", "--served-model-name", "tiny", "--max-model-len", "512"]
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    arguments = ["gpt-oss-tiny", "--load-format", "dummy", "--served-model-name", "tiny", "--max-model-len", "512"]
     log = tmp_path_factory.mktemp("serve") / "log"
-    with serving([*arguments, "--speculative-config", CONFIG], log) as found:
+    with serving([*TINY, "--speculative-config", CONFIG], log) as found:
         yield found
 
 
@@ -113,6 +118,23 @@ def test_chat_says_it_beside_the_reasoning(address: str) -> None:
     assert reply.usage is not None
     assert reply.usage.completion_tokens_details is not None
     assert reply.usage.completion_tokens_details.reasoning_tokens is not None
+
+
+def test_a_draft_head_changes_no_answer(text: str, tmp_path: Path) -> None:
+    """A random one of the model's own widths."""
+    config = """{"method": "dflash", "num_speculative_tokens": 2, "model": "dflash-tiny",
+                 "num_speculative_tokens_per_batch_size": {"1": 2}}"""
+    with serving([*TINY, "--speculative-config", config], tmp_path / "log") as found:
+        reply = ask(found)
+        assert reply.choices[0].text == text
+        assert sum(drafts_of(reply.usage)) > NEW
+
+
+def test_the_plan_says_who_drafts(address: str) -> None:
+    plan = json.load(urllib.request.urlopen(f"{address}/plan", timeout=PATIENCE_S))
+    told = plan["speculative"]
+    assert (told["method"], told["num_speculative_tokens"], told["length"]) == ("ngram", 4, "fixed")
+    assert told["predicted"] == []  # on a CPU predictions only rank kernels
 
 
 def test_a_wrong_config_is_refused_before_anything_is_loaded() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from microscale.engine.speculation.drafter import Context
+from microscale.engine.speculation.drafter import Context, Launched
+from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.work import Work
 
 
 class KnowingDrafter:
@@ -22,7 +22,7 @@ class KnowingDrafter:
         self.known: set[str] = set()
         """Requests that it was asked about and has not forgotten."""
 
-    def observe(self, schedule: Sequence[Work]) -> None:
+    def observe(self, step: Launched, most: int) -> None:
         pass
 
     def expects(self, context: Context) -> bool:
@@ -43,7 +43,7 @@ class KnowingDrafter:
         self.known.discard(request_id)
 
 
-class Uneven:
+class Uneven(Length):
     """Draft lengths that differ from request to request and from step to step."""
 
     def __init__(self, most: int) -> None:
@@ -51,7 +51,7 @@ class Uneven:
         self._chance = random.Random(1)
         self.landings: list[tuple[int, int]] = []
 
-    def choose(self, requests: Sequence[object]) -> Sequence[int]:
+    def choose(self, requests: Sequence[object], sequences: int) -> Sequence[int]:
         return [self._chance.randint(0, self._most) for _ in requests]
 
     def landed(self, request: object, drafted: int, accepted: int) -> None:

@@ -51,7 +51,10 @@ def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, k
     """``cost`` counts each token as a sequence. Tokens of one prompt share the keys that they read, and a token sees
     those before it: the bytes are of one token that sees all, the operations of all tokens that see the mean."""
     cost = entry.cost(spec, gpu)
-    if spec.tokens > DECODING_TOKENS:
+    if spec.batch is not None and spec.batch.verify:
+        # A sequence's next token and its drafts read the same keys, once.
+        cost = replace(cost, bytes=entry.cost(replace(spec, tokens=spec.batch.sequences), gpu).bytes)
+    elif spec.tokens > DECODING_TOKENS:
         cached = max(spec.context - spec.tokens, 0)
         mean = replace(spec, context=cached + (spec.tokens + 1) // 2)
         # A window slides over the prompt: all of its keys are read, once.

@@ -77,6 +77,12 @@ class Precision:
             return base, Activations.MXFP8
         return (base,)
 
+    def of_draft_head(self, lm_head: str | None) -> Precision:
+        """Of a draft head beside a model: the checkpoint's own formats, but for its lm_head if one is named; the same
+        KV cache."""
+        chosen = () if lm_head is None else (("lm_head", lm_head),)
+        return replace(self, formats=(), mx_activations=(), chosen=chosen)
+
     @property
     def kv_format(self) -> str:
         """``bf16`` or ``fp8``; where activations travel as float32, ``bf16`` stands for that."""

@@ -41,6 +41,10 @@ def explain(
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
+    speculative: Annotated[
+        str | None,
+        typer.Option(help="Say whether drafts pay: ngram, eagle3, or a draft head's folder or hub id."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say which kernel runs each layer and why, what fits in memory, and how fast it will be.
@@ -59,6 +63,7 @@ def explain(
             batch=batch,
             utilization=gpu_memory_utilization,
             reserve=reserve_in_bytes(reserve_memory),
+            speculative=speculative,
             offline=env.offline,
             tensor_parallel_size=tensor_parallel_size,
         )

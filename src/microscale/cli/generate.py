@@ -20,6 +20,7 @@ from microscale.cli.options import (
     MoeBackendOption,
     PrecisionOption,
     ReserveOption,
+    SpeculativeOption,
     TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
@@ -27,10 +28,12 @@ from microscale.cli.options import (
 )
 from microscale.cli.overrides import parse_overrides
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
+from microscale.engine.loading.build import load_speculation
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.models.families import LoadFormat
 
@@ -76,6 +79,7 @@ def generate(
         int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
     ] = 2048,
     threads: ThreadsOption = None,
+    speculative_config: SpeculativeOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
@@ -107,13 +111,17 @@ def generate(
         offline=env.offline,
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
+        speculative=parse_config(speculative_config),
     )
     check_budget(max_num_batched_tokens)
     show_log()
     prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))
     with closing(prepared):
         loaded = load_with_progress(prepared)
-        generation = Generation(loaded, [prompt], params, max_num_batched_tokens, team=prepared.team)
+        speculation = load_speculation(prepared, loaded)
+        generation = Generation(
+            loaded, [prompt], params, max_num_batched_tokens, speculation=speculation, team=prepared.team
+        )
         completion = run_with_progress(generation, max_tokens)
     if as_json:
         print_json(

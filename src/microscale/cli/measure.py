@@ -28,6 +28,7 @@ from microscale.cli.bench_fit import bench_fit
 from microscale.cli.bench_load import bench_load
 from microscale.cli.bench_scale import bench_scale
 from microscale.cli.bench_serve import PASSED_ON, bench_serve
+from microscale.cli.bench_speculative import ACCEPTANCE, bench_speculative
 from microscale.cli.bench_sweep import bench_sweep
 from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
 from microscale.cli.model import load_with_progress
@@ -56,11 +57,14 @@ from microscale.prove import run_cases, run_prove
 
 
 class ModelOrCommand(TyperGroup):
-    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model. ``--serve`` stands for ``serve``."""
+    """``bench MODEL …`` beside ``bench kernels``: what is no command is the model. ``--serve`` stands for ``serve``,
+    and ``--speculative-acceptance`` for ``speculative``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--serve" in args:
             args = ["serve", *(each for each in args if each != "--serve")]
+        elif args[:1] != ["speculative"] and any(each.split("=")[0] == ACCEPTANCE for each in args):
+            args = ["speculative", *args]
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["model", *args]
         return super().parse_args(ctx, args)
@@ -330,3 +334,4 @@ bench.command("load")(bench_load)
 bench.command("fit")(bench_fit)
 bench.command("scale")(bench_scale)
 bench.command("sweep")(bench_sweep)
+bench.command("speculative")(bench_speculative)

@@ -29,6 +29,7 @@ from microscale.cli.options import (
 )
 from microscale.compiling.cache import folder_bytes, use_cache
 from microscale.compiling.job import Job, missing, run_job, workers
+from microscale.engine.loading.drafting import open_head, prepare_head
 from microscale.engine.loading.warming import recorded
 from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
@@ -90,7 +91,11 @@ def warm(
     config = read_model(model, env.offline)
     drafts = parse_config(speculative_config)
     draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
-    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens, draft_tokens))
+    head = None
+    if drafts is not None and drafts.is_head:
+        opened = open_head(drafts, model, config, offline=env.offline)
+        head = prepare_head(opened, setup, block_size, drafts.draft_lm_head)
+    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens, draft_tokens, head))
     summary = fill(model, card, kernels, use_cache(kernel_cache), jobs or workers(hardware.system_memory()[1]))
     if as_json:
         print_json(asdict(summary))

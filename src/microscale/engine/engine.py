@@ -23,6 +23,7 @@ from microscale.backends.ops import Logits
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.output import Output, Stats
 from microscale.engine.request import Finish, Request
+from microscale.engine.speculation.drafter import Launched
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.decode import take_rows
 from microscale.engine.step.reading import Choice
@@ -173,6 +174,7 @@ class Engine:
         ends = list(accumulate(work.num_logits for work in schedule))
         outputs, last = score_prompts(schedule, ends, logits.values, self._sampler)
         ready: list[tuple[Request, int]] = []
+        first_rows: dict[str, int] = {}
         rows: list[int] = []
         drafts: list[Sequence[int]] = []
         ended = {output.request_id for output in last}
@@ -184,6 +186,7 @@ class Engine:
                 last.append(Output(request.request_id, None, finish=Finish.LENGTH, num_cached=request.num_cached))
                 continue
             ready.append((request, self._rows[request.request_id]))
+            first_rows[request.request_id] = len(rows)
             rows.extend(range(end - 1 - len(work.drafts), end))
             drafts.append(work.drafts)
         if ready and len(rows) < len(logits.values):
@@ -191,7 +194,7 @@ class Engine:
         numbers = [number for _, number in ready]
         drawn = self._sampler.draw(logits.values, numbers, logits, drafts) if ready else None
         if self._speculation is not None:
-            self._speculation.observe(schedule)
+            self._speculation.observe(Launched(schedule, None if drawn is None else drawn.tokens, first_rows))
         return _Flight(schedule, outputs, ready, drawn, last, drafted=any(drafts))
 
     def _launch_after(self, flight: _Flight) -> _Flight | None:
@@ -222,6 +225,8 @@ class Engine:
         if flight.drawn is None:
             return outputs
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
+        if self._speculation is not None:
+            self._speculation.ended(flight.schedule)
         return outputs + [self._advance(ready[0], choice) for ready, [choice] in choices if self._alive(ready)]
 
     def _land_drafts(self, flight: _Flight) -> list[Output]:
@@ -230,6 +235,8 @@ class Engine:
         found = self._sampler.read(flight.drawn)
         each = list(zip(flight.ready, found, strict=True))
         accepted = {request.request_id: len(choices) - 1 for (request, _), choices in each}
+        if self._speculation is not None:
+            self._speculation.ended(flight.schedule, sum(accepted.values()))
         self._scheduler.computed(flight.schedule, accepted)
         drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
         for output in flight.last:
@@ -272,6 +279,8 @@ class Engine:
     def prepare(self) -> None:
         """Make ready what the first requests will want, before they come."""
         self._runner.prepare()
+        if self._speculation is not None:
+            self._speculation.prepare()
 
     def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
         """Prepare a little of what steps may need later, while there is no work, and stop once something ``is_due``.

@@ -54,5 +54,9 @@ class Stats:
     """Times that a request had drafts in a step."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    drafted_per_pos: tuple[int, ...] = ()
+    """How many drafts had a first token, a second, …; empty where nothing is drafted."""
     accepted_per_pos: tuple[int, ...] = ()
     """How often the first token of a draft was accepted, the second, …; empty where nothing is drafted."""
+    draft_length: float = 0.0
+    """Tokens of a draft lately: the mean over sequences that decode, those without drafts among them."""

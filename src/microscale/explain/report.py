@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
+from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
 from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
+from microscale.explain.speculative import COUNTED_AT, DraftsReport, explain_drafts, find_head
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Kind
@@ -49,6 +51,8 @@ class Question:
     utilization: float = 0.9
     reserve: int | None = None
     """Bytes that stay with the system where it shares its memory."""
+    speculative: str | None = None
+    """Who drafts: ``ngram``, ``eagle3``, or a draft head's folder or hub id; ``None``: nobody."""
     offline: bool = False
     tensor_parallel_size: int = 1
     """Ranks that share the model, each on such a card. The report is on the first of them, which holds most."""
@@ -70,6 +74,8 @@ class Report:
     """What others say of their engines, on this kind of card."""
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` where it fits."""
+    drafts: DraftsReport | None = None
+    """Whether drafts pay, where that was asked."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +90,7 @@ class Report:
                 "beside_system": [entry.to_json() for entry in beside(self.memory)],
             },
             "predicted": self._predicted(),
+            **({} if self.drafts is None else {"speculative": self.drafts.to_json()}),
         } | self._ranks()
 
     def _ranks(self) -> dict[str, Any]:
@@ -148,6 +155,13 @@ def explain(question: Question) -> Report:
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization, question.reserve)
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.preference, question.precision)
+    head = None
+    if question.speculative is not None:
+        if not shard.is_whole:
+            raise BadSetting("--speculative is explained for one rank alone; leave out --tensor-parallel-size.")
+        head = find_head(question.speculative, question.model, config, offline=question.offline)
+        need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
+        workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
     shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
@@ -161,7 +175,10 @@ def explain(question: Question) -> Report:
 
     points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
     others = published(preset_name(question.model), gpu) if shard.is_whole else ()
-    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why)
+    drafts = None
+    if question.speculative is not None:
+        drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits)
+    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

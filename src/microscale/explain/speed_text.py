@@ -42,7 +42,7 @@ def prediction_lines(report: Report) -> Iterator[str]:
     for point in report.points:
         if point.kind is Kind.PREFILL:
             first = f"first token after {_time(point.us)}"
-            yield f"  prefill {point.context:<7}{_cell(point):>{CELL}}, ceiling {_rate(point.ceiling)}; {first}"
+            yield f"  prefill {point.context:<7}{_cell(point):>{CELL}}, ceiling {rate_text(point.ceiling)}; {first}"
     yield from _ranks(report)
     yield from _others(report)
 
@@ -56,7 +56,7 @@ def _ranks(report: Report) -> Iterator[str]:
     slower = asked.batch / (asked.us + 10.0 * sums) * 1e6
     text = (
         f"all this is one rank's own time. A step also has {sums} sums over {ranks} ranks, which wait for the link: at "
-        f"10 us each, {_rate(asked.tok_s)} tokens a second become {_rate(slower)}"
+        f"10 us each, {rate_text(asked.tok_s)} tokens a second become {rate_text(slower)}"
     )
     yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
 
@@ -78,12 +78,12 @@ def _bound(report: Report) -> Iterator[str]:
     gpu, step, asked = report.setup.gpu, report.prediction.step, report.asked
     read = reach(gpu)
     yield (
-        f"  ceiling {_rate(asked.ceiling)} for {_sequences(asked.batch)} after {asked.context}: "
+        f"  ceiling {rate_text(asked.ceiling)} for {_sequences(asked.batch)} after {asked.context}: "
         f"{step.bytes / 1e9:.2f} GB at {gpu.bandwidth_gbs:.0f} GB/s"
     )
     if not gpu.is_cpu:
         known = f"{read.low:.0f} to {read.high:.0f}" if read.low < read.high else f"{read.gbs:.0f}"
-        text = f"reading reaches {known} GB/s ({read.source}, {read.date}): {_rate(asked.reachable)}"
+        text = f"reading reaches {known} GB/s ({read.source}, {read.date}): {rate_text(asked.reachable)}"
         yield from (escape(line) for line in _indented(text))
     shares: dict[str, tuple[float, int]] = {}
     for part in report.prediction.decode:
@@ -107,7 +107,7 @@ def _others(report: Report) -> Iterator[str]:
     by_source: dict[tuple[str, str, str], list[str]] = {}
     for row in report.published:
         what = f"{row.batch} x {row.context}" if row.kind == "decode" else f"prefill {row.context}"
-        by_source.setdefault((row.engine, row.source, row.date), []).append(f"{_rate(row.tok_s)} ({what})")
+        by_source.setdefault((row.engine, row.source, row.date), []).append(f"{rate_text(row.tok_s)} ({what})")
     for (engine, source, date), figures in list(by_source.items())[:MOST_PUBLISHED]:
         text = f"others: {engine}, {date}: {', '.join(figures)}; {source}"
         lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
@@ -115,10 +115,10 @@ def _others(report: Report) -> Iterator[str]:
 
 
 def _cell(point: Point) -> str:
-    return f"{_rate(point.tok_s)} ({_rate(point.low)}-{_rate(point.high)})"
+    return f"{rate_text(point.tok_s)} ({rate_text(point.low)}-{rate_text(point.high)})"
 
 
-def _rate(value: float) -> str:
+def rate_text(value: float) -> str:
     return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
 
 

@@ -12,6 +12,7 @@ from microscale.backends.forecast import Forecast
 from microscale.engine.loading.fit import gib
 from microscale.explain.report import Report
 from microscale.explain.shared_memory import beside
+from microscale.explain.speculative_text import draft_lines
 from microscale.explain.speed_text import WIDTH, prediction_lines
 from microscale.hardware import GIB
 from microscale.hardware.unified import PAGE_CACHE
@@ -30,6 +31,7 @@ def render(report: Report, reasons: bool = True) -> list[str]:
         *_memory(report),
         "",
         *prediction_lines(report),
+        *(() if report.drafts is None else ("", *draft_lines(report.drafts))),
     ]
 
 

@@ -15,6 +15,7 @@ from microscale.hardware.families import Gpu
 from microscale.hardware.gpu import card_name
 
 FILE = Path(__file__).parent / "published.json"
+DRAFTS_FILE = Path(__file__).parent / "published_drafts.json"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,29 @@ class Published:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class PublishedDrafts:
+    """Speculative decoding."""
+
+    gpu: str
+    model: str
+    engine: str
+    method: str
+    drafts: int | None
+    """Tokens of a draft, where that is said."""
+    batch: int
+    acceptance_length: float | None
+    """Tokens that a step gives, drafts and its own."""
+    tok_s: float
+    tok_s_without: float | None
+    """The same engine without drafts."""
+    date: str
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 @cache
 def _all() -> tuple[Published, ...]:
     return tuple(Published(**row) for row in json.loads(FILE.read_text()))
@@ -43,3 +67,14 @@ def published(model: str, gpu: Gpu) -> tuple[Published, ...]:
     """What others published of this model on this kind of card."""
     name = card_name(gpu)
     return tuple(row for row in _all() if row.gpu == name and row.model == model)
+
+
+@cache
+def _all_drafts() -> tuple[PublishedDrafts, ...]:
+    return tuple(PublishedDrafts(**row) for row in json.loads(DRAFTS_FILE.read_text()))
+
+
+def published_drafts(model: str, gpu: Gpu) -> tuple[PublishedDrafts, ...]:
+    """What others published of speculative decoding with this model on this kind of card."""
+    name = card_name(gpu)
+    return tuple(row for row in _all_drafts() if row.gpu == name and row.model == model)

@@ -18,7 +18,11 @@ FILES = (
     "model.safetensors.index.json",
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
+    "draft_head/config.json",
+    "draft_head/model.safetensors",
 )
+DRAFT_HEAD = FOLDER / "draft_head"
+"""Its EAGLE3 head."""
 
 
 def embedded_folder() -> Path:

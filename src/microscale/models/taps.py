@@ -32,6 +32,10 @@ class Taps:
     def _columns(self) -> dict[int, Tensor]:
         return dict(zip(self.places, self.rows.chunk(len(self.places), dim=1), strict=True))
 
+    def first(self, tokens: int) -> Taps:
+        """The rows of the first tokens."""
+        return Taps(self.places, self.rows[:tokens])
+
     def at(self, place: int) -> Tensor | None:
         """Where this tap goes, ``[tokens, hidden]``; ``None`` where it is not wanted."""
         return self._columns.get(place)

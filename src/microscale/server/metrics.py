@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from microscale.engine.output import Stats
@@ -130,11 +130,24 @@ class _EngineCounters(Collector):
             family.add_metric([self._model], value)
             families.append(family)
         if last.accepted_per_pos:
-            family = self._family("spec_decode_num_accepted_tokens_per_pos", "model_name", "position")
-            for place, value in enumerate(last.accepted_per_pos):
+            families += self._drafts(last)
+        return families
+
+    def _drafts(self, last: Stats) -> list[Metric]:
+        """By the place in a draft, from 0 on, and how long drafts are now."""
+        families: list[Metric] = []
+        by_place = {"draft_tokens": last.drafted_per_pos, "accepted_tokens": last.accepted_per_pos}
+        for name, counts in by_place.items():
+            family = self._family(f"spec_decode_num_{name}_per_pos", "model_name", "position")
+            for place, value in enumerate(counts):
                 family.add_metric([self._model, str(place)], value)
             families.append(family)
-        return families
+        length = GaugeMetricFamily(
+            f"{self._prefix}:spec_decode_draft_length", "Drafted tokens of a sequence in a step, lately.",
+            labels=["model_name"],
+        )  # fmt: skip
+        length.add_metric([self._model], last.draft_length)
+        return [*families, length]
 
     def _family(self, name: str, *labels: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"{self._prefix}:{name}", name.replace("_", " "), labels=labels)

@@ -26,6 +26,8 @@ class PlanReply(Struct, frozen=True):
     """Bytes by what they hold."""
     predicted: Raw | UnsetType = UNSET
     """Tokens per second of several batches and prompts, with the range that holds them nine times in ten."""
+    speculative: Raw | UnsetType = UNSET
+    """Who drafts, what a step with drafts is predicted to cost, and the drafter's kernels where it has some."""
 
 
 class _Document(Struct, frozen=True):
@@ -37,6 +39,7 @@ class _Document(Struct, frozen=True):
     decisions: Raw
     memory: Raw
     predicted: Raw = Raw(b"[]")
+    speculative: Raw | UnsetType = UNSET
 
 
 def plan_reply(host: Host) -> PlanReply:
@@ -47,5 +50,7 @@ def plan_reply(host: Host) -> PlanReply:
     except msgspec.DecodeError:
         # Another engine's: its text is all there is.
         return PlanReply(*common, ready.plan, host.start_s)
-    start, memory, predicted = host.start_s, told.memory, told.predicted
-    return PlanReply(*common, told.table, start, told.gpu, told.precision, told.decisions, memory, predicted)
+    return PlanReply(
+        *common, told.table, host.start_s, told.gpu, told.precision, told.decisions, told.memory, told.predicted,
+        told.speculative,
+    )  # fmt: skip

@@ -1,23 +1,27 @@
 """What the tests of speculation do, at length: 200,000 draws for every sampling option against the exact distribution,
 and 500 prompts of the embedded model, greedy, with every kind of drafter. Run by ``make speculation``: half an hour on
-two cores. An argument is the number of prompts, 0 for none."""
+two cores. An argument is the number of prompts, 0 for none; names of drafters after it leave the draws and the other
+drafters out."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from support.demo_prompts import demo_model, demo_prompts
 from support.drafters import Uneven, replaying
 from support.draws import EVERY, check_distribution
+from support.heads import random_head, trained_head
 
 DRAWS = 200_000
 NEW = 16
@@ -53,8 +57,8 @@ def run(prompts: list[list[int]], speculation: Speculation | None) -> list[list[
     return [request.tokens[request.num_prompt :] for request in requests]
 
 
-def main(count: int) -> None:
-    for options in EVERY:
+def main(count: int, chosen: Sequence[str] = ()) -> None:
+    for options in () if chosen else EVERY:
         check_distribution(options, DRAWS)
         say(f"{options.name}: {DRAWS} draws have the exact distribution")
     prompts = demo_prompts(count)
@@ -70,8 +74,13 @@ def main(count: int) -> None:
         "perfect": replaying(pairs, vocab, 4),
         "random": replaying(pairs, vocab, 1, luck=0.0),
         "uneven": uneven,
+        "eagle3": Speculation(HeadDrafter(trained_head(), 3), 3),
+        "random eagle3": Speculation(HeadDrafter(random_head("eagle3", demo_model()), 1), 1),
+        "random dflash": Speculation(HeadDrafter(random_head("dflash", demo_model()), 2), 2),
     }
     for name, speculation in drafters.items():
+        if chosen and name not in chosen:
+            continue
         say(name)
         found = run(prompts, speculation)
         differ = sum(ours != theirs for ours, theirs in zip(found, want, strict=True))
@@ -81,4 +90,4 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500, sys.argv[2:])

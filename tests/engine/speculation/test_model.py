@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
@@ -17,10 +18,13 @@ from microscale.engine.output import Stats
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.engine.speculation.length import ByArithmetic
+from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from microscale.models.outline import outline
 from microscale.text.grammar import Schema, Turn
 from microscale.text.harmony.grammar import of_turn
 from microscale.text.harmony.tokens import RETURN
@@ -167,6 +171,19 @@ def test_preemption_changes_nothing(luck: float) -> None:
     speculation = replaying(list(zip(prompts, want, strict=True)), model.config.vocab_size, 6, luck)
     found, stats = generate(model, prompts, speculation, limits_for(model), 48, ignore_eos=True)
     assert stats.num_preemptions > 0
+    assert found == want
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.9])
+def test_lengths_by_arithmetic_change_nothing(luck: float) -> None:
+    """They follow the times of steps on this machine, whatever these are: tokens do not."""
+    model = tiny_model("gpt-oss-tiny", 4)
+    prompts, want = tiny_prompts(model.config.vocab_size), tiny_alone("gpt-oss-tiny")
+    shape = outline("gpt-oss-tiny", model.config, model.ops.activations, 4, model.config.max_context)
+    prior = predicted_costs(shape, model.ops.plan, Setup(model.ops.gpu, model.ops.activations), 6, 8)
+    speculation = replaying(list(zip(prompts, want, strict=True)), model.config.vocab_size, 6, luck)
+    speculation._length = ByArithmetic(prior, 6)
+    found, _ = generate(model, prompts, speculation, limits_for(model), 48, ignore_eos=True)
     assert found == want
 
 

@@ -11,7 +11,7 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation import ngram
 from microscale.engine.speculation.config import SpeculativeConfig, parse_config
-from microscale.engine.speculation.drafter import Context
+from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.step.work import Work
 from microscale.errors import BadSetting
@@ -69,7 +69,7 @@ def test_an_index_grows_with_its_request() -> None:
     chooser = random.Random(1)
     request = Request("r", [chooser.randrange(5) for _ in range(20)], SamplingParams())
     drafter = NgramDrafter(2, 4)
-    drafter.observe([Work(request, 0, 10)])
+    drafter.observe(Launched([Work(request, 0, 10)]), 4)
     for _ in range(200):
         found = list(drafter.propose([Context(request, 3)])[0])
         assert found == draft(request.tokens, 3)
@@ -117,7 +117,39 @@ def test_the_option_reads_as_vllms() -> None:
     both = parse_config(
         '{"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
     )
+    head = parse_config('{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}')
+    assert head == SpeculativeConfig("eagle3", 3, "a/b", "mxfp8")
     assert both == SpeculativeConfig("ngram", 1, prompt_lookup_max=4, prompt_lookup_min=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        ('{"1-16": 3, "64-128": 2, "256-4096": 0}', ((1, 3), (64, 2), (256, 0))),
+        ('{"17-512": 0, "1-16": 15}', ((1, 15), (17, 0))),
+        ('{"1": 4}', ((1, 4),)),
+        ("[[1, 4, 2], [5, 512, 0]]", ((1, 2), (5, 0))),
+    ],
+)
+def test_fixed_lengths_read_as_vllms(value: str, want: tuple[tuple[int, int], ...]) -> None:
+    key = "num_speculative_tokens_per_batch_size"
+    found = parse_config(f'{{"method": "ngram", "num_speculative_tokens": 3, "{key}": {value}}}')
+    assert found is not None
+    assert found.num_speculative_tokens_per_batch_size == want
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "3", '"1-4"', "{}", "[]",
+        '{"1-4": "2"}', '{"1-4": 16}', '{"1-4": -1}', '{"4-1": 2}', '{"0-4": 2}', '{"a-b": 1}',
+        '{"1-4": 2, "4-8": 1}', "[[1, 4, 2, 3]]", "[1, 4, 2]", '{"1-4": true}', '{"1-4-5": 1}', "[[4]]",
+    ],
+)  # fmt: skip
+def test_wrong_fixed_lengths_are_one_sentence(value: str) -> None:
+    text = f'{{"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": {value}}}'
+    with pytest.raises(BadSetting, match=r"num_speculative_tokens_per_batch_size is .*, not ranges of sequences"):
+        parse_config(text)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +167,10 @@ def test_the_option_reads_as_vllms() -> None:
         ('{"method": 5, "num_speculative_tokens": 3}', "is 5, not a string"),
         ('{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor": 1}', "no key 'draft_tensor'; the keys are"),
         ('{"method": "ngram", "num_speculative_tokens": 3, "model": "x"}', "takes no model"),
+        ('{"method": "ngram", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}', "no lm_head of its own"),
+        ('{"method": "dflash", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}', "no lm_head of its own"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3, "draft_lm_head": "int4"}', "use bf16 or mxfp8"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3, "prompt_lookup_min": 2}', "is for method ngram"),
         (
             '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2}',
             "in order",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -232,3 +233,24 @@ def test_any_stream_of_requests(data: st.DataObject) -> None:
     assert system.runner.largest_step <= limits.max_num_batched_tokens
     assert all(pool.num_free == pool.num_pages for pool in system.scheduler.pools.values())
     assert not drafter.known
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.6, 1.0])
+def test_keys_that_cover_the_token_after_a_page(luck: float) -> None:
+    """As with a draft head: a page is found by who goes on with the same token, however drafts fill pages."""
+    limits = replace(SMALL, key_lookahead=1)
+    system = System(limits, 64, 40, speculation=drafting(limits, luck))
+    system.submit("first", [1, 2, 3], 22)
+    system.run()
+    whole = [1, 2, 3, *alone([1, 2, 3], 22, limits.window)]
+    same = system.submit("same", whole, 3)
+    system.run()
+    assert same.num_cached == 24
+    other = system.submit("other", [*whole[:8], whole[8] + 1 % VOCAB, 5, 6], 3)
+    system.run()
+    assert other.num_cached == 4  # the second page was written before another token
+    within = system.submit("within", [*whole[:9], whole[9] + 1 % VOCAB, 5, 6], 3)
+    system.run()
+    assert within.num_cached == 8
+    for request in (same, other, within):
+        assert system.tokens(request.request_id) == alone(request.prompt, 3, limits.window)

@@ -6,15 +6,23 @@ Needs nothing of the server's: benchmarks build their engine here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
+from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.team import Assembly, Team
+from microscale.engine.prediction.draft_head import head_time
+from microscale.engine.prediction.drafts import no_time
 from microscale.engine.prediction.points import BATCHES, Point, make_points
+from microscale.engine.speculation.costs import Prior
+from microscale.engine.speculation.description import describe_drafts
+from microscale.engine.speculation.drafter import Target
+from microscale.engine.speculation.predicted import CONTEXT, predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -22,7 +30,7 @@ from microscale.engine.step.runner import Model, ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
 from microscale.models.config import LayerKind
-from microscale.models.families import ModelConfig
+from microscale.models.families import AnyModel, ModelConfig
 
 PREDICTED_CONTEXT = 4096
 
@@ -68,8 +76,8 @@ def build_engine(
         prefix_caching=queueing.prefix_caching,
     )
     model = load(prepared, on_progress)
-    drafts = prepared.options.speculative
-    speculation = None if drafts is None else Speculation.of(drafts)
+    prior = None if prepared.options.speculative is None else _predicted_costs(prepared)
+    speculation = load_speculation(prepared, model, prior)
     engine = assemble(
         model,
         limits,
@@ -81,8 +89,36 @@ def build_engine(
     )
     points = _points(prepared, max_model_len)
     ranks = [] if prepared.team is None else prepared.team.memory
-    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, ranks)
+    drafts = _drafts(prepared, prior)
+    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts, ranks)
     return Built(engine, config, max_model_len, told)
+
+
+def load_speculation(prepared: Prepared, model: AnyModel, prior: Prior | None = None) -> Speculation | None:
+    """Who drafts for the loaded model, if anybody does. ``prior``: what steps are expected to cost; without it drafts
+    are as long as the option says."""
+    drafts = prepared.options.speculative
+    if drafts is None:
+        return None
+    head = None if prepared.head is None else load_head(prepared.head, model)
+    return Speculation.of(drafts, prior, head)
+
+
+def _predicted_costs(prepared: Prepared) -> Prior:
+    """What steps with drafts are expected to cost."""
+    memory, head = prepared.memory, prepared.head
+    shape, plan, setup = prepared.outline, prepared.plan, prepared.setup
+    context = min(CONTEXT, shape.max_context)
+    time = no_time if head is None else head_time(head.config, shape, plan, setup, context)
+    return predicted_costs(shape, plan, setup, memory.workload.draft_tokens, memory.workload.sequences, time)
+
+
+def _drafts(prepared: Prepared, prior: Prior | None) -> dict[str, Any] | None:
+    """Who drafts, as ``describe`` tells it."""
+    if prepared.options.speculative is None:
+        return None
+    head = None if prepared.head is None else prepared.head.plan
+    return describe_drafts(prepared.options.speculative, None if prepared.setup.gpu.is_cpu else prior, head)
 
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
@@ -108,15 +144,19 @@ def assemble(
     fill_up_prompts: bool | None = None,
     vocabulary: Vocabulary | None = None,
     speculation: Speculation | None = None,
+    make_sampler: Callable[..., Sampler] = Sampler,
     team: Team | None = None,
 ) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
 
-    ``fill_up_prompts``: see ``ModelRunner``. ``team``: the ranks that run it together."""
+    ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
+    the ranks that run it together."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
+    if speculation is not None:
+        limits = replace(limits, key_lookahead=speculation.key_lookahead)
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
-    sampler = Sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
+    sampler = make_sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
     draft_tokens = 0 if speculation is None else speculation.most
     if team is not None:
         enforce_eager |= not team.capturable
@@ -128,7 +168,10 @@ def assemble(
         enforce_eager=enforce_eager,
         fill_up_prompts=fill_up_prompts,
         draft_tokens=draft_tokens,
+        taps=() if speculation is None else speculation.taps,
     )
+    if speculation is not None:
+        speculation.attach(Target(pools, limits, own.taps, enforce_eager))
     runner: Runner = own if team is None else team.lead(own, pools)
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

@@ -17,14 +17,11 @@ from microscale.models.config import LayerKind
 
 
 def describe(
-    plan: Plan,
-    precision: Precision,
-    memory: Memory,
-    pages: Mapping[LayerKind, int],
-    points: Sequence[Point] = (),
-    ranks: Sequence[Mapping[str, int]] = (),
-) -> str:
-    """``points``: the speeds that were predicted. ``ranks``: bytes of each, where several share the model."""
+    plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
+    drafts: Mapping[str, Any] | None = None, ranks: Sequence[Mapping[str, int]] = (),
+) -> str:  # fmt: skip
+    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does. ``ranks``: bytes of each,
+    where several share the model."""
     shared = {"ranks": [dict(memory) for memory in ranks]} if ranks else {}
     return json.dumps(
         shared
@@ -35,6 +32,7 @@ def describe(
             "decisions": [_decision(decision) for decision in plan.decisions.values()],
             "memory": _memory(memory, pages),
             "predicted": [point.to_json() | {"kind": point.kind.value} for point in points],
+            **({} if drafts is None else {"speculative": drafts}),
         }
     )
 

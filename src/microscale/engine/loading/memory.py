@@ -38,6 +38,25 @@ prefixes may go on. An estimate: a window of 128 is an eighth of a prompt of 102
 
 
 @dataclass(frozen=True)
+class HeadNeed:
+    """What a draft head takes beside its target."""
+
+    weights: int
+    """Bytes, in the layouts that were decided."""
+    cached_numbers: int
+    """That one position takes in its KV cache, whose pages are those of the target's full layers."""
+    working: int
+    """Bytes for one row: what was tapped, and what the head makes of it."""
+    logits_row: int
+
+    def working_bytes(self, workload: Workload, kv_size: int) -> int:
+        """A step's rows; of each sequence the logits and the pages of guesses."""
+        scratch = -(-(workload.draft_tokens + 1) // workload.page_size) + 1
+        guesses = 2 * scratch * workload.page_size * self.cached_numbers * kv_size
+        return workload.step_tokens * self.working + workload.sequences * (guesses + self.logits_row)
+
+
+@dataclass(frozen=True)
 class Workload:
     """What is to fit beside the weights. Names of the options are in brackets."""
 
@@ -55,6 +74,8 @@ class Workload:
     """Bytes that stay with the system where it shares its memory (``--reserve-memory``); ``None``: by the machine."""
     draft_tokens: int = 0
     """Drafted tokens of a sequence in one step (``--speculative-config``)."""
+    head: HeadNeed | None = None
+    """The draft head, if drafts come from one."""
 
     def check_page_size(self) -> None:
         if not 1 <= self.page_size <= MAX_PAGE_SIZE:
@@ -213,16 +234,23 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
     workload.check(outline.name, outline.max_context)
     usable, because = usable_memory(setup.gpu, workload.utilization, available, workload.reserve)
     on_gpu = not setup.gpu.is_cpu
+    weights, activations = weight_bytes(outline, plan, setup), _activations(outline, workload)
+    head = workload.head
+    if head is not None:
+        weights |= {"draft_head": head.weights}
+        activations += head.working_bytes(workload, setup.kv_size)
+    # The head's graphs have as much room as the target's.
+    graphs = GRAPH_MEMORY * (1 if head is None else 2)
     return Memory(
         model=outline.name,
         gpu=setup.gpu,
         workload=workload,
         usable=usable,
         usable_because=because,
-        weights=weight_bytes(outline, plan, setup),
+        weights=weights,
         kv=_kv_need(outline, setup, workload),
-        activations=_activations(outline, workload),
-        graphs=GRAPH_MEMORY if on_gpu else 0,
+        activations=activations,
+        graphs=graphs if on_gpu else 0,
         runtime=RUNTIME if on_gpu else 0,
         model_context=outline.max_context,
         logits_row=_logits_row(outline),
@@ -253,6 +281,8 @@ def _kv_need(outline: Outline, setup: Setup, workload: Workload) -> KvNeed:
     full = sum(layers.numbers_per_position() for layers in outline.cached if layers.window is None)
     sliding = sum(layers.numbers_per_position() for layers in outline.cached if layers.window is not None)
     window = max((layers.window for layers in outline.cached if layers.window is not None), default=0)
+    if workload.head is not None:
+        full += workload.head.cached_numbers
     size = setup.kv_size
     step, drafts = workload.step_tokens, workload.draft_tokens
     return KvNeed(full * size, sliding * size, window, workload.page_size, step, drafts)

@@ -15,6 +15,7 @@ import torch
 from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
+from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fingerprint import fingerprint
 from microscale.engine.loading.fit import check_fits, plan_and_reckon
 from microscale.engine.loading.memory import Memory
@@ -44,6 +45,8 @@ class Prepared:
     memory: Memory
     """What it takes, and how many pages and sequences fit beside it. Reckoned before the load: afterwards the weights
     would count twice, as needed and as no longer free."""
+    head: PreparedHead | None = None
+    """The draft head, if drafts come from one."""
 
     team: Team | None = None
     """The other ranks, where there are some and this is the first."""
@@ -104,10 +107,15 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
         seed=options.seed,
         shard=options.shard,
     )
-    config, workload = weights.config, options.workload
-    if options.speculative is not None:
-        workload = replace(workload, draft_tokens=options.speculative.num_speculative_tokens)
+    config, workload, drafts = weights.config, options.workload, options.speculative
     check(config)
+    head = None
+    if drafts is not None:
+        workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
+        if drafts.is_head:
+            opened = open_head(drafts, options.model, config, offline=options.offline)
+            head = prepare_head(opened, setup, workload.page_size, drafts.draft_lm_head)
+            workload = replace(workload, head=head.need)
     name = shard_name(options.model, options.shard)
     shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
     available = hardware.available_memory(setup.gpu, device.index or 0)
@@ -116,4 +124,4 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
         available //= options.sharing
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     check_fits(shape, setup, memory)
-    return Prepared(options, device, weights, setup, shape, plan, memory)
+    return Prepared(options, device, weights, setup, shape, plan, memory, head)

@@ -13,8 +13,10 @@ from microscale.backends.ops import Kernel, Launch, Ops
 from microscale.backends.plan import Setup
 from microscale.compiling.job import workers
 from microscale.compiling.warming import Warming
+from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
 from microscale.hardware.targets import WARP_SIZE
+from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import MAX_TOKENS, bind_shapes, record
 
@@ -23,12 +25,21 @@ SPARE_CORES = 1
 
 
 def recorded(
-    config: ModelConfig, setup: Setup, page_size: int, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0
+    config: ModelConfig,
+    setup: Setup,
+    page_size: int,
+    max_tokens: int = MAX_TOKENS,
+    draft_tokens: int = 0,
+    head: PreparedHead | None = None,
 ) -> Mapping[Kernel, Launch]:
     """Every kernel that the model may start on this card, in steps of up to ``max_tokens``, of which so many may be
-    drafts of a sequence."""
+    drafts of a sequence; and those of its draft head."""
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
-    return record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
+    found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
+    if head is not None:
+        own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision)
+        found |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)
+    return found
 
 
 def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | None:
@@ -41,7 +52,7 @@ def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | No
     def record_here() -> Mapping[Kernel, Launch]:
         if device.index is not None:
             torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
-        return recorded(prepared.config, setup, prepared.page_size, step, memory.workload.draft_tokens)
+        return recorded(prepared.config, setup, prepared.page_size, step, memory.workload.draft_tokens, prepared.head)
 
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
     left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)

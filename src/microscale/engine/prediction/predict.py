@@ -1,6 +1,7 @@
 """Tokens per second to expect: the sum over all layers of the chosen kernels' estimates.
 
-Decode is one step of ``batch`` sequences, each with one new token over ``context`` cached ones. Prefill is one prompt
+Decode is one step of ``batch`` sequences, each with one new token over ``context`` cached ones, and with drafts after
+it where they are verified (``drafts``). Prefill is one prompt
 of ``context`` tokens from an empty cache, in steps; only the last token of a prompt goes through lm_head and through
 what follows the keys and values of the last layer. The ceiling is the same work at the card's full rates: its bytes
 over the bandwidth, or its operations over the peak where they take longer.
@@ -18,8 +19,10 @@ from typing import Any
 
 from microscale.backends import registry
 from microscale.backends.decision import Plan
+from microscale.backends.drafted import verified
 from microscale.backends.estimate import DECODING_TOKENS
 from microscale.backends.forecast import Forecast, forecast, total
+from microscale.backends.measured_as import FUSED_SEQUENCES
 from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, Use
 from microscale.models.outline import Outline
@@ -90,17 +93,26 @@ def _with_host(kernels: Forecast, host_us: float) -> Forecast:
     return replace(kernels, us=us, fixed_us=kernels.fixed_us + us - kernels.us)
 
 
-def decode_parts(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int) -> Iterator[Part]:
-    """One step in which ``batch`` sequences decode."""
-    beside = _runs_mlp(outline, plan, setup, batch)
+def decode_parts(
+    outline: Outline, plan: Plan, setup: Setup, batch: int, context: int, drafts: int = 0
+) -> Iterator[Part]:
+    """One step in which ``batch`` sequences decode, each with so many drafts: all of them give logits."""
+    tokens = batch * (1 + drafts)
+    beside = _runs_mlp(outline, plan, setup, tokens)
     for use in outline.uses:
-        spec, name = _chosen(plan, use, batch)
-        changes = {"tokens": batch} | ({"context": context} if use.op == "attention" else {})
-        if use.op == "attention" and batch > DECODING_TOKENS:
+        spec, name = _chosen(plan, use, tokens)
+        if use.op == "attention" and drafts:
+            part = _forecast(setup, use, name, verified(spec, batch, drafts, context, setup.kv_size == 1))
+        elif use.op == "attention" and batch > DECODING_TOKENS:
             # More sequences than are told from a prompt: as often as it takes.
             part = _forecast(setup, use, name, replace(spec, tokens=1, context=context)).times(batch)
+        elif use.op == "attention":
+            part = _forecast(setup, use, name, replace(spec, tokens=batch, context=context))
+        elif use.op == "small" and drafts:
+            # Several tokens of a sequence are rotated in a launch of their own, as those of many sequences are.
+            part = _forecast(setup, use, name, replace(spec, tokens=max(tokens, FUSED_SEQUENCES + 1)))
         else:
-            part = _forecast(setup, use, name, replace(spec, **changes))
+            part = _forecast(setup, use, name, replace(spec, tokens=tokens))
         if beside and use.layer.startswith("mlp"):
             part = replace(part, us=part.us - part.fixed_us, fixed_us=0.0)
         yield Part(use.layer, name, part.times(use.count))
@@ -129,6 +141,13 @@ def prompt_parts(outline: Outline, plan: Plan, setup: Setup, tokens: int, cached
                 parts.append((name, _forecast(setup, use, name, replace(spec, **changes)).times(count)))
         if parts:
             yield Part(use.layer, parts[0][0], total([part for _, part in parts]))
+
+
+def use_time(plan: Plan, setup: Setup, use: Use, tokens: int, context: int) -> Forecast:
+    """All layers of one use, for so many sequences that decode a token each."""
+    spec, name = _chosen(plan, use, tokens)
+    changes = {"tokens": tokens} | ({"context": context} if use.op == "attention" else {})
+    return _forecast(setup, use, name, replace(spec, **changes)).times(use.count)
 
 
 def _chosen(plan: Plan, use: Use, tokens: int) -> tuple[Any, str]:

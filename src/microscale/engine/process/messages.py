@@ -235,7 +235,9 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     num_drafts: Natural = 0
     num_draft_tokens: Natural = 0
     num_accepted_tokens: Natural = 0
+    drafted_per_pos: Annotated[tuple[Natural, ...], Meta(max_length=64)] = ()
     accepted_per_pos: Annotated[tuple[Natural, ...], Meta(max_length=64)] = ()
+    draft_length: Real = 0.0
 
 
 class Drained(Message, frozen=True):

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -147,13 +147,15 @@ class RankTeam:
         self._watch.check()
 
     def assemble(self, assembly: Assembly) -> None:
-        limits = asdict(assembly.limits)
-        for name in ("max_queue", "prefix_caching"):  # the scheduler's
-            del limits[name]
+        limits = assembly.limits
         pages = {kind.value: count for kind, count in assembly.pages.items()}
         self._tell(
             wire.Assemble(
-                **limits,
+                page_size=limits.page_size,
+                window=limits.window,
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=limits.max_model_len,
                 pages=pages,
                 enforce_eager=assembly.enforce_eager,
                 fill_up_prompts=assembly.fill_up_prompts,

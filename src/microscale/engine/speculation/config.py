@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from microscale.engine.speculation.fixed_lengths import parse_lengths
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT
 
-METHODS = ("ngram",)
+NGRAM, EAGLE3, DFLASH = "ngram", "eagle3", "dflash"
+METHODS = (NGRAM, EAGLE3, DFLASH)
+LM_HEAD_FORMATS = ("bf16", "mxfp8")
 MAX_LOOKUP = 64
 DEFAULT_LOOKUP = 5
 """vLLM's."""
+BY_BATCH_SIZE = "num_speculative_tokens_per_batch_size"
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,15 @@ class SpeculativeConfig:
     method: str
     num_speculative_tokens: int
     model: str | None = None
-    """The drafter's weights, for methods that have some."""
+    """``eagle3``, ``dflash``: the draft head, as a model is named. The embedded model has one of its own."""
+    draft_lm_head: str | None = None
+    """``eagle3``: the format in which the head's own lm_head is held; its own where it is not said."""
     prompt_lookup_max: int = DEFAULT_LOOKUP
     """``ngram``: the last tokens of a request, at most so many, are looked for in what stands before them."""
     prompt_lookup_min: int = DEFAULT_LOOKUP
     """``ngram``: and at least so many must be found."""
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int], ...] | None = None
+    """Fixed lengths: from so many sequences on, drafts of so many tokens. ``None``: as long as pays."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -37,13 +45,24 @@ class SpeculativeConfig:
                 f"--speculative-config: num_speculative_tokens is {self.num_speculative_tokens}; a draft has 1 to "
                 f"{MAX_DRAFT} tokens."
             )
-        if self.model is not None:
+        if self.model is not None and not self.is_head:
             raise BadSetting(f"--speculative-config: method {self.method} takes no model; leave {self.model!r} out.")
+        if self.draft_lm_head is not None and self.method != EAGLE3:
+            raise BadSetting(f"--speculative-config: method {self.method} has no lm_head of its own; leave it out.")
+        if self.draft_lm_head not in (None, *LM_HEAD_FORMATS):
+            raise BadSetting(
+                f"--speculative-config: draft_lm_head is {self.draft_lm_head!r}; use {' or '.join(LM_HEAD_FORMATS)}."
+            )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
             raise BadSetting(
                 f"--speculative-config: prompt_lookup_min {self.prompt_lookup_min} and prompt_lookup_max "
                 f"{self.prompt_lookup_max} are not in order between 1 and {MAX_LOOKUP}."
             )
+
+    @property
+    def is_head(self) -> bool:
+        """The drafter is a model, a draft head."""
+        return self.method != NGRAM
 
 
 def parse_config(text: str | None) -> SpeculativeConfig | None:
@@ -56,20 +75,29 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
         raise BadSetting(f"--speculative-config is no JSON: {error}.") from None
     if not isinstance(values, dict):
         raise BadSetting("--speculative-config is no JSON object; see docs/speculative.md.")
-    return SpeculativeConfig(**_typed(values))
+    values = dict(values)
+    fixed = values.pop(BY_BATCH_SIZE, None)
+    by_batch_size = None if fixed is None else parse_lengths(BY_BATCH_SIZE, fixed)
+    return SpeculativeConfig(**_typed(values), num_speculative_tokens_per_batch_size=by_batch_size)
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that a config has, with values of their types."""
-    known = {field.name: str if field.name in ("method", "model") else int for field in fields(SpeculativeConfig)}
+    known = {field.name: str if field.name in _STRINGS else int for field in fields(SpeculativeConfig)}
+    known.pop(BY_BATCH_SIZE)
     for name, value in values.items():
         if name not in known:
-            raise BadSetting(f"--speculative-config has no key {name!r}; the keys are {', '.join(known)}.")
+            keys = ", ".join((*known, BY_BATCH_SIZE))
+            raise BadSetting(f"--speculative-config has no key {name!r}; the keys are {keys}.")
         if not isinstance(value, known[name]) or isinstance(value, bool):
             raise BadSetting(f"--speculative-config: {name} is {value!r}, not {_ARTICLE[known[name]]}.")
     for name in ("method", "num_speculative_tokens"):
         if name not in values:
             raise BadSetting(f"--speculative-config lacks {name!r}.")
+    if values["method"] != NGRAM:
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if name in values:
+                raise BadSetting(f"--speculative-config: {name} is for method {NGRAM}; leave it out.")
     found = dict(values)
     # As in vLLM: who gives one of the two bounds means both.
     for name, other in (("prompt_lookup_max", "prompt_lookup_min"), ("prompt_lookup_min", "prompt_lookup_max")):
@@ -78,4 +106,5 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_STRINGS = ("method", "model", "draft_lm_head")
 _ARTICLE = {str: "a string", int: "a whole number"}

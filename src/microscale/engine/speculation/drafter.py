@@ -1,25 +1,30 @@
 """The interface of all drafters.
 
-    step is launched ──► observe(schedule)     the device runs: time to take in what is known
+    step is launched ──► observe(step, most)   the device runs: time to take in what is known, or to guess on
     its tokens are read ──► propose(contexts)  the drafts of the next step
     request ends ──► forget(request_id)
 
 A draft is a guess of single tokens, without probabilities: the engine draws the model's own token in each place and
 accepts drafts as long as they are equal (``engine/step/sampler``). So any drafter is exact, and a bad one is only slow.
 
-A drafter that is a model gets two things more here, which ``ngram`` has no use for: the hidden states of the step's
-tokens, row by row as the schedule has them, with ``observe``; and KV pages of its own beside the target's. Which rows
-of hidden states belong to accepted tokens follows from the tokens of the contexts that it is asked for.
+A drafter that is a model (``head``) reads the target's steps on the device, before anybody has read their tokens. What
+it reads them from is the engine's (``Target``), which it is attached to once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from microscale.engine.request import Request
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
+from microscale.models.config import LayerKind
+from microscale.models.taps import Taps
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,33 @@ class Context:
     most: int
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device runs. Nobody has read its tokens."""
+
+    schedule: Sequence[Work]
+    tokens: Tensor | None = None
+    """int32 on the device: what was drawn; ``None``: nothing."""
+    first_rows: Mapping[str, int] = field(default_factory=dict)
+    """Request → its first row in ``tokens``. It has one for its own last token and one for each of its drafts."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter may read of the engine that it drafts for."""
+
+    pools: Mapping[LayerKind, PagePool]
+    limits: Limits
+    taps: Taps | None
+    enforce_eager: bool = False
+
+
 class Drafter(Protocol):
     """Proposes tokens."""
 
-    def observe(self, schedule: Sequence[Work]) -> None:
-        """A step was launched. Nothing is known of its tokens yet, and nobody waits for this."""
+    def observe(self, step: Launched, most: int) -> None:
+        """A step was launched, and nobody waits for this. ``most``: tokens that any of its requests may be drafted
+        next."""
 
     def expects(self, context: Context) -> bool:
         """Whether there will be a draft soon, as far as tokens are known. Then the next step is not launched before

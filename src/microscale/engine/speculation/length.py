@@ -1,31 +1,115 @@
-"""How many tokens are drafted for each request: the place for arithmetic on what a longer step costs and gains."""
+"""How many tokens are drafted for each request.
+
+``ByArithmetic`` chooses anew for every step (``arithmetic``) from what steps cost (``costs``) and what becomes of
+drafts (``acceptance``). Both are guesses, so it keeps an *account*: how much time drafts have given more than they
+cost.
+
+    every step            + ``SHARE`` of its time
+    a step with drafts    + what its tokens would have taken without drafts - what it took
+    never above           ``MOST_KEPT`` steps
+
+Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
+without one, and a step or two. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
+acceptance can be learned anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from microscale.engine.request import Request
+from microscale.engine.speculation.acceptance import Acceptance
+from microscale.engine.speculation.arithmetic import Costs, best_lengths
+from microscale.engine.speculation.costs import Prior, StepCosts
+
+SHARE = 0.02
+MOST_KEPT = 8
+LEAST_GAIN = 1.02
+"""Drafts that gain less are none: costs are not known better than that."""
+PROBE_TOKENS = 2
+OUTLIER = 2.0
+"""A step that takes so many times what was expected captured a graph, or the machine was busy: its drafts are charged
+what was expected. Where all such steps do, the next are expected to."""
 
 
-class Length(Protocol):
-    """A rule."""
+class Length:
+    """A rule. What a rule does not need to know it does not listen to."""
 
-    def choose(self, requests: Sequence[Request]) -> Sequence[int]:
-        """For the requests that decode together: the most tokens to draft for each. 0: none."""
+    def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
+        """For requests that decode together with others, ``sequences`` in all: the most tokens to draft for each. 0:
+        none. It is asked several times about one step, and answers the same."""
+        raise NotImplementedError
 
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
         """What became of a draft."""
 
+    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
+        """A step in which so many sequences decoded, some with drafts of these lengths of which so many tokens were
+        accepted, ended so long after the one before it."""
 
-class FixedLength:
-    """The same number for all, whatever becomes of it."""
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
 
-    def __init__(self, tokens: int) -> None:
+
+class FixedLength(Length):
+    """By the number of sequences alone, whatever becomes of it."""
+
+    def __init__(self, tokens: int, by_sequences: Sequence[tuple[int, int]] = ()) -> None:
+        """``by_sequences``: from so many sequences on, drafts of so many tokens, at most ``tokens``; before the first
+        entry, and without any, ``tokens``."""
         self._tokens = tokens
+        self._by_sequences = sorted(by_sequences)
 
-    def choose(self, requests: Sequence[Request]) -> Sequence[int]:
-        return [self._tokens] * len(requests)
+    def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
+        tokens = self._tokens
+        for first, count in self._by_sequences:
+            if sequences >= first:
+                tokens = min(count, self._tokens)
+        return [tokens] * len(requests)
+
+
+class ByArithmetic(Length):
+    """As long as pays."""
+
+    def __init__(self, prior: Prior, most: int) -> None:
+        self._most = most
+        self._costs = StepCosts(prior, most)
+        self._acceptance = Acceptance(most)
+        self._account = 0.0
+        """In microseconds."""
+
+    def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
+        none = [0] * len(requests)
+        if not requests or self._account < 0 or self._costs.wants_baseline(sequences):
+            return none
+        costs = self._costs.table(sequences)
+        found = best_lengths([self._acceptance.chances(r.request_id) for r in requests], costs, LEAST_GAIN)
+        return found if any(found) else self._probe(requests, costs)
+
+    def _probe(self, requests: Sequence[Request], costs: Costs) -> list[int]:
+        """A short draft for the request of which least is known, where the account has the time for it and drafts could
+        pay at all."""
+        lengths = [0] * len(requests)
+        count = min(PROBE_TOKENS, self._most)
+        price = costs.verify[count] + costs.drafting(count) - costs.verify[0]
+        if self._account >= price and costs.most_gain > LEAST_GAIN:
+            tries = [self._acceptance.tries(request.request_id) for request in requests]
+            lengths[tries.index(min(tries))] = count
+        return lengths
 
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
-        pass
+        self._acceptance.landed(request.request_id, drafted, accepted)
+
+    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
+        drafts, longest = sum(lengths), max(lengths, default=0)
+        costs = self._costs.table(sequences)
+        expected = costs.verify[drafts] + costs.drafting(longest)
+        self._costs.timed(sequences, drafts, longest, us)
+        alone, counted = costs.verify[0], us if us <= OUTLIER * expected else expected
+        self._account += SHARE * counted
+        if drafts:
+            self._account += alone * (sequences + accepted) / sequences - counted
+        self._account = min(self._account, MOST_KEPT * alone)
+
+    def forget(self, request_id: str) -> None:
+        self._acceptance.forget(request_id)

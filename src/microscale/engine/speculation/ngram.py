@@ -17,8 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from microscale.engine.speculation.drafter import Context
-from microscale.engine.step.work import Work
+from microscale.engine.speculation.drafter import Context, Launched
 
 HASHES = 1 << 14
 """Words of a request's table: 64 KB. More places than that share words, and a look-up then tries some in vain."""
@@ -87,9 +86,9 @@ class NgramDrafter:
         self._least, self._most = least, most
         self._indexes: dict[str, tuple[Sequence[int], _Index]] = {}
 
-    def observe(self, schedule: Sequence[Work]) -> None:
+    def observe(self, step: Launched, most: int) -> None:
         """Prompts are taken in while they are computed."""
-        for work in schedule:
+        for work in step.schedule:
             self._index(work.request.request_id, work.request.tokens).grow()
 
     def expects(self, context: Context) -> bool:

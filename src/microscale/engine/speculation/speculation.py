@@ -2,59 +2,89 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.speculation.drafter import Context, Drafter
-from microscale.engine.speculation.length import FixedLength, Length
+from microscale.engine.speculation.costs import Prior
+from microscale.engine.speculation.drafter import Context, Drafter, Launched, Target
+from microscale.engine.speculation.head import HeadDrafter
+from microscale.engine.speculation.length import ByArithmetic, FixedLength, Length
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.step.work import Work
+from microscale.models.draft_heads.drafting import DraftHead
+
+RECENT_STEPS = 32
+"""Over which the length of drafts is a mean, as it is told."""
 
 
-@dataclass
 class Counts:
     """Of all drafts that ran."""
 
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_pos: list[int] = field(default_factory=list)
-    """How often the first token of a draft was accepted, the second, …"""
+    def __init__(self, most: int) -> None:
+        self._drafts = 0
+        self._drafted_per_pos = [0] * most
+        """How many drafts had a first token, a second, …"""
+        self._accepted_per_pos = [0] * most
+        """How often it was accepted."""
+        self._length = 0.0
+        """Of drafts lately: the mean over sequences, those without drafts among them."""
 
     def add(self, drafted: int, accepted: int) -> None:
-        self.drafts += 1
-        self.draft_tokens += drafted
-        self.accepted_tokens += accepted
-        for place in range(accepted):
-            self.accepted_per_pos[place] += 1
+        self._drafts += 1
+        for place in range(drafted):
+            self._drafted_per_pos[place] += 1
+            self._accepted_per_pos[place] += place < accepted
+
+    def stepped(self, lengths: Sequence[int]) -> None:
+        """A step in which all sequences decoded, with drafts of these lengths."""
+        self._length += (sum(lengths) / len(lengths) - self._length) / RECENT_STEPS
 
     def added_to(self, stats: Stats) -> Stats:
         return replace(
             stats,
-            num_drafts=self.drafts,
-            num_draft_tokens=self.draft_tokens,
-            num_accepted_tokens=self.accepted_tokens,
-            accepted_per_pos=tuple(self.accepted_per_pos),
+            num_drafts=self._drafts,
+            num_draft_tokens=sum(self._drafted_per_pos),
+            num_accepted_tokens=sum(self._accepted_per_pos),
+            drafted_per_pos=tuple(self._drafted_per_pos),
+            accepted_per_pos=tuple(self._accepted_per_pos),
+            draft_length=round(self._length, 3),
         )
 
 
 class Speculation:
     """What an engine asks for drafts."""
 
-    def __init__(self, drafter: Drafter, most: int, length: Length | None = None) -> None:
-        """``most``: tokens of a draft, at most; ``length`` may want fewer."""
+    def __init__(
+        self,
+        drafter: Drafter,
+        most: int,
+        length: Length | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``most``: tokens of a draft, at most; ``length`` may want fewer. ``clock``: in seconds."""
         self._drafter = drafter
+        self._head = drafter if isinstance(drafter, HeadDrafter) else None
         self.most = most
         self._length: Length = FixedLength(most) if length is None else length
-        self.counts = Counts(accepted_per_pos=[0] * most)
+        self._clock = clock
+        self._last_end: float | None = None
+        self.counts = Counts(most)
 
     @classmethod
-    def of(cls, config: SpeculativeConfig) -> Speculation:
-        drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
-        return cls(drafter, config.num_speculative_tokens)
+    def of(cls, config: SpeculativeConfig, prior: Prior | None = None, head: DraftHead | None = None) -> Speculation:
+        """``prior``: what steps are expected to cost; without it drafts are as long as the config says. ``head``: of
+        the methods that are models."""
+        most, by_sequences = config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size
+        drafter: Drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+        if head is not None:
+            drafter = HeadDrafter(head, most)
+        if prior is None or by_sequences is not None:
+            return cls(drafter, most, FixedLength(most, by_sequences or ()))
+        return cls(drafter, most, ByArithmetic(prior, most))
 
     def propose(
         self, requests: Sequence[Request], cut: Callable[[Request, Sequence[int]], Sequence[int]]
@@ -72,20 +102,51 @@ class Speculation:
         """Whether some of them may get a draft if the tokens of the step that runs are read first."""
         return any(map(self._drafter.expects, self._contexts(requests)))
 
-    def observe(self, schedule: Sequence[Work]) -> None:
-        self._drafter.observe(schedule)
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the drafter reads the target."""
+        return self._head.taps if self._head is not None else ()
+
+    @property
+    def key_lookahead(self) -> int:
+        return self._head.key_lookahead if self._head is not None else 0
+
+    def attach(self, target: Target) -> None:
+        """To an engine, before its first step."""
+        if self._head is not None:
+            self._head.attach(target)
+
+    def prepare(self) -> None:
+        """Make ready what the first steps will want."""
+        if self._head is not None:
+            self._head.prepare()
+
+    def observe(self, step: Launched) -> None:
+        drew = [work.request for work in step.schedule if work.request.request_id in step.first_rows]
+        self._drafter.observe(step, max((context.most for context in self._contexts(drew)), default=0))
 
     def landed(self, work: Work, accepted: int) -> None:
         self.counts.add(len(work.drafts), accepted)
         self._length.landed(work.request, len(work.drafts), accepted)
 
+    def ended(self, schedule: Sequence[Work], accepted: int = 0) -> None:
+        """The tokens of a step are read, though no request has them yet, and so many of its drafts were accepted. Steps
+        with prompts, and the first after an idle time, which has one, say nothing of what drafts cost."""
+        now = self._clock()
+        before, self._last_end = self._last_end, now
+        if before is not None and all(work.verifies for work in schedule):
+            lengths = [len(work.drafts) for work in schedule]
+            self.counts.stepped(lengths)
+            self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
+
     def forget(self, request_id: str) -> None:
         self._drafter.forget(request_id)
+        self._length.forget(request_id)
 
     def _contexts(self, requests: Sequence[Request]) -> list[Context]:
         """The last token that a request may have is drawn and not drafted. With penalties each token changes how the
         next is drawn, so such a request runs without drafts."""
         able = [r for r in requests if not r.params.penalised]
-        lengths = zip(able, self._length.choose(able), strict=True)
+        lengths = zip(able, self._length.choose(able, len(requests)), strict=True)
         wanted = ((r, min(most, r.params.max_tokens - r.num_generated - 1)) for r, most in lengths)
         return [Context(request, most) for request, most in wanted if most > 0]

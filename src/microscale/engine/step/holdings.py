@@ -76,24 +76,34 @@ class Holdings:
     def settle(self, work: Work, accepted: int) -> None:
         """A step has computed ``work``, of whose drafts so many were accepted: publish full pages, give back the
         others."""
-        request, size = work.request, self._limits.page_size
+        request, size, ahead = work.request, self._limits.page_size, self._limits.key_lookahead
         request.num_computed = work.first + work.count - len(work.drafts) + accepted
         if work.drafts:
             for pool in self._pools.values():
                 pool.shrink(request.request_id, pages_for(request.num_computed, size))
-        begin, end = work.first // size, request.num_computed // size
-        if not self._limits.prefix_caching or begin == end:
+        # A page whose key covers the token after it waits for that one.
+        known = request.num_computed if accepted else len(request.tokens)
+        begin = max(work.first - ahead, 0) // size
+        end = min(request.num_computed, known - ahead) // size
+        if not self._limits.prefix_caching or begin >= end:
             return
         tokens: Sequence[int] = request.tokens
         if accepted:
             tokens = [*tokens[: work.first + 1], *work.drafts[:accepted]]
+        self._publish(request, tokens, begin, end)
+
+    def _publish(self, request: Request, tokens: Sequence[int], begin: int, end: int) -> None:
         keys = request.keys.of(tokens, end)
         for index in range(begin, end):
             for pool in self._pools.values():
                 pool.publish(request.request_id, index, keys[index])
 
     def release(self, request: Request) -> None:
-        """Give all pages back."""
+        """Give all pages back. The last full one may have waited for the token after it, which is known by now."""
+        size, ahead = self._limits.page_size, self._limits.key_lookahead
+        end = min(request.num_computed, len(request.tokens) - ahead) // size
+        if ahead and end and self._limits.prefix_caching:
+            self._publish(request, request.tokens, end - 1, end)
         for pool in self._pools.values():
             pool.release(request.request_id)
         request.num_computed = 0

@@ -23,6 +23,9 @@ class Limits:
     max_model_len: int = 131072
     max_queue: int = 1024
     prefix_caching: bool = True
+    key_lookahead: int = 0
+    """Tokens after a page that its key covers: 1 where a draft head's rows hold the token after them, so that whoever
+    finds a page goes on with the token that its last row was made with."""
 
     def __post_init__(self) -> None:
         for name in ("page_size", "window", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_queue"):

@@ -27,14 +27,16 @@ class PageKeys:
 
     page_size: int
     salt: str = ""
+    lookahead: int = 0
+    """Tokens after a page that its key covers (``Limits.key_lookahead``)."""
     _keys: list[Key] = field(default_factory=list)
 
     def of(self, tokens: Sequence[int], num_pages: int) -> Sequence[Key]:
-        """Keys of the first ``num_pages`` pages, all of which ``tokens`` must fill."""
+        """Keys of the first ``num_pages`` pages, all of which ``tokens`` must fill, and go on by ``lookahead``."""
         while len(self._keys) < num_pages:
             start = len(self._keys) * self.page_size
             before = self._keys[-1] if self._keys else self.salt.encode()
-            page = array("I", tokens[start : start + self.page_size]).tobytes()
+            page = array("I", tokens[start : start + self.page_size + self.lookahead]).tobytes()
             self._keys.append(hashlib.blake2b(before + page, digest_size=HASH_BYTES, person=b"kv page").digest())
         return self._keys[:num_pages]
 

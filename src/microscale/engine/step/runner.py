@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -33,6 +34,7 @@ from microscale.models.config import LayerKind
 from microscale.models.decoder import GaveWay
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import SHORT_CONTEXT, kernels_by_tokens
+from microscale.models.taps import Taps
 
 PROMPT_GRAPH_TOKENS = 1024
 """Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
@@ -64,21 +66,36 @@ class Model(Protocol):
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
 
-    def forward(self, batch: ForwardBatch, kv: KvCache) -> Logits: ...
+    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
 
-    def body(self, batch: ForwardBatch, kv: KvCache) -> tuple[Tensor, Tensor]: ...
+    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
 
     def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]: ...
 
 
+@dataclass(frozen=True)
+class Forward:
+    """A model on its cache; what a draft head reads of a step goes to the first rows of ``taps``."""
+
+    model: Model
+    kv: KvCache
+    taps: Taps | None
+
+    def __call__(self, batch: ForwardBatch) -> Logits:
+        return self.model.forward(batch, self.kv, self.tapped(batch.token_ids.shape[0]))
+
+    def tapped(self, tokens: int) -> Taps | None:
+        return None if self.taps is None else self.taps.first(tokens)
+
+
 class PromptSteps:
     """Steps of a model with prompts, as graphs of its body and of its tail."""
 
-    def __init__(self, model: Model, kv: KvCache, inputs: PromptInputs, graphs: Graphs) -> None:
-        self._model = model
-        self._kv = kv
+    def __init__(self, forward: Forward, inputs: PromptInputs, graphs: Graphs) -> None:
+        self._model, self._kv = forward.model, forward.kv
+        self._forward = forward
         self.inputs = inputs
         self._graphs = graphs
         self._gathered: tuple[Tensor, Tensor] | None = None
@@ -106,7 +123,7 @@ class PromptSteps:
     def body(self, key: PromptKey) -> None:
         """The model's body on the standing inputs; what the tail needs of it is left in place."""
         self.inputs.lay_tables(key)
-        found = self._model.body(self.inputs.batch(key), self._kv)
+        found = self._model.body(self.inputs.batch(key), self._kv, self._forward.tapped(key.tokens))
         if self._gathered is None:
             q, x = (
                 torch.zeros((self.inputs.most_rows, *each.shape[1:]), dtype=each.dtype, device=each.device)
@@ -138,9 +155,11 @@ class ModelRunner:
         enforce_eager: bool = False,
         fill_up_prompts: bool | None = None,
         draft_tokens: int = 0,
+        taps: tuple[int, ...] = (),
     ) -> None:
         """``fill_up_prompts``: run steps with prompts from standing inputs, filled up to buckets; by default on GPUs,
-        with graphs and without: they give the same bits. ``draft_tokens``: of a sequence in a step, at most."""
+        with graphs and without: they give the same bits. ``draft_tokens``: of a sequence in a step, at most.
+        ``taps``: where a draft head reads the model."""
         self._model = model
         self._pools = pools
         # One page more than the pool hands out: rows that fill up a graph's batch look there.
@@ -154,8 +173,14 @@ class ModelRunner:
         if draft_tokens:
             most_drafted = min(limits.max_num_seqs * (1 + draft_tokens), limits.max_num_batched_tokens)
             self._verify = VerifyInputs(pools, self._decode.tables, most_drafted, model.device)
+        self.taps: Taps | None = None
+        """What the last step's tokens gave there, row by row as its schedule has them."""
+        if taps:
+            most_tokens = graph_size(limits.max_num_batched_tokens)
+            self.taps = Taps.empty(taps, most_tokens, model.config.hidden, model.ops.dtype, model.device)
+            self.taps.rows.zero_()  # rows that fill up a step of the head are read before they are written
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
-        self._forward = partial(model.forward, kv=self._kv)
+        self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
         self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
@@ -166,7 +191,7 @@ class ModelRunner:
         if fill_up_prompts:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
-            self._prompts = PromptSteps(model, self._kv, inputs, self._graphs)
+            self._prompts = PromptSteps(self._forward, inputs, self._graphs)
         self._later = deque(self._later_keys())
 
     @property

@@ -77,7 +77,7 @@ class Scheduler:
                 f"{limits.max_model_len}."
             )
         self._refuse_what_never_fits(request)
-        request.keys = PageKeys(limits.page_size, request.cache_salt)
+        request.keys = PageKeys(limits.page_size, request.cache_salt, limits.key_lookahead)
         self._arrivals += 1
         request.arrival = self._arrivals
         self._waiting[request.request_id] = request

@@ -35,6 +35,9 @@ class Block:
 class DFlash:
     """The whole head."""
 
+    guesses_in_turn = False
+    rows_hold_next_token = False
+
     def __init__(
         self, weights: DFlashWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds
     ) -> None:

@@ -65,6 +65,15 @@ class DraftHead(Protocol):
     def most_drafts(self) -> int | None:
         """Tokens that it can guess at once; ``None``: any number."""
 
+    @property
+    def guesses_in_turn(self) -> bool:
+        """A pass for each guess: the first ones are the same however many are asked for."""
+
+    @property
+    def rows_hold_next_token(self) -> bool:
+        """Keys and values of a row depend on the token after it, so those of a page's last row on a token that is not
+        in the page."""
+
     def new_cache(self, num_pages: int) -> KvCache:
         """Pages of its own, as many as the target's full layers have."""
 

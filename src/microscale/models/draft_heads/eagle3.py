@@ -22,6 +22,8 @@ class Eagle3:
     """The whole head."""
 
     most_drafts: int | None = None
+    guesses_in_turn = True
+    rows_hold_next_token = True
 
     def __init__(
         self, weights: Eagle3Weights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds
@@ -73,10 +75,7 @@ class Eagle3:
         before.
         """
         layer, layer_kv, small = self.layer, kv.layers[0], self.layer.small
-        normed = small.rms_norm(hidden, self.hidden_norm, self.epsilon)
-        embedded = small.rms_norm(self.embed(batch.token_ids), layer.input_norm, self.epsilon)
-        both = torch.cat((embedded, normed), dim=1)
-        x = normed if self.config.norm_before_residual else hidden
+        both, x = self._read(batch.token_ids, hidden)
         wanted = batch.logits
         if wanted is None:
             x, added = layer.forward(both, x, batch, layer_kv, self.rope)
@@ -86,6 +85,13 @@ class Eagle3:
         normed, x = small.add_rms_norm(added, x, self.norm, self.epsilon)
         return self.lm_head.logits(normed), normed if self.config.norm_output else x
 
+    def _read(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer reads of rows, and the residual stream that it adds to."""
+        small = self.layer.small
+        normed = small.rms_norm(hidden, self.hidden_norm, self.epsilon)
+        embedded = small.rms_norm(self.embed(token_ids), self.layer.input_norm, self.epsilon)
+        return torch.cat((embedded, normed), dim=1), normed if self.config.norm_before_residual else hidden
+
     def best(self, logits: Logits) -> Tensor:
         """The likeliest tokens, as ids of the target."""
         ids = likeliest(logits)
@@ -93,10 +99,13 @@ class Eagle3:
 
     @torch.inference_mode()
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
-        last = verified.last.attention[FULL]
-        logits, hidden = self.forward(verified.batch, kv, self.combine(verified.tapped))
-        if not count or not hidden.shape[0]:
-            return torch.empty((hidden.shape[0], count), dtype=torch.int64, device=self.device)
+        batch, last = verified.batch, verified.last.attention[FULL]
+        rows = verified.last.rows.shape[0]
+        if not count or not rows:
+            both, _ = self._read(batch.token_ids, self.combine(verified.tapped))
+            self.layer.queries(both, batch.positions, batch.slots[FULL], kv.layers[0], self.rope)
+            return torch.empty((rows, count), dtype=torch.int64, device=self.device)
+        logits, hidden = self.forward(batch, kv, self.combine(verified.tapped))
         drafts, steps = [self.best(logits)], Steps(last, count - 1, self.page_size)
         for step in range(count - 1):
             logits, hidden = self.forward(steps.batch(step, drafts[-1]), kv, hidden)

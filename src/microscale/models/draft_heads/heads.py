@@ -5,8 +5,6 @@ A head has an ``Ops`` of its own: its layers have the names that the target's ha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from microscale.backends.ops import Ops
@@ -36,8 +34,7 @@ def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False)
 def ops_for_head(target: Ops, lm_head: str | None = None) -> Ops:
     """On the target's device, with its kind of activations and KV. A head keeps its own formats, but for its lm_head,
     most of its bytes, which may be held in another: ``mxfp8``."""
-    chosen = () if lm_head is None else (("lm_head", lm_head),)
-    precision = replace(target.precision, formats=(), mx_activations=(), chosen=chosen)
+    precision = target.precision.of_draft_head(lm_head)
     return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads)
 
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 
-from microscale.backends.ops import Activations, Dense, Embedding, Use
+from microscale.backends.ops import Activations, Dense, DenseSpec, Embedding, Use
 from microscale.backends.recording_ops import RecordingOps, Unbound
 from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
 from microscale.models.draft_heads.drafting import TargetEnds
@@ -28,6 +28,8 @@ class HeadOutline:
     target (embedding, lm_head) is not in it."""
     weight_bytes: int
     """As the checkpoint has them."""
+    other_bytes: int
+    """Of these: what no op holds, norms and ``d2t``; and an embedding of its own."""
     num_layers: int
     cached_numbers: int
     """Numbers that one position takes in its cache."""
@@ -37,6 +39,8 @@ def outline_head(config: HeadConfig, activations: Activations, page_size: int) -
     tensors, ops = ShapeTensors(), RecordingOps(activations)
     ends = TargetEnds(cast(Embedding, Unbound()), cast(Dense, Unbound()))
     bind_head(dummy_head(config, tensors), ops, torch.device("cpu"), page_size, ends)
+    uses = in_order(ops.layers)
     num_layers = config.num_layers if isinstance(config, DFlashConfig) else 1
     cached = 2 * num_layers * config.layer.num_kv_heads * config.layer.head_dim
-    return HeadOutline(tuple(in_order(ops.layers)), tensors.num_bytes, num_layers, cached)
+    dense = sum(2 * use.count * use.spec.rows * use.spec.columns for use in uses if isinstance(use.spec, DenseSpec))
+    return HeadOutline(tuple(uses), tensors.num_bytes, tensors.num_bytes - dense, num_layers, cached)

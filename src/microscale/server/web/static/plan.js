@@ -148,3 +148,13 @@ export function memoryBar(memory) {
     element: h("div", {}, bar, h("dl", { class: "memory-list" }, parts.map(entry))),
   };
 }
+
+/** Who drafts, and from when on that pays, in a sentence or two. */
+export function draftsLead({ method, num_speculative_tokens: most, length, predicted }) {
+  const lead = `Drafts by ${method}, of up to ${most} tokens${length === "auto" ? ", as long as they pay" : ""}.`;
+  const longest = predicted.filter(({ sequences, drafts }) => sequences === 1 && drafts <= 3).at(-1);
+  if (!longest) return lead;
+  const tokens = longest.drafts === 1 ? "1 token" : `${longest.drafts} tokens`;
+  const pays = longest.pays_from_acceptance === null ? "never pays" : `pays from an acceptance of ${Math.round(100 * longest.pays_from_acceptance)} % on`;
+  return `${lead} With ${tokens} of draft, a step of one sequence is predicted to cost ${longest.ratio.toFixed(2)} × as much; it ${pays}.`;
+}

@@ -4,7 +4,7 @@
 import { getJson, getText } from "/web/api.js";
 import { $, h } from "/web/dom.js";
 import { mean, parse, quantile, rate } from "/web/metrics.js";
-import { memoryBar, planTable } from "/web/plan.js";
+import { draftsLead, memoryBar, planTable } from "/web/plan.js";
 import { Plot } from "/web/plot.js";
 
 const EVERY_MS = 1000;
@@ -20,6 +20,7 @@ const TILES = {
   kv: ["KV cache", "in use"],
   first: ["First token", "median"],
   prefix: ["Prefix cache", "hits"],
+  drafts: ["Drafts", "accepted"], // where the server drafts
 };
 
 export class Running {
@@ -34,7 +35,9 @@ export class Running {
     this.owed = false; // a reading, whoever looks
     this.lost = false;
     this.tiles = Object.fromEntries(Object.keys(TILES).map((name) => [name, h("strong", {}, "–")]));
-    $("tiles").append(...Object.entries(TILES).map(([name, [title, unit]]) => h("div", {}, h("dt", {}, title), h("dd", {}, this.tiles[name], " ", h("span", {}, unit)))));
+    this.draftsTitle = h("dt", {}, TILES.drafts[0]);
+    const tile = ([name, [title, unit]]) => h("div", { class: `tile-${name}`, hidden: name === "drafts" }, name === "drafts" ? this.draftsTitle : h("dt", {}, title), h("dd", {}, this.tiles[name], " ", h("span", {}, unit)));
+    $("tiles").append(...Object.entries(TILES).map(tile));
     const plot = (title, unit, least, ...series) => new Plot({ title, unit, least, series, format: count });
     this.plots = {
       rate: plot("Throughput", "tok/s", 10, { name: "generated", class: "c1", area: true }, { name: "prompt", class: "c2" }),
@@ -119,6 +122,7 @@ export class Running {
     const first = "time_to_first_token_seconds";
     const median = quantile({ values: {}, histograms: {} }, now, first, 0.5);
     this.tiles.first.textContent = median === null ? "–" : `${count(median * 1000)} ms`;
+    this.showDrafts(now);
     if (!before) return;
     const generated = rate(before, now, "generation_tokens_total");
     this.plots.requests.add(before.at, now.at, [running, waiting]);
@@ -129,6 +133,21 @@ export class Running {
     const gap = "inter_token_latency_seconds";
     this.plots.gap.add(before.at, now.at, [ms(mean(oldest, now, gap)), ms(quantile(oldest, now, gap, 0.95))]);
     this.plots.first.add(before.at, now.at, [ms(quantile(oldest, now, first, 0.5)), ms(quantile(oldest, now, first, 0.95))]);
+  }
+
+  /** How long drafts are now, and how many of their tokens were accepted: lately, or since the start where none were. */
+  showDrafts(now) {
+    const drafted = "spec_decode_num_draft_tokens_total";
+    const drafts = drafted in now.values;
+    $("tiles").classList.toggle("drafts", drafts);
+    $("tiles").querySelector(".tile-drafts").hidden = !drafts;
+    if (!drafts) return;
+    const [oldest] = this.readings;
+    const since = (name, start) => now.values[name] - (start?.values[name] ?? 0);
+    const start = since(drafted, oldest) > 0 ? oldest : null;
+    const count = since(drafted, start);
+    this.tiles.drafts.textContent = count ? `${Math.round((100 * since("spec_decode_num_accepted_tokens_total", start)) / count)} %` : "–";
+    this.draftsTitle.textContent = `Drafts of ${Number((now.values.spec_decode_draft_length ?? 0).toPrecision(2))} tokens`;
   }
 
   /** What stays as it is while the server runs. */
@@ -148,6 +167,11 @@ export class Running {
     } else {
       $("plan-lead").textContent = "This engine gives no reasons.";
       $("plan").replaceChildren(h("pre", { class: "plain-plan", tabindex: 0 }, plan.plan));
+    }
+    $("drafts-card").hidden = !plan.speculative;
+    if (plan.speculative) {
+      $("drafts-lead").textContent = draftsLead(plan.speculative);
+      $("drafts").replaceChildren(...(plan.speculative.decisions.length ? [planTable(plan.speculative.decisions)] : []));
     }
     $("memory-card").hidden = !plan.memory;
     if (plan.memory) {

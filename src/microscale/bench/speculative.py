@@ -1,0 +1,313 @@
+"""``microscale bench MODEL --speculative-acceptance 0.7``: steps with drafts, of which a set share is accepted.
+
+Drafts are random tokens, and verified as all drafts are; only then the bench's own sampler says how many of them were
+accepted, by chance. So the figures need no drafter, hold for any weights, and say what each number of drafts costs: in
+tokens a second for the acceptance that was set, and for lengths that publishers of draft heads name. With a draft head
+its drafts are verified instead, and its passes are in the times; no drafts are then measured without it. ``auto`` is
+the length that the engine chooses by itself.
+
+The floor is the same step's bytes and operations at the card's full rates, with as many experts read as its tokens are
+expected to use.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from microscale.backends.plan import Setup
+from microscale.engine.engine import Engine
+from microscale.engine.loading.build import assemble
+from microscale.engine.prediction.drafts import DraftedStep, DraftTime, drafted_steps, no_time, tokens_of
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.drafter import Context, Drafter, Launched
+from microscale.engine.speculation.length import ByArithmetic, Length
+from microscale.engine.speculation.predicted import predicted_costs
+from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.reading import Choice
+from microscale.engine.step.sampler import Drawn, Sampler
+from microscale.models.config import LayerKind
+from microscale.models.families import AnyModel
+from microscale.models.outline import Outline
+
+AUTO = "auto"
+WARM_UP = 6
+"""Steps before those that are timed: the first capture their graph."""
+LENGTHS = (2.0, 2.5, 3.0)
+STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    acceptance: float
+    """Of a drafted token after accepted ones."""
+    drafts: tuple[int | str, ...]
+    """Of each sequence; ``AUTO``: as the engine chooses, up to the most of the others."""
+    depth: int
+    """Tokens of context before the first step."""
+    steps: int = 32
+    auto_steps: int = 300
+    """With ``AUTO``, after a third as many in which it finds the length, and graphs are captured."""
+
+    @property
+    def most(self) -> int:
+        return max((count for count in self.drafts if isinstance(count, int)), default=0) or 7
+
+    @property
+    def longest(self) -> int:
+        """Positions of a sequence, at most."""
+        auto = self.auto_steps + self.auto_steps // 3 if AUTO in self.drafts else 0
+        return self.depth + (WARM_UP + max(auto, self.steps) + 2) * (1 + self.most)
+
+
+@dataclass(frozen=True)
+class Row:
+    sequences: int
+    drafts: int | str
+    step_ms: float
+    ratio: float | None
+    """Against a step without drafts, where that was measured."""
+    floor_ms: float | None
+    predicted_ms: float | None
+    """What ``explain`` says."""
+    experts: float | None
+    tokens_a_step: float
+    """Of a sequence: what the acceptance gives on average; with ``AUTO`` what it gave."""
+    tok_s: float
+    tok_s_at: dict[str, float | None]
+    """If a step gave each sequence 2, 2.5, 3 tokens."""
+    draft_length: float
+    """Mean over the steps."""
+
+
+class _Set(Length):
+    """The length that the bench says."""
+
+    tokens = 0
+
+    def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
+        return [self.tokens] * len(requests)
+
+
+class _AnyTokens:
+    """Drafts at random, which cost nothing."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._chance = random.Random(0)
+
+    def observe(self, step: Launched, most: int) -> None:
+        pass
+
+    def expects(self, context: Context) -> bool:
+        return True
+
+    def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
+        return [[self._chance.randrange(self._vocab) for _ in range(context.most)] for context in contexts]
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+class _ByChance(Sampler):
+    """Draws as ever, and accepts drafts by chance. Nothing but a bench may do that: the tokens are not the model's."""
+
+    def __init__(self, *given: Any, acceptance: float) -> None:
+        super().__init__(*given)
+        self._acceptance = acceptance
+        self._chance = random.Random(1)
+
+    def read(self, drawn: Drawn) -> list[list[Choice]]:
+        choices = drawn.reading.choices([0] * len(drawn.rows))
+        found: list[list[Choice]] = []
+        rejected = False
+        for row, choice in zip(drawn.rows, choices, strict=True):
+            if not row.after:
+                found.append([])
+            elif rejected:
+                continue
+            else:
+                row.request.drawn += 1
+            rejected = row.draft is None or self._chance.random() >= self._acceptance
+            found[-1].append(choice if rejected or row.draft is None else replace(choice, token=row.draft))
+        return found
+
+
+@dataclass(frozen=True)
+class Head:
+    """A drafter that is a model."""
+
+    make: Callable[[int], Drafter]
+    """For an engine of its own, with drafts of up to so many tokens."""
+    time: DraftTime
+    """What it is predicted to take."""
+
+
+class _Batch:
+    """So many sequences in an engine of their own, measured with one number of drafts after the other."""
+
+    def __init__(
+        self, model: AnyModel, shape: Outline, setup: Setup, plan: Plan, sequences: int, head: Head | None = None
+    ) -> None:
+        self._model = model
+        self._plan = plan
+        self._sequences = sequences
+        self._turn = 0
+        self._shape, self._setup, self._head = shape, setup, head
+        self._set = _Set()
+        self._engine = self._new_engine(self._set, head)
+        self._without = self._engine if head is None else self._new_engine(self._set, None)
+        """Where nothing is drafted: without the head, which runs behind every step."""
+
+    def _new_engine(self, rule: Length, head: Head | None) -> Engine:
+        model, plan, count = self._model, self._plan, self._sequences
+        size = model.page_size
+        budget = max(STEP_TOKENS, count * (1 + plan.most))
+        limits = Limits(
+            page_size=size,
+            window=model.config.sliding_window,
+            max_num_seqs=count,
+            max_num_batched_tokens=budget,
+            max_model_len=model.config.max_context,
+            prefix_caching=False,
+            max_queue=count,
+        )
+        full = count * (-(-plan.longest // size) + 1)
+        sliding = count * (-(-(limits.window + plan.most) // size) + 2) + -(-budget // size)
+        drafter = _AnyTokens(model.config.vocab_size) if head is None else head.make(plan.most)
+        return assemble(
+            model,
+            limits,
+            {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + count)},
+            speculation=Speculation(drafter, plan.most, rule),
+            make_sampler=partial(_ByChance, acceptance=plan.acceptance),
+        )
+
+    def measure(self, drafts: int | str) -> tuple[float, float, float]:
+        """Seconds and tokens of one step, and drafts of a sequence in it, as means."""
+        engine, steps = self._engine if drafts else self._without, self._plan.steps
+        if isinstance(drafts, int):
+            self._set.tokens = drafts
+        else:
+            model, most, head = self._model, self._plan.most, self._head
+            drafting = no_time if head is None else head.time
+            prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences, drafting)
+            engine, steps = self._new_engine(ByArithmetic(prior, most), head), self._plan.auto_steps
+        self._submit(engine)
+        for _ in range(WARM_UP if isinstance(drafts, int) else self._plan.auto_steps // 3):
+            engine.step()
+        before = engine.stats().num_draft_tokens
+        started = self._now()
+        tokens = sum(len(engine.step()) for _ in range(steps))
+        seconds = self._now() - started
+        drafted = engine.stats().num_draft_tokens - before
+        for at in range(self._sequences):
+            engine.abort(f"{self._turn}-{at}")
+        return seconds / steps, tokens / steps, drafted / steps / self._sequences
+
+    def _submit(self, engine: Engine) -> None:
+        """Prompts, computed to their first token."""
+        self._turn += 1
+        chance = random.Random(self._turn)
+        params = SamplingParams(max_tokens=self._plan.longest - self._plan.depth, ignore_eos=True)
+        for at in range(self._sequences):
+            prompt = [chance.randrange(self._model.config.vocab_size) for _ in range(self._plan.depth)]
+            engine.submit(Request(f"{self._turn}-{at}", prompt, params))
+        begun: set[str] = set()
+        while len(begun) < self._sequences:
+            begun.update(output.request_id for output in engine.step())
+
+    def _now(self) -> float:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return time.perf_counter()
+
+
+def run(
+    model: AnyModel, shape: Outline, setup: Setup, plan: Plan, batches: Sequence[int], head: Head | None = None
+) -> Iterator[Row]:
+    """Rows as they are measured."""
+    gc.collect()
+    gc.freeze()
+    for sequences in batches:
+        batch = _Batch(model, shape, setup, plan, sequences, head)
+        counts = [count for count in plan.drafts if isinstance(count, int)]
+        context, drafting = max(plan.depth, 1), no_time if head is None else head.time
+        steps = drafted_steps(shape, model.ops.plan, setup, sequences, counts, context, drafting)
+        known = {step.drafts: step for step in steps}
+        alone: float | None = None
+        for drafts in plan.drafts:
+            seconds, tokens, length = batch.measure(drafts)
+            alone = seconds if drafts == 0 else alone
+            yield _row(plan, sequences, drafts, seconds, tokens, length, alone, known.get(_number(drafts)))
+
+
+def _number(drafts: int | str) -> int:
+    return drafts if isinstance(drafts, int) else -1
+
+
+def _row(
+    plan: Plan, sequences: int, drafts: int | str, seconds: float, tokens: float, length: float,
+    alone: float | None, known: DraftedStep | None,
+) -> Row:  # fmt: skip
+    # The mean that the acceptance stands for, not what chance made of a few steps; what a length chosen anew for every
+    # step gives is known only from its steps.
+    each = tokens_of(plan.acceptance, drafts) if isinstance(drafts, int) else tokens / sequences
+    at = {f"{n:g}": sequences * n / seconds if n <= _number(drafts) + 1 else None for n in LENGTHS}
+    return Row(
+        sequences, drafts, seconds * 1e3, None if alone is None else seconds / alone,
+        None if known is None else known.floor_us / 1e3, None if known is None else known.us / 1e3,
+        None if known is None else known.experts, each, sequences * each / seconds, at, length,
+    )  # fmt: skip
+
+
+def best(rows: Sequence[Row]) -> dict[int, Row]:
+    """Of each number of sequences, the fixed number of drafts that gives most tokens a second."""
+    found: dict[int, Row] = {}
+    for row in rows:
+        kept = found.get(row.sequences)
+        if isinstance(row.drafts, int) and (kept is None or row.tok_s > kept.tok_s):
+            found[row.sequences] = row
+    return found
+
+
+def header() -> str:
+    at = "".join(f"{f'at {n:g}':>9}" for n in LENGTHS)
+    return f"{'seq':>4} {'K':>5} {'step ms':>8} {'x':>5} {'floor':>7} {'explain':>8} {'experts':>7} {'tok/s':>9}{at}"
+
+
+def line(row: Row) -> str:
+    def shown(value: float | None, width: int, digits: int) -> str:
+        return f"{'' if value is None else f'{value:.{digits}f}':>{width}}"
+
+    figures = " ".join(
+        (shown(row.ratio, 5, 2), shown(row.floor_ms, 7, 2), shown(row.predicted_ms, 8, 2), shown(row.experts, 7, 1))
+    )
+    at = "".join(shown(rate, 9, 1) for rate in row.tok_s_at.values())
+    return f"{row.sequences:>4} {row.drafts!s:>5} {row.step_ms:>8.2f} {figures} {row.tok_s:>9.1f}{at}".rstrip()
+
+
+def summary(rows: Sequence[Row], acceptance: float) -> str:
+    """The best number of drafts for each number of sequences, against none."""
+    parts = []
+    for sequences, row in best(rows).items():
+        alone = next((each for each in rows if each.sequences == sequences and each.drafts == 0), None)
+        gain = "" if alone is None else f", {row.tok_s / alone.tok_s:.2f} x"
+        parts.append(f"{sequences} sequences: K = {row.drafts}{gain}")
+    return f"best at an acceptance of {acceptance:g}: {'; '.join(parts)}"
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+    chosen = {id(row) for row in best(rows).values()}
+    return [asdict(row) | {"best": id(row) in chosen} for row in rows]

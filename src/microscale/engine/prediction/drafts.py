@@ -1,0 +1,105 @@
+"""What a step with drafts will cost, and from which acceptance on it pays.
+
+A step that verifies K drafts of each sequence is a step of K + 1 times as many tokens: every layer's kernels take what
+they take for so many, and in a mixture of experts these tokens use more experts. Attention reads the keys of a sequence
+once for all of its tokens. The step is read before the next is launched, so what the host does is not hidden
+(``HOST_US``). A drafter that is a model adds its own passes.
+
+With an acceptance of a (the chance of each drafted token after accepted ones) a step gives 1 + a + … + a^K tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from microscale.backends.decision import Plan
+from microscale.backends.drafted import distinct_experts
+from microscale.backends.forecast import total
+from microscale.backends.plan import Setup
+from microscale.engine.prediction.interval import interval
+from microscale.engine.prediction.points import preset_name
+from microscale.engine.prediction.predict import decode_parts
+from microscale.hardware.whole_models import Case, Kind
+from microscale.models.outline import Outline
+
+HOST_US = 200.0
+"""Of the 300 us that the host takes for a step (docs/lab/decode.md), what the GPU waits for where steps are read one by
+one. An assumption: the engine corrects it by the times that it sees."""
+
+DraftTime = Callable[[int, int], float]
+"""What a drafter takes, in microseconds: for so many sequences, each with so many drafts."""
+
+
+def no_time(sequences: int, drafts: int) -> float:
+    """A drafter that costs nothing: ``ngram``."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class DraftedStep:
+    """One step of ``sequences`` sequences, each with ``drafts`` drafts."""
+
+    sequences: int
+    drafts: int
+    us: float
+    """Of all of it: verifying, drafting, and the host where it is not hidden."""
+    draft_us: float
+    floor_us: float
+    """Of the bytes and operations of verifying, by the data sheet."""
+    experts: float | None
+    """Of a layer, that are expected to be used; ``None`` where the model has none."""
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * (1 + self.drafts)
+
+
+def drafted_steps(
+    outline: Outline, plan: Plan, setup: Setup, sequences: int, drafts: Sequence[int], context: int,
+    draft_time: DraftTime = no_time,
+) -> list[DraftedStep]:  # fmt: skip
+    """The predictions of steps after ``context`` tokens of each sequence, one for each number of drafts."""
+    alone = total([part.forecast for part in decode_parts(outline, plan, setup, sequences, context)])
+    # Whole steps against sums of kernels: by the case without drafts, so that those with drafts are held against it.
+    case = Case(preset_name(outline.name), str(setup.precision), Kind.DECODE, sequences, context)
+    mended = interval(alone, case, setup.gpu).us / alone.us
+    experts = next((use.spec for use in outline.uses if use.op == "moe"), None)
+    host = 0.0 if setup.gpu.is_cpu else HOST_US
+    found = []
+    for count in drafts:
+        parts = total([part.forecast for part in decode_parts(outline, plan, setup, sequences, context, count)])
+        draft_us = draft_time(sequences, count) if count else 0.0
+        us = parts.us * mended + draft_us + (host if count else 0.0)
+        used = None if experts is None else distinct_experts(experts, sequences * (1 + count))
+        found.append(DraftedStep(sequences, count, us, draft_us, parts.floor_us, used))
+    return found
+
+
+# ---- what a step gives -----------------------------------------------------------------------------------------------
+
+
+def tokens_of(acceptance: float, drafts: int) -> float:
+    """Tokens of a sequence that a step gives on average: 1 + a + … + a^K."""
+    return sum(acceptance**place for place in range(drafts + 1))
+
+
+def acceptance_for(tokens: float, drafts: int) -> float | None:
+    """The acceptance with which a step of so many drafts gives so many tokens; ``None`` where none does."""
+    if tokens > drafts + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_of(middle, drafts) < tokens else (low, middle)
+    return high
+
+
+def break_even(step: DraftedStep, alone: DraftedStep) -> float | None:
+    """The acceptance from which on a step is faster than ``alone``, the same without drafts; ``None``: never."""
+    return acceptance_for(max(step.us / alone.us, 1.0), step.drafts) if step.drafts else 0.0
+
+
+def best_drafts(steps: Sequence[DraftedStep], acceptance: float) -> DraftedStep:
+    """Of steps with different numbers of drafts, the one that gives most tokens a second; of equals the shortest."""
+    return max(steps, key=lambda step: (tokens_of(acceptance, step.drafts) / step.us, -step.drafts))

@@ -1,0 +1,167 @@
+"""What steps cost with drafts: predicted before any was seen, and corrected by the times of those that were.
+
+The prior is the prediction that ``explain`` prints, at a few numbers of sequences and of drafts, and between them along
+straight lines (of drafts, and of doublings of sequences). Times of real steps say by which factor it is off, by *cell*:
+half doublings of sequences, drafts of a sequence. The lower median of the last few times counts, so that a step in
+which something was captured or the machine was busy is no news. A cell that was not seen takes the factors of those
+near it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from microscale.engine.speculation.arithmetic import Costs
+
+KEPT = 7
+"""Times of a cell that are remembered."""
+LEAST_SEEN = 2
+"""Times after which a cell counts: the lower of two is no step with a capture in it."""
+NEWS = 0.02
+"""A factor's change, as a logarithm, after which costs are reckoned anew."""
+STALE = 256
+"""Steps with drafts after which steps without are to be timed again."""
+FORGOTTEN = 4096
+"""Steps after which a cell that was not seen again counts no more: the machine may have been busy then."""
+MOST_TABLES = 16
+SIZES = 2
+"""Of steps, from K tokens for all to K + 1: with every number there would be a graph for each."""
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Predicted times, in microseconds."""
+
+    sequences: tuple[int, ...]
+    drafts: tuple[int, ...]
+    """Of each sequence: from 0 on."""
+    step: tuple[tuple[float, ...], ...]
+    """By sequences, then by drafts: verifying, and what the host adds."""
+    draft: tuple[tuple[float, ...], ...]
+    """The same of the drafter."""
+
+    def step_us(self, sequences: int, drafts: Sequence[float]) -> list[float]:
+        """``drafts``: of a sequence, on average; they do not fall."""
+        return self._between(self.step, sequences, drafts)
+
+    def draft_us(self, sequences: int, drafts: Sequence[float]) -> list[float]:
+        return self._between(self.draft, sequences, drafts)
+
+    def _between(self, table: Sequence[Sequence[float]], sequences: int, drafts: Sequence[float]) -> list[float]:
+        places, place = [math.log2(each) for each in self.sequences], math.log2(sequences)
+        row = [_line(places, column, place) for column in zip(*table, strict=True)]
+        return [_line(self.drafts, row, count) for count in drafts]
+
+
+def _line(places: Sequence[float], values: Sequence[float], place: float) -> float:
+    """Along straight lines between places; beyond the last as between the last two."""
+    if len(places) == 1:
+        return values[0]
+    right = min(max(bisect_left(places, place), 1), len(places) - 1)
+    low, high = places[right - 1], places[right]
+    share = (place - low) / (high - low)
+    return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+def _cell(sequences: int, drafts: int) -> Cell:
+    """Where a step of so many sequences, with so many drafts in all, belongs."""
+    return round(2 * math.log2(sequences)), -(-drafts // sequences)
+
+
+def _distance(a: Cell, b: Cell) -> float:
+    """In doublings. Steps without drafts run ahead of their tokens and are a kind of their own."""
+    kind = 1.0 if (a[1] == 0) != (b[1] == 0) else 0.0
+    return abs(a[0] - b[0]) / 2 + abs(math.log2((1 + a[1]) / (1 + b[1]))) + kind
+
+
+class StepCosts:
+    """Costs of the next step, for any number of sequences."""
+
+    def __init__(self, prior: Prior, most: int) -> None:
+        """``most``: drafts of a sequence."""
+        self._prior = prior
+        self._most = most
+        self._seen: dict[Cell, deque[float]] = {}
+        """Logarithms of times over what the prior says."""
+        self._factors: dict[Cell, float] = {}
+        """What ``_seen`` says, as it was when tables were reckoned."""
+        self._last: dict[Cell, int] = {}
+        """The step in which a cell was seen last."""
+        self._steps = 0
+        self._drafted: dict[int, int] = {}
+        """Steps with drafts since one without was timed, by half doublings of sequences."""
+        self._tables: dict[int, Costs] = {}
+        self._predicted: dict[int, Costs] = {}
+        """By the prior alone."""
+
+    def timed(self, sequences: int, drafts: int, longest: int, us: float) -> None:
+        """A step took so long, from the end of the one before it: with the drafting, and whatever else there was."""
+        predicted = self._predict(sequences)
+        expected = predicted.verify[drafts] + predicted.drafting(longest)
+        if us <= 0 or expected <= 0:
+            return
+        cell = _cell(sequences, drafts)
+        seen = self._seen.setdefault(cell, deque(maxlen=KEPT))
+        seen.append(math.log(us / expected))
+        self._steps += 1
+        self._last[cell] = self._steps
+        if self._steps % FORGOTTEN == 0:
+            self._forget()
+        size = cell[0]
+        self._drafted[size] = self._drafted.get(size, 0) + 1 if drafts else 0
+        if len(seen) >= LEAST_SEEN:
+            factor = sorted(seen)[(len(seen) - 1) // 2]
+            if cell not in self._factors or abs(factor - self._factors[cell]) > NEWS:
+                self._factors[cell] = factor
+                self._tables.clear()
+
+    def _forget(self) -> None:
+        for cell in [cell for cell, last in self._last.items() if self._steps - last >= FORGOTTEN]:
+            for kept in (self._last, self._seen, self._factors):
+                kept.pop(cell, None)
+            self._tables.clear()
+
+    def wants_baseline(self, sequences: int) -> bool:
+        """Whether steps of so many sequences without drafts were not timed yet, or long ago."""
+        cell = _cell(sequences, 0)
+        return cell not in self._factors or self._drafted.get(cell[0], 0) >= STALE
+
+    def table(self, sequences: int) -> Costs:
+        """Costs of a step by its drafts."""
+        if sequences not in self._tables:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            self._tables[sequences] = self._correct(sequences)
+        return self._tables[sequences]
+
+    def _predict(self, sequences: int) -> Costs:
+        if sequences not in self._predicted:
+            if len(self._predicted) >= MOST_TABLES:
+                self._predicted.clear()
+            verify = self._prior.step_us(sequences, [n / sequences for n in range(sequences * self._most + 1)])
+            draft = [0.0, *self._prior.draft_us(sequences, range(1, self._most + 1))]
+            self._predicted[sequences] = Costs(sequences, verify, draft)
+        return self._predicted[sequences]
+
+    def _correct(self, sequences: int) -> Costs:
+        predicted, size = self._predict(sequences), _cell(sequences, 0)[0]
+        factors = [math.exp(self._factor((size, count))) for count in range(self._most + 1)]
+        verify = [predicted.verify[0] * factors[0]]
+        for count in range(1, self._most + 1):
+            part = predicted.verify[(count - 1) * sequences + 1 : count * sequences + 1]
+            verify += [us * factors[count] for us in part]
+        draft = [us * factor for us, factor in zip(predicted.draft, factors, strict=True)]
+        return Costs(sequences, verify, draft, SIZES)
+
+    def _factor(self, cell: Cell) -> float:
+        """As a logarithm: what the cell's own times say, or those near it."""
+        if cell in self._factors:
+            return self._factors[cell]
+        weights = {other: math.exp(-3 * _distance(cell, other)) for other in self._factors}
+        total = sum(weights.values())
+        return sum(self._factors[other] * weight for other, weight in weights.items()) / total if total else 0.0

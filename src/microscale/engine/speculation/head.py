@@ -1,0 +1,121 @@
+"""``eagle3`` and ``dflash``: a draft head guesses on from what it reads of the target's steps.
+
+Behind each step of the target the head takes in all of its rows, those of prompts too, and guesses the next tokens of
+the sequences that drew one. It is launched before the step's tokens are read; its guesses are read after them. Its keys
+and values lie in pages under the numbers of the target's full layers (``head_inputs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from microscale.engine.speculation.drafter import Context, Launched, Target
+from microscale.engine.speculation.head_inputs import HeadInputs, HeadKey
+from microscale.engine.step.graphs import Graphs
+from microscale.models.draft_heads.drafting import DraftHead
+
+GRAPH_ROWS = 1024
+"""Above it the target's step takes longer than the host needs to launch the head's kernels one by one."""
+FIRST_SEQUENCES = (1, 2, 4, 8)
+"""Sequences that are drafted for together from the first second on without a capture in between."""
+
+
+@dataclass(frozen=True)
+class _Guesses:
+    """Of the last step, on their way to the host."""
+
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """By request."""
+    tokens: Tensor | None = None  # [rows, count]
+    there: torch.cuda.Event | None = None
+
+    def read(self) -> list[list[int]]:
+        if self.there is not None:
+            self.there.synchronize()
+        return [] if self.tokens is None else self.tokens.tolist()
+
+
+class HeadDrafter:
+    """A head at work behind one engine."""
+
+    def __init__(self, head: DraftHead, most: int) -> None:
+        """``most``: tokens of a draft."""
+        self._head = head
+        self._most = most
+        self._guesses = _Guesses()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._head.config.reads.taps
+
+    @property
+    def key_lookahead(self) -> int:
+        """See ``Limits.key_lookahead``."""
+        return int(self._head.rows_hold_next_token)
+
+    def attach(self, target: Target) -> None:
+        """To the engine whose steps it follows, before the first of them."""
+        head = self._head
+        self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
+        self._kv = head.new_cache(self._inputs.num_pages)
+        self._graphs = Graphs(head.device, head.ops.uncapturable, enabled=not target.enforce_eager)
+        self._padded = self._graphs.enabled
+        rows, pin = target.limits.max_num_seqs, head.device.type == "cuda"
+        self._host = torch.zeros((rows, self._most), dtype=torch.int64, pin_memory=True) if pin else None
+
+    def prepare(self) -> None:
+        """Capture what the first steps will want: a few sequences with drafts of full length."""
+        if self._graphs.enabled:
+            for sequences in (FIRST_SEQUENCES[0], *FIRST_SEQUENCES):  # the first one runs as it is
+                self._run_nobody(sequences)
+
+    def _run_nobody(self, sequences: int) -> None:
+        rows = 1 << (sequences * (1 + self._most) - 1).bit_length()
+        if self._inputs.holds(rows, sequences):
+            key = self._inputs.sized(rows, sequences, self._most)
+            self._inputs.fill(Launched(()), key)
+            self._graphs.run(key, key.rows, partial(self._draft, key))
+
+    def observe(self, step: Launched, most: int) -> None:
+        count = min(most, self._most)
+        if count and not self._head.guesses_in_turn:
+            count = self._most  # what a block guesses depends on its length
+        rows = sum(work.count for work in step.schedule)
+        key = self._inputs.key(step, count, padded=self._padded and rows <= GRAPH_ROWS)
+        self._inputs.fill(step, key)
+        guessed = self._graphs.run(key, key.rows, partial(self._draft, key))
+        self._guesses = self._to_host(guessed[: len(step.first_rows)], step) if key.count else _Guesses()
+
+    def _draft(self, key: HeadKey) -> Tensor:
+        return self._head.draft(self._inputs.verified(key), self._kv, key.count)
+
+    def _to_host(self, guessed: Tensor, step: Launched) -> _Guesses:
+        rows = {request_id: row for row, request_id in enumerate(step.first_rows)}
+        if self._host is None:
+            return _Guesses(rows, guessed)
+        host = self._host[: guessed.shape[0], : guessed.shape[1]]
+        host.copy_(guessed, non_blocking=True)
+        there = torch.cuda.Event()
+        there.record()
+        return _Guesses(rows, host, there)
+
+    def expects(self, context: Context) -> bool:
+        return True
+
+    def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
+        guesses, rows = self._guesses.read(), self._guesses.rows
+        found = (rows.get(context.request.request_id) for context in contexts)
+        return [[] if row is None else guesses[row][: c.most] for row, c in zip(found, contexts, strict=True)]
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended: nobody may take its guesses for those of another by the same name."""
+        self._guesses = _Guesses(
+            {name: row for name, row in self._guesses.rows.items() if name != request_id},
+            self._guesses.tokens,
+            self._guesses.there,
+        )

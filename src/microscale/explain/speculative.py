@@ -1,0 +1,165 @@
+"""Whether drafts pay: what steps cost with them, and from which acceptance on they are faster than none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from microscale.backends.decision import Plan
+from microscale.backends.plan import Setup
+from microscale.engine.prediction.draft_head import head_time
+from microscale.engine.prediction.drafts import (
+    DraftedStep,
+    acceptance_for,
+    best_drafts,
+    break_even,
+    drafted_steps,
+    no_time,
+    tokens_of,
+)
+from microscale.engine.prediction.points import preset_name
+from microscale.errors import BadSetting
+from microscale.hardware.published import PublishedDrafts, published_drafts
+from microscale.models import embedded
+from microscale.models.draft_heads.heads import HeadWeights, open_head_weights
+from microscale.models.draft_heads.presets import PRESETS
+from microscale.models.families import ModelConfig
+from microscale.models.outline import Outline
+
+SEQUENCES = (1, 4, 16, 64)
+DRAFTS = range(8)
+LENGTHS = (2.0, 2.5, 3.0)
+"""Tokens that a step gives: acceptance lengths, as the publishers of heads count them."""
+COUNTED_AT = 3
+"""Drafts with which publishers count them."""
+NGRAM, EAGLE3 = "ngram", "eagle3"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best number of drafts for a drafter of one quality."""
+
+    acceptance_length: float
+    """That it has with ``COUNTED_AT`` drafts."""
+    acceptance: float
+    """Of a token after accepted ones."""
+    step: DraftedStep
+    tok_s: float
+    speedup: float
+    """Against no drafts."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "acceptance_length": self.acceptance_length,
+            "acceptance": round(self.acceptance, 3),
+            "drafts": self.step.drafts,
+            "tok_s": round(self.tok_s, 1),
+            "speedup": round(self.speedup, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Batch:
+    """So many sequences that decode together."""
+
+    steps: tuple[DraftedStep, ...]
+    """By the drafts of each, from none on."""
+
+    @property
+    def alone(self) -> DraftedStep:
+        return self.steps[0]
+
+    @property
+    def sequences(self) -> int:
+        return self.alone.sequences
+
+    def ratio(self, step: DraftedStep) -> float:
+        """What a step costs against one without drafts."""
+        return step.us / self.alone.us
+
+    def pays_from(self, step: DraftedStep) -> float | None:
+        return break_even(step, self.alone)
+
+    @staticmethod
+    def tok_s(step: DraftedStep, length: float) -> float | None:
+        """If a step gives each sequence so many tokens; ``None`` where it cannot."""
+        return step.sequences * length / step.us * 1e6 if length <= step.drafts + 1 else None
+
+    def best(self, length: float) -> Best:
+        acceptance = acceptance_for(length, COUNTED_AT)
+        assert acceptance is not None
+        step = best_drafts(self.steps, acceptance)
+        tok_s, alone = (
+            each.sequences * tokens_of(acceptance, each.drafts) / each.us * 1e6 for each in (step, self.alone)
+        )
+        return Best(length, acceptance, step, tok_s, tok_s / alone)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sequences": self.sequences,
+            "tok_s_without": round(self.sequences / self.alone.us * 1e6, 1),
+            "steps": [self._step(step) for step in self.steps],
+            "best": [self.best(length).to_json() for length in LENGTHS],
+        }
+
+    def _step(self, step: DraftedStep) -> dict[str, Any]:
+        pays = self.pays_from(step)
+        rates = {str(length): self.tok_s(step, length) for length in LENGTHS}
+        return {
+            "drafts": step.drafts,
+            "tokens": step.tokens,
+            "us": round(step.us, 1),
+            "draft_us": round(step.draft_us, 1),
+            "floor_us": round(step.floor_us, 1),
+            "ratio": round(self.ratio(step), 3),
+            "experts": None if step.experts is None else round(step.experts, 1),
+            "pays_from_acceptance": None if pays is None else round(pays, 3),
+            "tok_s_at_acceptance_length": {name: rate and round(rate, 1) for name, rate in rates.items()},
+        }
+
+
+@dataclass(frozen=True)
+class DraftsReport:
+    """The answer to ``--speculative``."""
+
+    drafter: str
+    context: int
+    batches: tuple[Batch, ...]
+    published: tuple[PublishedDrafts, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "drafter": self.drafter,
+            "context": self.context,
+            "batches": [batch.to_json() for batch in self.batches],
+            "published": [row.to_json() for row in self.published],
+        }
+
+
+def find_head(drafter: str, model: str, config: ModelConfig, *, offline: bool) -> HeadWeights | None:
+    """The head that drafts; ``None`` where the drafter is no model."""
+    if drafter == NGRAM:
+        return None
+    head = f"{preset_name(model)}-{EAGLE3}" if drafter == EAGLE3 else drafter
+    if drafter == EAGLE3 and model == embedded.NAME:
+        head = str(embedded.DRAFT_HEAD)
+    elif drafter == EAGLE3 and head not in PRESETS:
+        raise BadSetting(
+            f"--speculative {EAGLE3}: no shape of a head for {model} is known here; name a head's folder or hub id."
+        )
+    return open_head_weights(head, config, offline=offline)
+
+
+def explain_drafts(
+    drafter: str, shape: Outline, plan: Plan, setup: Setup, context: int, head: HeadWeights | None,
+    fits: Callable[[int, int], bool],
+) -> DraftsReport:  # fmt: skip
+    """For all batches whose sequences fit."""
+    time = no_time if head is None else head_time(head.config, shape, plan, setup, context)
+    batches = [
+        Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, time)))
+        for sequences in SEQUENCES
+        if fits(sequences, context)
+    ]
+    return DraftsReport(drafter, context, tuple(batches), published_drafts(preset_name(shape.name), setup.gpu))

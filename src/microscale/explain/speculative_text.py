@@ -1,0 +1,66 @@
+"""Whether drafts pay, as text: a table for each number of sequences, in 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from rich.markup import escape
+
+from microscale.explain.speculative import COUNTED_AT, LENGTHS, NGRAM, Batch, DraftsReport
+from microscale.explain.speed_text import WIDTH, rate_text
+
+
+def draft_lines(report: DraftsReport) -> Iterator[str]:
+    costs = "costs nothing" if report.drafter == NGRAM else "its passes are in the steps"
+    yield f"[bold]speculative decoding[/] by {escape(report.drafter)} ({costs}), after {report.context} tokens"
+    for line in textwrap.wrap(
+        "K drafts of each sequence are verified in one step. Acceptance: the chance of a drafted token after accepted "
+        "ones. Tokens per second where a step gives each sequence so many tokens.",
+        WIDTH - 2,
+    ):
+        yield f"  {line}"
+    for batch in report.batches:
+        yield from _table(batch)
+    yield from _others(report)
+
+
+def _table(batch: Batch) -> Iterator[str]:
+    size = "1 sequence" if batch.sequences == 1 else f"{batch.sequences} sequences"
+    lengths = "".join(f"{f'at {length:g}':>8}" for length in LENGTHS)
+    yield f"  {size + ':':<13} {'K':>3} {'step us':>9} {'x':>6} {'experts':>8} {'pays from':>10}{lengths}"
+    for step in batch.steps:
+        pays = batch.pays_from(step)
+        said = "" if not step.drafts else "never" if pays is None else f"{pays:.0%}"
+        rates = (batch.tok_s(step, length) for length in LENGTHS)
+        cells = "".join(f"{'' if rate is None else rate_text(rate):>8}" for rate in rates)
+        if not step.drafts:
+            cells = f"{rate_text(step.sequences / step.us * 1e6):>8} without drafts"
+        experts = "" if step.experts is None else f"{step.experts:.1f}"
+        yield f"{step.drafts:>19} {step.us:>9.0f} {batch.ratio(step):>6.2f} {experts:>8} {said:>10}{cells}".rstrip()
+    yield from _sentences(batch)
+
+
+def _sentences(batch: Batch) -> Iterator[str]:
+    step = batch.steps[COUNTED_AT]
+    pays = batch.pays_from(step)
+    told = "never pays" if pays is None else f"pays from an acceptance of {pays:.0%} on"
+    yield f"    at K = {step.drafts} a step costs {batch.ratio(step):.2f} x; {told}"
+    parts = []
+    for length in LENGTHS:
+        best = batch.best(length)
+        gain = f"K = {best.step.drafts}, {best.speedup:.2f} x" if best.step.drafts else "none"
+        parts.append(f"{length:g} ({best.acceptance:.0%}): {gain}")
+    text = f"a drafter with so many tokens a step at K = {COUNTED_AT} is best with: {'; '.join(parts)}"
+    yield from textwrap.wrap(text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+
+
+def _others(report: DraftsReport) -> Iterator[str]:
+    for row in report.published:
+        drafts = "" if row.drafts is None else f" K = {row.drafts}"
+        length = "" if row.acceptance_length is None else f", {row.acceptance_length:g} tokens a step"
+        without = "" if row.tok_s_without is None else f" ({rate_text(row.tok_s_without)} without)"
+        what = f"{row.engine}, {row.method}{drafts}, {row.batch} at once{length}"
+        text = f"others: {what}: {rate_text(row.tok_s)}{without}; {row.date}, {row.source}"
+        lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from (f"[dim]{escape(line)}[/]" for line in lines)

@@ -1,0 +1,107 @@
+"""``bench MODEL --speculative-acceptance``: rows, a set acceptance, and runs on a CPU."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from typer.testing import CliRunner
+
+from microscale.backends.plan import Setup
+from microscale.bench import speculative
+from microscale.bench.speculative import AUTO, Plan, _Batch, as_json, best, header, line, run, summary
+from microscale.cli import app
+from microscale.cli.bench_speculative import parse_drafts
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.prediction.drafts import tokens_of
+from microscale.errors import BadSetting
+from microscale.models.families import AnyModel
+from microscale.models.outline import Outline, outline
+from support.loading import load_model
+
+
+@cache
+def tiny() -> tuple[AnyModel, Outline, Setup]:
+    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    ops = model.ops
+    shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
+    return model, shape, Setup(ops.gpu, ops.activations)
+
+
+def test_which_drafts() -> None:
+    assert parse_drafts("0..3") == (0, 1, 2, 3)
+    assert parse_drafts("0,5, auto") == (0, 5, AUTO)
+    assert parse_drafts("2,0..2,2") == (2, 0, 1)
+    for wrong in ("", "1..", "a", "0;1", "16", "-1", "3..1"):
+        with pytest.raises(BadSetting, match="--speculative-tokens"):
+            parse_drafts(wrong)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("drafts", [0, 1, 4])
+def test_what_is_accepted_is_set(sequences: int, drafts: int) -> None:
+    for acceptance, tokens in ((0.0, 1), (1.0, 1 + drafts)):
+        batch = _Batch(*tiny(), Plan(acceptance, (0, 4), depth=9, steps=4), sequences)
+        seconds, given, length = batch.measure(drafts)
+        assert given == sequences * tokens
+        assert length == drafts
+        assert seconds > 0
+        batch._engine.check()
+
+
+def test_an_acceptance_between_is_met_on_average() -> None:
+    batch = _Batch(*tiny(), Plan(0.7, (0, 3), depth=9, steps=100), 4)
+    _, given, _ = batch.measure(3)
+    assert given / 4 == pytest.approx(tokens_of(0.7, 3), rel=0.1)  # of 400 drafts, by a fixed seed
+
+
+def test_rows() -> None:
+    model, shape, setup = tiny()
+    plan = Plan(0.5, (0, 2, AUTO), depth=5, steps=2, auto_steps=8)
+    rows = list(run(model, shape, setup, plan, [1, 2]))
+    assert [(row.sequences, row.drafts) for row in rows] == [(n, k) for n in (1, 2) for k in (0, 2, AUTO)]
+    for row in rows:
+        assert row.ratio is not None
+        assert row.step_ms > 0
+        if isinstance(row.drafts, int):
+            assert row.tok_s == pytest.approx(1e3 * row.sequences * tokens_of(0.5, row.drafts) / row.step_ms)
+            assert row.draft_length == row.drafts
+            assert row.floor_ms is not None
+            assert row.experts is not None
+        else:
+            assert row.floor_ms is None
+            assert 0 <= row.draft_length <= 2
+    assert [row.ratio for row in rows if row.drafts == 0] == [1.0, 1.0]
+    assert rows[1].tok_s_at["3"] == pytest.approx(3e3 / rows[1].step_ms)
+    assert rows[0].tok_s_at["2"] is None
+    chosen = best(rows)
+    assert set(chosen) == {1, 2}
+    assert all(row.drafts != AUTO for row in chosen.values())
+    assert sum(bool(row["best"]) for row in as_json(rows)) == 2
+    assert "2 sequences: K = " in summary(rows, 0.5)
+    assert len(header()) <= 100 >= max(len(line(row)) for row in rows)
+
+
+EAGLE3 = ["--speculative-config", '{"method": "eagle3", "num_speculative_tokens": 1}']
+
+
+@pytest.mark.parametrize("drafter", [[], EAGLE3], ids=["free", "trained head"])
+def test_the_embedded_model_by_the_command_line(monkeypatch: pytest.MonkeyPatch, drafter: list[str]) -> None:
+    monkeypatch.setattr(speculative, "WARM_UP", 1)
+    asked = ["bench", "demo", "--speculative-acceptance", "0.7", "--speculative-tokens", "0,2", "--concurrency", "1,2"]
+    asked += drafter
+    result = CliRunner().invoke(
+        app, [*asked, "--steps", "2", "--depth", "8", "--device", "cpu", "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    rows = json.loads(result.stdout)
+    assert [(row["sequences"], row["drafts"]) for row in rows] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert all(row["tokens_a_step"] == pytest.approx(tokens_of(0.7, row["drafts"])) for row in rows)
+    assert [row["draft_length"] for row in rows] == [0, 2, 0, 2]
+
+
+def test_a_context_that_is_too_short_is_refused() -> None:
+    asked = ["bench", "gpt-oss-tiny", "--load-format", "dummy", "--speculative-acceptance=0.5", "--depth", "999999"]
+    with pytest.raises(BadSetting, match="999999 tokens and the steps after them need"):
+        CliRunner().invoke(app, [*asked, "--device", "cpu"], catch_exceptions=False)

@@ -1,0 +1,121 @@
+"""A draft head on its way into an engine: refused where it does not fit, and counted in what a model takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from microscale.backends.ops import Activations
+from microscale.backends.plan import Setup
+from microscale.engine.loading.build import Queueing, build_engine
+from microscale.engine.loading.drafting import prepare_head
+from microscale.engine.loading.fit import plan_and_reckon
+from microscale.engine.loading.memory import Workload
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.warming import recorded
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.errors import BadCheckpoint, BadSetting
+from microscale.hardware import KNOWN
+from microscale.models import embedded
+from microscale.models.config import LayerKind
+from microscale.models.draft_heads.heads import dummy_head
+from microscale.models.draft_heads.presets import PRESETS as HEADS
+from microscale.models.dummy_weights import ShapeTensors
+from microscale.models.families import PRESETS
+from microscale.models.outline import outline
+from support.tiny_heads import EAGLE3
+
+
+def asked(target: str = "gpt-oss-tiny", workload: Workload | None = None, **options: object) -> LoadOptions:
+    config = SpeculativeConfig(**({"method": "eagle3", "num_speculative_tokens": 3} | options))  # type: ignore[arg-type]
+    load_format = "auto" if target == embedded.NAME else "dummy"
+    return LoadOptions(
+        target, load_format=load_format, device="cpu", workload=workload or Workload(), speculative=config
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "--speculative-config: method eagle3 needs a draft head; name its folder or hub id as model."),
+        ({"method": "dflash"}, "method dflash needs a draft head"),
+        ({"model": "dflash-tiny"}, "dflash-tiny is a DFlash head, and the method is eagle3"),
+        ({"method": "dflash", "model": "dflash-tiny", "num_speculative_tokens": 8}, "blocks of up to 7 tokens"),
+    ],
+)
+def test_a_head_that_does_not_go_with_the_option_is_one_sentence(options: dict[str, object], says: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        prepare(asked(**options))  # type: ignore[arg-type]
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("--speculative-config")
+
+
+def test_a_head_of_another_target_names_the_tensor_and_both_shapes(tmp_path: Path) -> None:
+    """It was made for 500 tokens, and the target has 512."""
+    folder = EAGLE3["nvidia_v3"].write(tmp_path / "head")
+    with pytest.raises(BadCheckpoint) as caught:
+        prepare(
+            asked(model="gpt-oss-tiny")
+            if False
+            else replace(asked(), speculative=SpeculativeConfig("eagle3", 3, str(folder)))
+        )
+    assert "'lm_head.weight' has shape [500, 160]" in str(caught.value)
+    assert "asks for [512, 160]" in str(caught.value)
+
+
+def test_taps_behind_the_targets_last_layer_are_refused() -> None:
+    with pytest.raises(BadCheckpoint, match="behind layer 12, and the target has 4 layers"):
+        prepare(asked(model="gpt-oss-20b-eagle3"))
+
+
+def test_the_embedded_model_has_a_head_of_its_own() -> None:
+    prepared = prepare(asked(embedded.NAME))
+    assert prepared.head is not None
+    assert prepared.head.config.reads.taps == (2, 5, 8)
+    built = build_engine(prepared, Queueing())
+    assert '"draft_head"' in built.plan
+
+
+def test_its_weights_and_pages_are_counted() -> None:
+    """By hand: gpt-oss-20b's EAGLE3 head as SpecForge shapes it, on an H200."""
+    setup = Setup(KNOWN["h200"], Activations.BF16)
+    weights = dummy_head(HEADS["gpt-oss-20b-eagle3"], ShapeTensors())
+    shape = outline("gpt-oss-20b", PRESETS["gpt-oss-20b"], Activations.BF16, 16, 4096)
+    head = prepare_head(weights, setup, 16)
+    plain = Workload(context=4096, sequences=8, draft_tokens=3)
+    without, with_head = (plan_and_reckon(shape, setup, work)[1] for work in (plain, replace(plain, head=head.need)))
+    numbers = 2880 * 8640 + 5760 * (64 + 2 * 8) * 64 + 2880 * 64 * 64 + 3 * 2880 * 17280 + 32000 * 2880
+    assert with_head.weights["draft_head"] == pytest.approx(2 * numbers, rel=0.001)
+    assert with_head.weights.keys() - without.weights.keys() == {"draft_head"}
+    # One layer more beside 12 full ones, 8 heads of 64.
+    assert with_head.kv.full_per_token - without.kv.full_per_token == 2 * 8 * 64 * 2
+    assert with_head.activations > without.activations + 2048 * 2 * 8640
+    pages = [memory.pages()[LayerKind.FULL] for memory in (with_head, without)]
+    assert 0 < pages[0] < pages[1]
+    narrow = prepare_head(weights, setup, 16, "mxfp8")
+    saved = head.need.weights - narrow.need.weights
+    assert saved == pytest.approx(32000 * 2880 * (2 - 33 / 32), rel=0.01)
+
+
+def test_warming_makes_its_kernels_ready_too() -> None:
+    setup = Setup(KNOWN["h200"], Activations.BF16)
+    config = PRESETS["gpt-oss-tiny"]
+    head = prepare_head(dummy_head(HEADS["dflash-tiny"], ShapeTensors()), setup, 16)
+    plain, more = (recorded(config, setup, 16, 64, 3, each) for each in (None, head))
+    assert plain.keys() < more.keys()
+
+
+def test_a_head_of_random_numbers_is_loaded_by_its_name() -> None:
+    work = Workload(context=256, sequences=2)
+    fixed = ((1, 3),)  # what is drafted must not depend on how busy the machine is
+    options = asked(method="dflash", model="dflash-tiny", workload=work, num_speculative_tokens_per_batch_size=fixed)
+    built = build_engine(prepare(options), Queueing())
+    built.engine.submit(Request("r", [1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)))
+    while built.engine.has_work:
+        built.engine.step()
+    assert built.engine.stats().num_drafts > 0
