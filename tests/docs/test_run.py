@@ -11,12 +11,14 @@ from support.doc_commands import blocks
 from support.run_commands import Reader, read_page, runnable
 
 
+@pytest.mark.slow
 def test_the_page_of_the_api_does_what_it_says(tmp_path: Path) -> None:
     commands = sum(len(block.commands) if block.is_shell else 1 for block in runnable("docs/api.md"))
     assert commands >= 10
     assert read_page("docs/api.md", tmp_path) == commands
 
 
+@pytest.mark.slow
 def test_a_newcomer_serves_asks_and_chats(tmp_path: Path) -> None:
     """README's two commands, then the second step of the page for a laptop."""
     first, ask = blocks("README.md")[0], runnable("docs/start/laptop.md")[1]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import Route
 
 from support.browser import chromium
@@ -43,6 +44,7 @@ def test_what_is_broken_is_found(tmp_path: Path) -> None:
     assert found[tmp_path / "b.html"].loads == ["https://example.org/x.js"]
 
 
+@pytest.mark.slow
 def test_it_is_read_and_searched_without_a_network(tmp_path: Path) -> None:
     site = build(tmp_path)
     asked: list[str] = []

@@ -35,6 +35,7 @@ FENCE = re.compile(
     r"^(?:<!-- needs: (?P<needs>[^\n]*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 MICROSCALE = re.compile(r"(?:\S*/)?microscale$")
+GUESSED = re.compile(r"(?:\S*/)?(?:microscale|make) ")
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
 PLACEHOLDER = {"MODEL": "gpt-oss-20b", "FILE": "file.svg"}
 
@@ -58,7 +59,10 @@ class Block:
     @property
     def commands(self) -> list[str]:
         """One command each: lines that go on are joined, comments and what was printed are left out."""
-        lines = joined(self.body.replace("\\\n", " ").splitlines(), "$ " if self.language == "console" else "")
+        lines = self.body.replace("\\\n", " ").splitlines()
+        if not self.language:  # it may hold anything
+            lines = [line for line in lines if GUESSED.match(line)]
+        lines = joined(lines, "$ " if self.language == "console" else "")
         found = (re.sub(r"\s+# .*", "", line).strip() for line in lines)
         return [re.sub(r"\s+", " ", line) for line in found if line and not line.startswith("#")]
 
