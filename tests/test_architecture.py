@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"formats", "hardware", "errors"},
     "compiling": {"kernels.launch", "errors"},
     "backends": {"kernels", "formats", "hardware", "settings", "errors"},
-    "models": {"backends.ops", "backends.recording_ops", "formats", "errors"},
+    "models": {"backends.ops", "backends.recording_ops", "formats", "parallel.sharding", "errors"},
     "parallel": {"errors", "settings"},
     "engine": {"models", "backends", "compiling", "parallel", "hardware", "settings", "errors"},
     "server": {"engine", "text", "settings", "errors", "version"},

@@ -53,3 +53,7 @@ class Draining(MicroscaleError):
 
 class BadMessage(MicroscaleError):
     """A message between our processes is damaged, too large, or of another version."""
+
+
+class RankFailed(EngineDied):
+    """One of the processes that share a model died, hangs, or does not do what the others do."""

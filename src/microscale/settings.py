@@ -70,6 +70,29 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+@dataclass(frozen=True)
+class Torchrun:
+    """What torchrun says to each process that it starts."""
+
+    rank: int
+    world: int
+    local_rank: int
+    address: str
+    port: int
+
+
+def torchrun(env: Mapping[str, str] | None = None) -> Torchrun | None:
+    """What torchrun has said to this process, if it was that which started it."""
+    env = os.environ if env is None else env
+    if "TORCHELASTIC_RUN_ID" not in env:
+        return None
+    try:
+        rank, world, local, port = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
+        return Torchrun(rank, world, local, env["MASTER_ADDR"], port)
+    except (KeyError, ValueError) as error:
+        raise BadSetting(f"torchrun has set TORCHELASTIC_RUN_ID and not what belongs to it: {error}.") from None
+
+
 def limit_spinning(env: MutableMapping[str, str] | None = None) -> None:
     """Before torch is imported, and unless the user has said how threads wait."""
     env = os.environ if env is None else env

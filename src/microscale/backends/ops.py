@@ -33,12 +33,14 @@ from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
 from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
+from microscale.backends.ranks import ALONE, Ranks
 from microscale.backends.side_stream import SideStream
 from microscale.backends.specs import dense_spec, moe_spec
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.dense.reference import BLOCK_ROWS as LOGITS_BLOCK
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
 from microscale.kernels.launch import Kernel, Launch, recording
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
@@ -67,8 +69,10 @@ class Ops:
         precision: Precision = EXACT,
         plan: Plan | None = None,
         threads: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for."""
+        """``threads``: torch's on a CPU, in every step; ``None``: as many as a step has work for. ``ranks``: who holds
+        the other parts of the model."""
         preference.check()
         self.gpu = gpu
         self.activations = activations
@@ -76,6 +80,7 @@ class Ops:
         self.precision = precision
         self.plan = Plan() if plan is None else plan
         self.threads = threads
+        self.ranks = ranks
         self._moe_kinds: dict[str, MoeKind] = {}
         self._dense_kinds: dict[str, DenseKind] = {}
         self._attention_kinds: dict[str, AttentionKind] = {}
@@ -171,6 +176,7 @@ class Ops:
 
 __all__ = [
     "BUCKETS",
+    "LOGITS_BLOCK",
     "MLP_RUN",
     "PROMPT_BIT",
     "Activations",
@@ -195,6 +201,7 @@ __all__ = [
     "Ops",
     "PagedKv",
     "Preference",
+    "Ranks",
     "RopeTable",
     "Router",
     "Routing",

@@ -32,6 +32,13 @@ class Unbound:
         """Experts are told of the MLP beside them. Both are listed already."""
 
 
+def _is_part(weight: Weight, table: Weight | None) -> bool:
+    """Whether it is the table or, of one rank, some rows of it: the checkpoint holds them once."""
+    if not isinstance(weight, Tensor) or not isinstance(table, Tensor):
+        return weight is table
+    return bool(weight.untyped_storage()._cdata == table.untyped_storage()._cdata)
+
+
 class RecordingOps(Ops):
     """Lists the uses of a model that is built with it."""
 
@@ -60,9 +67,8 @@ class RecordingOps(Ops):
         return self._note("moe", layer, spec, gate_up, down)
 
     def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Any:
-        tied = weights.weight is self._table
-        self.tied |= tied
-        held = () if tied else (weights.weight,)
+        self.tied |= weights.weight is self._table
+        held = () if _is_part(weights.weight, self._table) else (weights.weight,)
         return self._note("dense", layer, dense_spec(weights, self.activations, softcap), *held, weights.bias)
 
     def embed(self, weight: Weight) -> Any:

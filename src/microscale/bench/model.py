@@ -20,6 +20,7 @@ import torch
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
+from microscale.engine.loading.team import Team
 from microscale.engine.prediction.predict import predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -88,13 +89,20 @@ def make_cases(tests: Sequence[str], batches: Sequence[int], depths: Sequence[in
 
 
 def run(
-    model: AnyModel, shape: Outline, setup: Setup, cases: Sequence[Case], step_tokens: int = 8192, repeats: int = 3
+    model: AnyModel,
+    shape: Outline,
+    setup: Setup,
+    cases: Sequence[Case],
+    step_tokens: int = 8192,
+    repeats: int = 3,
+    team: Team | None = None,
 ) -> Iterator[Row]:
-    """Rows as they are measured: the median of ``repeats`` runs after one that is not counted."""
+    """Rows as they are measured: the median of ``repeats`` runs after one that is not counted. ``team``: the ranks that
+    run the model together; ceiling and prediction are one rank's, without their sums."""
     gc.collect()
     gc.freeze()  # as the engine's process does
     for case in cases:
-        engine = make_engine(model, case, step_tokens)
+        engine = make_engine(model, case, step_tokens, team=team)
         rates = [_measure(model, engine, case, turn) for turn in range(repeats + 1)][1:]
         context = case.tokens if case.kind == "pp" else case.depth + case.tokens // 2
         expected = predict(shape, model.ops.plan, setup, case.batch, max(context, 1), step_tokens)
@@ -126,7 +134,9 @@ def _measure(model: AnyModel, engine: Engine, case: Case, turn: int) -> float:
     return (case.batch * new - early) / _seconds(engine, model.device)
 
 
-def make_engine(model: AnyModel, case: Case, step_tokens: int, *, enforce_eager: bool = False) -> Engine:
+def make_engine(
+    model: AnyModel, case: Case, step_tokens: int, *, enforce_eager: bool = False, team: Team | None = None
+) -> Engine:
     """An engine with pages for just this case."""
     size = model.page_size
     limits = Limits(
@@ -141,7 +151,7 @@ def make_engine(model: AnyModel, case: Case, step_tokens: int, *, enforce_eager:
     full = case.batch * -(-case.longest // size)
     sliding = case.batch * (-(-limits.window // size) + 1) + -(-limits.max_num_batched_tokens // size)
     pages = {LayerKind.FULL: full, LayerKind.SLIDING: min(sliding, full + case.batch)}
-    return assemble(model, limits, pages, enforce_eager=enforce_eager)
+    return assemble(model, limits, pages, enforce_eager=enforce_eager, team=team)
 
 
 def _seconds(engine: Engine, device: torch.device) -> float:

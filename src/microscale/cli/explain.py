@@ -18,6 +18,7 @@ from microscale.cli.options import (
     MoeBackendOption,
     PrecisionOption,
     ReserveOption,
+    TensorParallelOption,
     UtilizationOption,
     reserve_in_bytes,
 )
@@ -39,6 +40,7 @@ def explain(
     batch: Annotated[int, typer.Option("--batch", "--max-num-seqs", help="Sequences at once.")] = 1,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
     speculative: Annotated[
         str | None,
         typer.Option(help="Say whether drafts pay: ngram, eagle3, or a draft head's folder or hub id."),
@@ -63,6 +65,7 @@ def explain(
             reserve=reserve_in_bytes(reserve_memory),
             speculative=speculative,
             offline=env.offline,
+            tensor_parallel_size=tensor_parallel_size,
         )
     )
     if as_json:

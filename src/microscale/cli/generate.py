@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ from microscale.cli.options import (
     PrecisionOption,
     ReserveOption,
     SpeculativeOption,
+    TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
@@ -32,17 +34,13 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import parse_config
-from microscale.engine.speculation.speculation import Speculation
 from microscale.errors import BadSetting
-from microscale.models.families import AnyModel, LoadFormat
+from microscale.models.families import LoadFormat
 
 
-def generate_with_progress(
-    model: AnyModel, prompt: list[int], params: SamplingParams, chunk: int, speculation: Speculation | None = None
-) -> Completion:
-    generation = Generation(model, [prompt], params, chunk, speculation=speculation)
+def run_with_progress(generation: Generation, max_tokens: int) -> Completion:
     with progress_bar("Generating") as (start, advance):
-        start(params.max_tokens)
+        start(max_tokens)
         return generation.run(on_step=advance)[0]
 
 
@@ -82,6 +80,7 @@ def generate(
     ] = 2048,
     threads: ThreadsOption = None,
     speculative_config: SpeculativeOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print token_ids, logprobs and finish_reason as JSON.")
     ] = False,
@@ -111,14 +110,19 @@ def generate(
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
         speculative=parse_config(speculative_config),
     )
     check_budget(max_num_batched_tokens)
     show_log()
     prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))
-    loaded = load_with_progress(prepared)
-    speculation = load_speculation(prepared, loaded)
-    completion = generate_with_progress(loaded, prompt, params, max_num_batched_tokens, speculation)
+    with closing(prepared):
+        loaded = load_with_progress(prepared)
+        speculation = load_speculation(prepared, loaded)
+        generation = Generation(
+            loaded, [prompt], params, max_num_batched_tokens, speculation=speculation, team=prepared.team
+        )
+        completion = run_with_progress(generation, max_tokens)
     if as_json:
         print_json(
             {

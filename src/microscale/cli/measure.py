@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 
 from microscale import hardware, settings
 from microscale.backends.precision import make_precision
+from microscale.backends.ranks import ALONE, Absent
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
 from microscale.bench import moe as bench_moe
@@ -37,6 +39,7 @@ from microscale.cli.options import (
     MoeActivationsOption,
     PrecisionOption,
     ReserveOption,
+    TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
@@ -49,6 +52,7 @@ from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
 from microscale.kernels.op import Activations
 from microscale.models.families import LoadFormat
+from microscale.parallel.sharding import Shard
 from microscale.prove import run_cases, run_prove
 
 
@@ -91,6 +95,11 @@ def bench_model(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
+    one_rank_of: Annotated[
+        int,
+        typer.Option(help="Time one rank's part of the model, of so many, with sums that cost nothing.", min=1),
+    ] = 1,
     card: AsOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
@@ -118,15 +127,24 @@ def bench_model(
         overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
+        shard=Shard(0, one_rank_of),
     )
     if card is not None and device == "cpu":
         raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
+    if one_rank_of > 1 and tensor_parallel_size > 1:
+        raise BadSetting("--one-rank-of times a rank without the others; leave out --tensor-parallel-size.")
+    if card is not None and tensor_parallel_size > 1:
+        raise BadSetting("--as plays a card in this process alone; leave out --tensor-parallel-size.")
     show_log()
-    with played_card(card) as label:
-        prepared = prepare(options)
+    with played_card(card) as label, closing(prepare(options)) as prepared:
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
-        loaded = load_with_progress(prepared)
+        loaded = load_with_progress(prepared, ALONE if one_rank_of == 1 else Absent(one_rank_of))
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
+        if tensor_parallel_size > 1:
+            where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"
+        if one_rank_of > 1:
+            where += f", one rank of {one_rank_of} alone, without sums"
         title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.
@@ -134,7 +152,8 @@ def bench_model(
             print(title, bench_whole.header(), sep="\n", flush=True)
         with progress_bar("Measuring") as (start, advance):
             start(len(cases))
-            measured = bench_whole.run(loaded, prepared.outline, prepared.setup, cases, max_num_batched_tokens, repeats)
+            shape, setup = prepared.outline, prepared.setup
+            measured = bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats, prepared.team)
             for row in measured:
                 rows.append(row)
                 if not as_json:

@@ -28,6 +28,12 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option(help="CPU threads of every step; without, one for small steps and all for large ones.", min=1),
 ]
+TensorParallelOption = Annotated[
+    int,
+    typer.Option(
+        help="Processes that share the model, each on its own GPU or all on the CPU: docs/parallel.md.", min=1
+    ),
+]
 KernelCacheOption = Annotated[
     Path | None,
     typer.Option(help="The folder of compiled kernels; TRITON_CACHE_DIR or ~/.triton/cache without."),

@@ -15,6 +15,19 @@ from rich.markup import escape
 from microscale import settings
 from microscale.cli.console import err, print_wrapped, show_log
 from microscale.cli.loading import engine_in_terminal
+from microscale.cli.nodes import (
+    MASTER_PORT,
+    MasterAddrOption,
+    MasterPortOption,
+    NnodesOption,
+    NodeRankOption,
+    Ranks,
+    RankSecretOption,
+    node_options,
+    nodes_of,
+    run_node,
+    under_torchrun,
+)
 from microscale.cli.options import (
     MODEL_HELP,
     KernelCacheOption,
@@ -25,6 +38,7 @@ from microscale.cli.options import (
     PrecisionOption,
     ReserveOption,
     SpeculativeOption,
+    TensorParallelOption,
     ThreadsOption,
     UtilizationOption,
     reserve_in_bytes,
@@ -98,6 +112,12 @@ def serve(
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
     threads: ThreadsOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "",
+    master_port: MasterPortOption = MASTER_PORT,
+    rank_secret_file: RankSecretOption = None,
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
@@ -133,6 +153,14 @@ def serve(
     given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
     env = settings.load()
+    launched = settings.torchrun()
+    if launched is None:
+        nodes = nodes_of(nnodes, node_rank, master_addr, master_port, rank_secret_file)
+        ranks = Ranks(tensor_parallel_size, nodes, node_rank)
+    else:
+        ranks = under_torchrun(launched, rank_secret_file)
+    if ranks.nodes is not None and ranks.node_rank:
+        sys.exit(run_node(model, ranks, ranks.nodes, device))
     parse_config(speculative_config)  # what is wrong with it is said before a process is started
     config = EngineConfig(
         model=model,
@@ -158,6 +186,8 @@ def serve(
         offline=env.offline,
         seed=seed,
         threads=threads,
+        tensor_parallel_size=ranks.world,
+        **node_options(ranks.nodes),
         kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
         speculative_config=speculative_config,
         drain_s=drain_timeout,

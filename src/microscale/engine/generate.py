@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from microscale.engine.loading.build import assemble
+from microscale.engine.loading.team import Team
 from microscale.engine.output import Output
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -67,6 +68,7 @@ class Generation:
         *,
         prefix_caching: bool = True,
         speculation: Speculation | None = None,
+        team: Team | None = None,
     ) -> None:
         check_budget(max_num_batched_tokens)
         for prompt in prompts:
@@ -84,7 +86,7 @@ class Generation:
         # A sliding layer holds its window and what one step adds.
         held = [min(total, limits.window + max_num_batched_tokens + 2 * model.page_size) for total in totals]
         pages = {LayerKind.FULL: _pages(totals, model.page_size), LayerKind.SLIDING: _pages(held, model.page_size)}
-        self.engine = assemble(model, limits, pages, speculation=speculation)
+        self.engine = assemble(model, limits, pages, speculation=speculation, team=team)
         self._completions = {str(index): Completion() for index in range(len(prompts))}
         for index, prompt in enumerate(prompts):
             self.engine.submit(Request(str(index), prompt, params))

@@ -28,7 +28,8 @@ from microscale.hardware.reach import reach
 from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
-from microscale.models.outline import Outline, outline
+from microscale.models.outline import Outline, outline, shard_name
+from microscale.parallel.sharding import Shard
 
 CONTEXT = 4096
 STEP_TOKENS = 8192
@@ -53,6 +54,8 @@ class Question:
     speculative: str | None = None
     """Who drafts: ``ngram``, ``eagle3``, or a draft head's folder or hub id; ``None``: nobody."""
     offline: bool = False
+    tensor_parallel_size: int = 1
+    """Ranks that share the model, each on such a card. The report is on the first of them, which holds most."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,18 @@ class Report:
             },
             "predicted": self._predicted(),
             **({} if self.drafts is None else {"speculative": self.drafts.to_json()}),
-        }
+        } | self._ranks()
+
+    def _ranks(self) -> dict[str, Any]:
+        """Of a model on several ranks: what is said above is said of one, and without what they say to each other."""
+        if self.question.tensor_parallel_size == 1:
+            return {}
+        return {"tensor_parallel": {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}}
+
+    @property
+    def sums_a_step(self) -> int:
+        """Over all ranks: after attention and after the experts of each layer."""
+        return 2 * sum(layers.count for layers in self.outline.cached)
 
     def time_of(self, decision: Decision) -> Forecast:
         """What the chosen implementation will take. The oracle ranks by efficiencies; this is what is predicted."""
@@ -130,7 +144,8 @@ class Report:
 
 def explain(question: Question) -> Report:
     """The report on one model on one GPU."""
-    config = read_model(question.model, question.offline)
+    shard = Shard(0, question.tensor_parallel_size)
+    config = read_model(question.model, question.offline).sharded(shard)
     gpu = hardware.detect() if question.gpu is None else hardware.known(question.gpu)
     available = hardware.available_memory(gpu) if question.gpu is None else None
     activations = Activations.FLOAT32 if gpu.is_cpu else Activations.BF16
@@ -142,10 +157,12 @@ def explain(question: Question) -> Report:
     setup = Setup(gpu, activations, question.preference, question.precision)
     head = None
     if question.speculative is not None:
+        if not shard.is_whole:
+            raise BadSetting("--speculative is explained for one rank alone; leave out --tensor-parallel-size.")
         head = find_head(question.speculative, question.model, config, offline=question.offline)
         need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
         workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
-    shape = outline(question.model, config, activations, PAGE_SIZE, context)
+    shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
     prediction = predict(shape, plan, setup, question.batch, context, STEP_TOKENS)
@@ -157,7 +174,7 @@ def explain(question: Question) -> Report:
         return asked or (memory.fits and memory.fixed + memory.kv.bytes(tokens, sequences) <= memory.usable)
 
     points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
-    others = published(preset_name(question.model), gpu)
+    others = published(preset_name(question.model), gpu) if shard.is_whole else ()
     drafts = None
     if question.speculative is not None:
         drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits)

@@ -43,7 +43,22 @@ def prediction_lines(report: Report) -> Iterator[str]:
         if point.kind is Kind.PREFILL:
             first = f"first token after {_time(point.us)}"
             yield f"  prefill {point.context:<7}{_cell(point):>{CELL}}, ceiling {rate_text(point.ceiling)}; {first}"
+    yield from _ranks(report)
     yield from _others(report)
+
+
+def _ranks(report: Report) -> Iterator[str]:
+    """What the figures above leave out of a model on several ranks."""
+    ranks, sums = report.question.tensor_parallel_size, report.sums_a_step
+    if ranks == 1:
+        return
+    asked = report.asked
+    slower = asked.batch / (asked.us + 10.0 * sums) * 1e6
+    text = (
+        f"all this is one rank's own time. A step also has {sums} sums over {ranks} ranks, which wait for the link: at "
+        f"10 us each, {rate_text(asked.tok_s)} tokens a second become {rate_text(slower)}"
+    )
+    yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
 
 
 def _columns(report: Report, decode: list[Point]) -> list[int]:

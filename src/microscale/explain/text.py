@@ -37,7 +37,8 @@ def render(report: Report, reasons: bool = True) -> list[str]:
 
 def _head(report: Report) -> Iterator[str]:
     gpu = report.setup.gpu
-    yield f"[bold]{escape(report.question.model)}[/] on [bold]{escape(gpu.name)}[/], precision {report.setup.precision}"
+    model = escape(report.outline.name)
+    yield f"[bold]{model}[/] on [bold]{escape(gpu.name)}[/], precision {report.setup.precision}"
     if gpu.is_cpu:
         yield "no GPU here: times only rank implementations; --gpu NAME explains a card"
         return

@@ -83,7 +83,14 @@ class Checkpoint:
 
         ``on_read`` hears how many bytes of all were taken.
         """
-        with ReadAhead([self.entries[name] for name in names], device) as ahead:
+        with self.reading_entries([self.entries[name] for name in names], device, on_read):
+            yield
+
+    @contextmanager
+    def reading_entries(
+        self, entries: Sequence[TensorEntry], device: torch.device, on_read: Callable[[int, int], None]
+    ) -> Iterator[None]:
+        with ReadAhead(entries, device) as ahead:
             self._ahead, self._on_read, self._nan = ahead, on_read, NanCheck(TOGETHER[device.type])
             on_read(0, ahead.total)
             try:
@@ -94,6 +101,10 @@ class Checkpoint:
         ways = ", ".join(sorted(set(ahead.ways.values())))
         speed = ahead.taken / max(ahead.seconds, 1e-9) / 1e9
         log.info("Read %.2f GB of weights in %.1f s, %.2f GB/s (%s).", ahead.taken / 1e9, ahead.seconds, speed, ways)
+
+    def read_entries(self, names: Sequence[str]) -> list[TensorEntry]:
+        """What is read of these tensors."""
+        return [self.entries[name] for name in names]
 
     def read(self, name: str, device: torch.device | str) -> Tensor:
         """One tensor on ``device``. NaN is refused: on a CPU at once, on a GPU before ``reading`` ends."""
@@ -122,17 +133,23 @@ class FromCheckpoint:
 
     @property
     def entries(self) -> Iterator[TensorEntry]:
-        """Where the tensors are that the model reads."""
-        return (self._checkpoint.entries[name] for name in self._order)
+        """Where that is which the model reads of the tensors."""
+        return iter(self._checkpoint.read_entries(self._order))
+
+    @property
+    def all_entries(self) -> Iterator[TensorEntry]:
+        """All tensors of the checkpoint."""
+        return iter(self._checkpoint.entries.values())
 
     def read_one(self, name: str, device: torch.device) -> Tensor:
         return self._checkpoint.read(name, device)
 
     def read_through(self, device: torch.device) -> None:
         """Bring every tensor to the device and keep none: what files and device allow."""
-        with ReadAhead(list(self.entries), device) as ahead:
-            for name in self._order:
-                ahead.take(name)
+        entries = list(self.entries)
+        with ReadAhead(entries, device) as ahead:
+            for entry in entries:
+                ahead.take(entry.name)
 
 
 def check_overrides(

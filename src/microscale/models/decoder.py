@@ -74,7 +74,7 @@ class Decoder(ABC, Generic[State]):
 
     @abstractmethod
     def end(self, x: Tensor, state: State) -> Logits:
-        """Logits ``[rows, vocabulary]`` in float32 from what the last layer gives."""
+        """Logits ``[rows, vocabulary]`` in float32 from what the last layer gives; of the rank's rows of lm_head."""
 
     @abstractmethod
     def stream(self, x: Tensor, state: State, out: Tensor) -> None:

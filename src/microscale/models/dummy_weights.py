@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
+from microscale.models.lm_head import HasVocabulary
+from microscale.parallel.sharding import split_vocabulary
 
 META = torch.device("meta")
 # Uniform E2M1 codes have an RMS of 2.9; under 2**-9 .. 2**-5 the weights have one of 0.047. At gpt-oss's width a layer
@@ -134,10 +136,7 @@ class ShapeTensors:
         return tensor
 
 
-class _Sizes(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
+class _Sizes(HasVocabulary, Protocol):
     @property
     def hidden(self) -> int: ...
 
@@ -167,4 +166,5 @@ class DummyEnds(Generic[ConfigT]):
         return self._make.normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
 
     def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._make.normal("lm_head", (self.config.vocab_size, self.config.hidden), device)
+        rows = split_vocabulary(self.config.vocab_size, self.config.shard)
+        return self._make.normal("lm_head", (len(rows), self.config.hidden), device)

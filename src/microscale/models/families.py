@@ -21,6 +21,7 @@ from microscale.models.json_object import read_json_object
 from microscale.models.load_format import LoadFormat
 from microscale.models.qwen3_moe.family import QWEN3_MOE
 from microscale.models.random_checkpoint import write_random
+from microscale.parallel.sharding import WHOLE, Shard
 
 FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
@@ -46,8 +47,9 @@ def open_weights(
     overrides: Mapping[str, object] | None = None,
     offline: bool = False,
     seed: int = 0,
+    shard: Shard = WHOLE,
 ) -> ModelWeights:
-    """The weights of ``model``: a folder, a hub id, or with ``dummy`` the name of a preset.
+    """The weights of ``model``, or one rank's part: a folder, a hub id, or with ``dummy`` the name of a preset.
 
     A checkpoint is checked against its own config in full before this returns. Overrides may then leave layers out or
     change constants, but not the shape of a tensor.
@@ -62,11 +64,11 @@ def open_weights(
                 f"{model} is a preset without weights: add --load-format dummy, or give a folder or a hub id such as "
                 f"openai/gpt-oss-20b."
             )
-        return dummy_weights(preset(model, overrides), seed)
+        return dummy_weights(preset(model, overrides).sharded(shard), seed)
     folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
     if load_format == LoadFormat.DUMMY:
-        return dummy_weights(read_model_config(folder, overrides), seed)
-    weights: ModelWeights = _family_in(folder).open(folder, overrides)
+        return dummy_weights(read_model_config(folder, overrides).sharded(shard), seed)
+    weights: ModelWeights = _family_in(folder).open(folder, overrides, shard)
     return weights
 
 

@@ -17,6 +17,7 @@ from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.random_checkpoint import Published
 from microscale.models.taps import Taps
+from microscale.parallel.sharding import Shard
 
 Config = TypeVar("Config")
 Weights = TypeVar("Weights")
@@ -45,6 +46,12 @@ class ModelConfig(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def shard(self) -> Shard: ...
+
+    def sharded(self, shard: Shard) -> Self:
+        """One rank's part of the model, or why it cannot be split so."""
 
     def shortened(self) -> Self:
         """The model with one layer of each sort: all its kernels, in the time of a few layers."""
@@ -111,8 +118,8 @@ class Family(Generic[Config, Weights, Model]):
     """A preset by its name, with overrides."""
     read: Callable[[Path, Overrides], Config]
     """The config of a checkpoint's folder, with overrides."""
-    open: Callable[[Path, Overrides], Weights]
-    """A checkpoint, checked against its own config in full."""
+    open: Callable[[Path, Overrides, Shard], Weights]
+    """One rank's part of a checkpoint, which is checked against its own config in full."""
     dummy: Callable[[Config, TensorMaker], Weights]
     """Weights without a checkpoint: random ones, or shapes alone."""
     build: Callable[[Weights, Ops, torch.device, int, Callable[[], None]], Model]

@@ -20,6 +20,7 @@ from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.families import build_model, shape_weights
 from microscale.models.family import ModelConfig
+from microscale.parallel.sharding import Shard
 
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""
@@ -57,6 +58,11 @@ class Outline:
     closing: frozenset[str]
     """Layers whose last one only tokens with logits pass: lm_head, sampling, and the last decoder layer's parts behind
     its keys and values."""
+
+
+def shard_name(model: str, shard: Shard) -> str:
+    """What one rank's part of a model is called; nothing that was measured of the whole is known of it."""
+    return model if shard.is_whole else f"{model}, rank {shard.rank} of {shard.world}"
 
 
 def outline(name: str, config: ModelConfig, activations: Activations, page_size: int, context: int) -> Outline:

@@ -21,6 +21,7 @@ from microscale.backends.ops import (
     Logits,
     Moe,
     PagedKv,
+    Ranks,
     RopeTable,
     Router,
     Small,
@@ -58,6 +59,7 @@ class PreNormLayer:
     router: Router
     experts: Moe
     small: Small
+    ranks: Ranks
 
     @property
     def uses(self) -> dict[str, str]:
@@ -97,11 +99,11 @@ class PreNormLayer:
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
 
     def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        added = self.o(attended.flatten(1))
+        added = self.ranks.sum(self.o(attended.flatten(1)))
         normed, x, routing = self.small.add_norm_route(
             added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
         )
-        return x, self.experts(normed, routing)
+        return x, self.ranks.sum(self.experts(normed, routing))
 
 
 class PreNormModel(Decoder[Added]):

@@ -17,7 +17,18 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Bias, History, Kernel, Launch, Ops, SamplingBatch, recording
+from microscale.backends.ops import (
+    LOGITS_BLOCK,
+    AttentionBatch,
+    Bias,
+    History,
+    Kernel,
+    Launch,
+    Logits,
+    Ops,
+    SamplingBatch,
+    recording,
+)
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import ShapeTensors
@@ -136,13 +147,21 @@ def bind_shapes(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> An
     return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, page_size, lambda: None)
 
 
+def _gathered(rows: int, vocab: int) -> Logits:
+    """What one of several ranks samples from: all ranks' logits, with blocks of their own."""
+    blocks = -(-vocab // LOGITS_BLOCK)
+    return Logits(_floats(rows, vocab), _floats(rows, blocks), _ints(rows, blocks), _floats(rows, blocks), LOGITS_BLOCK)
+
+
 def run_step(model: AnyModel, step: Step, kv: KvCache) -> None:
     """One step, and the greedy choice from its logits."""
     logits = model.forward(step.batch(), kv)
     rows = logits.values.shape[0]
     if rows:
-        plain = next(samplings(rows, model.config.vocab_size))
-        model.sampling(logits.values, plain, logits)
+        vocab = model.config.vocab_size
+        if not model.config.shard.is_whole:
+            logits = _gathered(rows, vocab)
+        model.sampling(logits.values, next(samplings(rows, vocab)), logits)
 
 
 def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> Callable[[int], tuple[Kernel, ...]]:

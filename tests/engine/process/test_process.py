@@ -22,6 +22,7 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.output import Output
 from microscale.engine.process import child
 from microscale.engine.process.client import EngineClient
+from microscale.engine.process.config import load_options
 from microscale.engine.process.frames import FrameReader
 from microscale.engine.process.launch import Launch
 from microscale.engine.process.loop import QUIET_S
@@ -41,7 +42,6 @@ from microscale.engine.process.messages import (
     decode_for_owner,
     encode,
 )
-from microscale.engine.process.service import load_options
 from microscale.engine.process.stream import Stream
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from microscale.engine.engine import Engine
+from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.loading.team import Assembly, Team
 from microscale.engine.prediction.draft_head import head_time
 from microscale.engine.prediction.drafts import no_time
 from microscale.engine.prediction.points import BATCHES, Point, make_points
@@ -62,7 +63,7 @@ def build_engine(
     vocabulary: Vocabulary | None = None,
 ) -> Built:
     """Load a model and make an engine of it. ``on_progress`` hears how many bytes of all are there."""
-    config, workload, pages = prepared.config, prepared.memory.workload, prepared.memory.pages()
+    config, workload, pages = prepared.config, prepared.memory.workload, prepared.pages()
     # Where the user named no context, it is the model's, as far as the pages reach.
     max_model_len = workload.context or min(config.max_context, pages[LayerKind.FULL] * workload.page_size)
     limits = Limits(
@@ -77,9 +78,19 @@ def build_engine(
     model = load(prepared, on_progress)
     prior = None if prepared.options.speculative is None else _predicted_costs(prepared)
     speculation = load_speculation(prepared, model, prior)
-    engine = assemble(model, limits, pages, enforce_eager=enforce_eager, vocabulary=vocabulary, speculation=speculation)
+    engine = assemble(
+        model,
+        limits,
+        pages,
+        enforce_eager=enforce_eager,
+        vocabulary=vocabulary,
+        speculation=speculation,
+        team=prepared.team,
+    )
     points = _points(prepared, max_model_len)
-    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, _drafts(prepared, prior))
+    ranks = [] if prepared.team is None else prepared.team.memory
+    drafts = _drafts(prepared, prior)
+    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts, ranks)
     return Built(engine, config, max_model_len, told)
 
 
@@ -112,7 +123,8 @@ def _drafts(prepared: Prepared, prior: Prior | None) -> dict[str, Any] | None:
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
     """What ``explain`` would say of this engine: 60 ms for one that has a GPU, and nothing on a CPU."""
-    if prepared.setup.gpu.is_cpu:
+    # What the ranks' sums cost is not predicted.
+    if prepared.setup.gpu.is_cpu or prepared.team is not None:
         return []
     memory, context = prepared.memory, min(PREDICTED_CONTEXT, max_model_len)
 
@@ -133,26 +145,33 @@ def assemble(
     vocabulary: Vocabulary | None = None,
     speculation: Speculation | None = None,
     make_sampler: Callable[..., Sampler] = Sampler,
+    team: Team | None = None,
 ) -> Engine:
     """Scheduler, runner and sampler around a loaded model, with so many KV pages for each kind of layer.
 
-    ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance."""
+    ``fill_up_prompts``: see ``ModelRunner``. ``make_sampler``: for benchmarks, which accept drafts by chance. ``team``:
+    the ranks that run it together."""
     pools = {kind: PagePool(count) for kind, count in pages.items()}
     config = model.config
     if speculation is not None:
         limits = replace(limits, key_lookahead=speculation.key_lookahead)
     grammars = None if vocabulary is None else Grammars(vocabulary, config.vocab_size)
     sampler = make_sampler(model.sampling, config.vocab_size, model.device, config.eos_token_ids, grammars)
-    runner = ModelRunner(
+    draft_tokens = 0 if speculation is None else speculation.most
+    if team is not None:
+        enforce_eager |= not team.capturable
+        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens))
+    own = ModelRunner(
         model,
         pools,
         limits,
         enforce_eager=enforce_eager,
         fill_up_prompts=fill_up_prompts,
-        draft_tokens=0 if speculation is None else speculation.most,
+        draft_tokens=draft_tokens,
         taps=() if speculation is None else speculation.taps,
     )
     if speculation is not None:
-        speculation.attach(Target(pools, limits, runner.taps, enforce_eager))
+        speculation.attach(Target(pools, limits, own.taps, enforce_eager))
+    runner: Runner = own if team is None else team.lead(own, pools)
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

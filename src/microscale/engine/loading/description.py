@@ -18,11 +18,14 @@ from microscale.models.config import LayerKind
 
 def describe(
     plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
-    drafts: Mapping[str, Any] | None = None,
+    drafts: Mapping[str, Any] | None = None, ranks: Sequence[Mapping[str, int]] = (),
 ) -> str:  # fmt: skip
-    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does."""
+    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does. ``ranks``: bytes of each,
+    where several share the model."""
+    shared = {"ranks": [dict(memory) for memory in ranks]} if ranks else {}
     return json.dumps(
-        {
+        shared
+        | {
             "table": plan.table(),
             "gpu": memory.gpu.name,
             "precision": str(precision),

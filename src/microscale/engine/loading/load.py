@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from microscale import hardware
-from microscale.backends.ops import Ops
+from microscale.backends.ops import Ops, Ranks
+from microscale.backends.ranks import ALONE
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.usable import check_left
 from microscale.engine.step.threads import all_threads
@@ -21,20 +22,29 @@ STEP = 64 << 20
 """Bytes between two messages of progress."""
 
 
-def load(prepared: Prepared, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AnyModel:
+def load(
+    prepared: Prepared,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ranks: Ranks = ALONE,
+) -> AnyModel:
     """Read the weights onto the device, in the layouts of the plan. ``on_progress`` hears how many bytes of all are
-    there."""
+    there. ``ranks``: the others, for one that is not the first; the first has its team."""
     setup, threads = prepared.setup, prepared.options.threads
     log.info("%s\n%s", _headline(prepared), prepared.plan.table())
     # Packing has all of them, also after a model whose last step had few.
     torch.set_num_threads(threads or all_threads())
-    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, prepared.plan, threads)
+    team = prepared.team
+    if team is not None:
+        ranks = team.join(prepared.device)
+    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, prepared.plan, threads, ranks)
     progress = _Progress(prepared, on_progress)
     with prepared.weights.reading(prepared.device, progress.on_read):
         progress.start()
         model = build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
     if prepared.device.type == "cuda":
         torch.cuda.empty_cache()  # what held the checkpoint's own layout until it was packed
+    if team is not None:
+        team.loaded()
     return model
 
 
@@ -62,6 +72,8 @@ class _Progress:
 
     def on_layer(self) -> None:
         self._layers += 1
+        if self._prepared.team is not None:
+            self._prepared.team.check()
         gpu = self._prepared.setup.gpu
         if gpu.unified and not gpu.is_cpu:
             left = hardware.available_memory(gpu, self._prepared.device.index or 0)

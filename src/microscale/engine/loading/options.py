@@ -16,6 +16,8 @@ from microscale.engine.step.threads import check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
 from microscale.models.families import LoadFormat
+from microscale.parallel.nodes import Nodes
+from microscale.parallel.sharding import WHOLE, Shard
 
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 
@@ -41,12 +43,31 @@ class LoadOptions:
     """How tokens are drafted; ``None``: not at all."""
     threads: int | None = None
     """CPU threads of every step; ``None``: by its size."""
+    tensor_parallel_size: int = 1
+    """Ranks that share the model."""
+    shard: Shard = WHOLE
+    """Which of them this process is; those that are not the first are told."""
+    sharing: int = 1
+    """Ranks that share this one's device."""
+    nodes: Nodes | None = None
+    """``None``: all ranks are on this machine."""
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model is, before that is looked for."""
         self.workload.check_page_size()
         check_threads(self.threads)
         self.preference.check()
+        Shard(0, self.tensor_parallel_size)
+        if self.tensor_parallel_size > 1 and self.speculative is not None and self.speculative.is_head:
+            raise BadSetting(
+                f"--speculative-config: method {self.speculative.method} runs on one rank alone; with "
+                f"--tensor-parallel-size use ngram."
+            )
+        if self.nodes is not None and self.tensor_parallel_size % self.nodes.count:
+            raise BadSetting(
+                f"--tensor-parallel-size {self.tensor_parallel_size} ranks cannot be spread evenly over --nnodes "
+                f"{self.nodes.count}."
+            )
 
 
 def choose_device(name: str) -> torch.device:

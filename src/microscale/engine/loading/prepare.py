@@ -6,6 +6,7 @@ Prepared ──► model (``load``) ──► engine (``build``)                
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,16 @@ from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
+from microscale.engine.loading.fingerprint import fingerprint
 from microscale.engine.loading.fit import check_fits, plan_and_reckon
 from microscale.engine.loading.memory import Memory
 from microscale.engine.loading.options import LoadOptions, choose_activations, choose_device, gpu_of
+from microscale.engine.loading.team import Team
+from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
-from microscale.models.outline import Outline, outline
+from microscale.models.outline import Outline, outline, shard_name
+
+RANKS = "microscale.engine.ranks.team"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class Prepared:
     head: PreparedHead | None = None
     """The draft head, if drafts come from one."""
 
+    team: Team | None = None
+    """The other ranks, where there are some and this is the first."""
+
     @property
     def config(self) -> ModelConfig:
         return self.weights.config
@@ -50,6 +59,19 @@ class Prepared:
     def page_size(self) -> int:
         return self.memory.workload.page_size
 
+    def pages(self) -> dict[LayerKind, int]:
+        """How many KV pages each kind of layer gets; as many on every rank."""
+        return self.memory.pages() if self.team is None else self.team.pages()
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return fingerprint(self.weights, self.setup, self.options.seed)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.team is not None:
+            self.team.close()
+
 
 def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
     """Find, check and plan a model, or raise why it cannot run here.
@@ -57,6 +79,24 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
     ``check`` is the caller's: it may refuse the model by its config, before anything is planned.
     """
     options.check()
+    if options.tensor_parallel_size == 1 or not options.shard.is_whole:
+        return _prepare(options, check)
+    # Not imported above: what ranks say to each other needs packages that one rank does without.
+    return prepare_team(importlib.import_module(RANKS).RankTeam(options), check)
+
+
+def prepare_team(team: Team, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
+    """The same for rank 0 of a team, whose other ranks prepare meanwhile. It is closed if that fails."""
+    try:
+        prepared = replace(_prepare(team.options, check), team=team)
+        team.agree(prepared.memory.pages(), prepared.fingerprint(), prepared.memory.by_kind())
+    except BaseException:
+        team.close()
+        raise
+    return prepared
+
+
+def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prepared:
     device = choose_device(options.device)
     setup = Setup(gpu_of(device), choose_activations(options.dtype, device), options.preference, options.precision)
     weights = open_weights(
@@ -65,6 +105,7 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
         overrides=options.overrides,
         offline=options.offline,
         seed=options.seed,
+        shard=options.shard,
     )
     config, workload, drafts = weights.config, options.workload, options.speculative
     check(config)
@@ -75,8 +116,12 @@ def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda 
             opened = open_head(drafts, options.model, config, offline=options.offline)
             head = prepare_head(opened, setup, workload.page_size, drafts.draft_lm_head)
             workload = replace(workload, head=head.need)
-    shape = outline(options.model, config, setup.activations, workload.page_size, config.max_context)
+    name = shard_name(options.model, options.shard)
+    shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
     available = hardware.available_memory(setup.gpu, device.index or 0)
+    if options.sharing > 1:
+        workload = replace(workload, utilization=workload.utilization / options.sharing)
+        available //= options.sharing
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     return Prepared(options, device, weights, setup, shape, plan, memory, head)

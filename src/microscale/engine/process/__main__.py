@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
-from microscale.engine.process.loop import Loop, Serves
+from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
     VERSION,
     EngineConfig,
@@ -66,6 +66,8 @@ def serve(connection: Connection, factory: str) -> None:
         connection.send(Loading(done, total, kernels))
 
     service = load(config, on_progress)
+    if isinstance(service, HasRanks) and service.team is not None:
+        service.team.on_stuck(lambda error: end_at_once(connection, error))
     # A step must not wait for the collector to walk through what was loaded.
     gc.collect()
     gc.freeze()
@@ -74,6 +76,12 @@ def serve(connection: Connection, factory: str) -> None:
     signal.signal(signal.SIGTERM, loop.on_sigterm)
     connection.send(service.ready)
     loop.run()
+
+
+def end_at_once(connection: Connection, error: MicroscaleError) -> None:
+    """Another rank is at fault while this one waits for requests, or for what will not come."""
+    log.error("%s", error)
+    os._exit(fail(connection, error))
 
 
 def _import_ahead(module: str) -> None:

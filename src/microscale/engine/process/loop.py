@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from microscale.engine.process.connection import Connection
 from microscale.engine.process.messages import (
@@ -52,6 +52,19 @@ class Serves(Protocol):
     def abort_all(self) -> list[RequestOutput]: ...
 
     def stats(self) -> StatsReply: ...
+
+
+class Ranks(Protocol):
+    """The ranks that an engine runs on: see ``loading/team.Team``."""
+
+    def on_stuck(self, tell: Callable[[MicroscaleError], None]) -> None: ...
+
+
+@runtime_checkable
+class HasRanks(Protocol):
+    """An engine that may run on several ranks."""
+
+    team: Ranks | None
 
 
 class Loop:

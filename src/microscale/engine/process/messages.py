@@ -28,7 +28,7 @@ from microscale.engine.process.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 5
+VERSION = 6
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -96,6 +96,12 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     offline: bool = False
     seed: Natural = 0
     threads: Positive | None = None
+    tensor_parallel_size: Positive = 1
+    nnodes: Positive = 1
+    master_addr: Text = ""
+    master_port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+    rank_secret_file: Text = ""
+    """A file that both machines have, each at a place of its own."""
     kernel_cache: Text | None = None
     """The folder of compiled kernels; Triton's own without."""
     speculative_config: Text | None = None

@@ -11,21 +11,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
-from microscale.backends.ops import Preference
-from microscale.backends.precision import make_precision
 from microscale.compiling.loading import LateKernels
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.team import Team
 from microscale.engine.loading.warming import start_warming
 from microscale.engine.output import Output
+from microscale.engine.process.config import load_options
 from microscale.engine.process.convert import request_of, stats_reply, to_wire
 from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
 from microscale.engine.request import Finish, Request
-from microscale.engine.speculation.config import parse_config
 from microscale.errors import MicroscaleError, QueueFull
 
 MAX_COMPILING = 32
@@ -37,9 +34,10 @@ WAIT_S = 0.01
 class Service:
     """An engine and the numbers of its requests."""
 
-    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None) -> None:
-        """``late``: counts what is compiled or loaded from now on."""
+    def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None, team: Team | None = None) -> None:
+        """``late``: counts what is compiled or loaded from now on. ``team``: the ranks that run the model together."""
         self.ready = ready
+        self.team = team
         self._engine = engine
         self._late = late or LateKernels()
         self._ids: dict[int, str] = {}
@@ -134,28 +132,4 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
     late = LateKernels()
     late.watch()
-    return Service(built.engine, ready, late)
-
-
-def load_options(config: EngineConfig) -> LoadOptions:
-    return LoadOptions(
-        model=config.model,
-        load_format=config.load_format,
-        device=config.device,
-        dtype=config.dtype,
-        preference=Preference(config.backend, config.moe_backend),
-        precision=make_precision(config.precision, config.layer_format, config.moe_activations, config.kv_cache_dtype),
-        workload=Workload(
-            context=config.max_model_len,
-            sequences=config.max_num_seqs,
-            step_tokens=config.max_num_batched_tokens,
-            page_size=config.block_size,
-            utilization=config.gpu_memory_utilization,
-            reserve=config.reserve_memory,
-        ),
-        overrides=config.hf_overrides,
-        offline=config.offline,
-        seed=config.seed,
-        speculative=parse_config(config.speculative_config),
-        threads=config.threads,
-    )
+    return Service(built.engine, ready, late, prepared.team)

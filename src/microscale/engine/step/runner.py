@@ -194,6 +194,10 @@ class ModelRunner:
             self._prompts = PromptSteps(self._forward, inputs, self._graphs)
         self._later = deque(self._later_keys())
 
+    @property
+    def vocab_size(self) -> int:
+        return self._model.config.vocab_size
+
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
+from microscale.backends.ranks import likeliest
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.reading import Choice, Reading
@@ -131,7 +132,15 @@ class Sampler:
         rows = _rows(requests, drafts) if any(drafts) else [_Row(request) for request in requests]
         # On the host, while the device still computes the logits.
         allowed, faults = self._allowed(rows)
-        sampled = self._sampling(logits, self._batch(rows, allowed), blocks)
+        batch = self._batch(rows, allowed)
+        if blocks is not None and logits.shape[1] < self._vocab:
+            # Of several ranks, whose logits stayed where they are: see ``engine/ranks/gathering``.
+            changed = any(each is not None for each in (batch.history, batch.bias, batch.allowed))
+            if batch.draws or batch.top_logprobs or changed:
+                raise AssertionError("these rows need all logits")
+            sampled = likeliest(blocks)
+        else:
+            sampled = self._sampling(logits, batch, blocks)
         for request in requests:
             request.drawn += 1
         return Drawn(sampled.tokens, Reading(sampled, self._side), rows, faults)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK
 from microscale.models.config import MAX_NUMBER, LayerKind, last_of_each
+from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Heads:
     @property
     def qkv_rows(self) -> int:
         return (self.num_heads + (1 if self.shared_kv else 2) * self.num_kv_heads) * self.head_dim
+
+    def sharded(self, shard: Shard) -> Heads:
+        share = split_heads(self.num_heads, self.num_kv_heads, shard)
+        return replace(self, num_heads=len(share.heads), num_kv_heads=len(share.kv_heads))
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Gemma4Config:
     formats: tuple[LayerFormats, ...]
     tied: bool
     """lm_head is the embedding table."""
+    shard: Shard = WHOLE
+    """Of which rank this is the part: heads and widths above are that rank's own."""
 
     def __post_init__(self) -> None:
         sizes = ("hidden", "mlp", "intermediate", "num_experts", "top_k", "vocab_size", "sliding_window", "max_context")
@@ -116,6 +123,16 @@ class Gemma4Config:
         if part == "experts":
             return part
         return f"{part}.{short_name(self.layer_kinds[layer_idx])}" if part in ("qkv", "o") else f"mlp.{part}"
+
+    def sharded(self, shard: Shard) -> Gemma4Config:
+        """One rank's part: its heads in every layer, and its width of the MLP and of every expert."""
+        return replace(
+            self,
+            heads={kind: heads.sharded(shard) for kind, heads in self.heads.items()},
+            mlp=split_width(self.mlp, BLOCK, shard).size,
+            intermediate=split_width(self.intermediate, BLOCK, shard).size,
+            shard=shard,
+        )
 
     def shortened(self) -> Gemma4Config:
         """The model with one layer of each kind and format: all kernels, in the time of a few layers."""

@@ -41,6 +41,7 @@ from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
+from microscale.models.lm_head import own_rows
 
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
 MLP_GATE = Gate(GateKind.GELU_TANH, interleaved=True, run=MLP_RUN)
@@ -71,6 +72,7 @@ class Gemma4DecoderLayer:
         side_stream: SideStream,
     ) -> None:
         self.config = config
+        self.ranks = ops.ranks
         self.side_stream = side_stream
         self.kind = kind = config.layer_kinds[layer_idx]
         self.heads = config.heads[kind]
@@ -135,11 +137,18 @@ class Gemma4DecoderLayer:
     def _close(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         # Softmax over all experts, renormalised over the chosen: the same as a softmax over those.
         normed, x, routing = self.small.norm_add_norm_route(
-            self.o(attended.flatten(1)), x, self.middle, self.router, self.config.top_k
+            self.ranks.sum(self.o(attended.flatten(1))), x, self.middle, self.router, self.config.top_k
         )
-        dense, experts = self.feed_forward(normed, routing)
+        dense, experts = self.summed(*self.feed_forward(normed, routing))
         (normed,), x = self.small.norm_add_norm(dense, experts, x, self.closing)
         return x, normed
+
+    def summed(self, dense: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+        """What MLP and experts give on all ranks together, in one reduction."""
+        if self.ranks.world == 1:
+            return dense, experts
+        dense, experts = self.ranks.sum(torch.stack((dense, experts)))
+        return dense, experts
 
     def feed_forward(self, normed: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """``normed [2, tokens, hidden]``, for the MLP and for the experts → what each gives.
@@ -230,7 +239,7 @@ class Gemma4(Decoder[Tensor]):
         norms = [*(layer.attn_norm for layer in layers[1:]), weights.norm(device).to(ops.dtype)]
         for layer, norm in zip(layers, norms, strict=True):
             layer.closing = replace(layer.closing, after=norm[None])
-        lm_head = table if config.tied else weights.lm_head(device)
+        lm_head = own_rows(table, config) if config.tied else weights.lm_head(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), config.softcap)
         self.sampling = ops.sampling(config.vocab_size)
         self.rope = {

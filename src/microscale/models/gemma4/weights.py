@@ -19,8 +19,11 @@ from microscale.formats import BLOCK, MXFP8, BlockScaled
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.gemma4.config import Gemma4Config
 from microscale.models.gemma4.config_file import read_gemma4
+from microscale.models.gemma4.parts import rank_parts
 from microscale.models.gemma4.quantization import PREFIXES
 from microscale.models.gemma4.tensors import Gemma4Layer, Weight
+from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.parallel.sharding import WHOLE, Shard
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +195,9 @@ def _linear(name: str, rows: int, columns: int, fmt: str) -> list[TensorSpec]:
     ]
 
 
-def open_gemma4(folder: Path, overrides: Mapping[str, object]) -> Gemma4Checkpoint:
+def open_gemma4(folder: Path, overrides: Mapping[str, object], shard: Shard = WHOLE) -> Gemma4Checkpoint:
     """The checkpoint in ``folder``, checked in full against its own config; overrides may leave layers out or change
-    constants, but not the shape of a tensor."""
+    constants, but not the shape of a tensor. ``shard``: what one rank reads of it."""
     config = read_gemma4(folder, overrides)
     checkpoint = Checkpoint(folder)
     prefix = _find_prefix(checkpoint)
@@ -205,7 +208,9 @@ def open_gemma4(folder: Path, overrides: Mapping[str, object]) -> Gemma4Checkpoi
     check_overrides(folder, overrides, whole, asked)
     if num_left_out:
         log.info("%s: only text is computed; %d tensors of pictures and sound are left out.", folder, num_left_out)
-    return Gemma4Checkpoint(config, checkpoint, prefix, asked)
+    if not shard.is_whole:
+        checkpoint = ShardedCheckpoint(checkpoint, rank_parts(config, prefix, LM_HEAD, shard, experts_apart=apart))
+    return Gemma4Checkpoint(config.sharded(shard), checkpoint, prefix, asked)
 
 
 def _find_prefix(checkpoint: Checkpoint) -> str:

@@ -11,6 +11,7 @@ from microscale.errors import BadConfig
 from microscale.formats import BLOCK
 from microscale.models.config import LayerKind, check_positive, last_of_each
 from microscale.models.rope import YarnRope
+from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class GptOssConfig:
     max_context: int
     eos_token_ids: tuple[int, ...]
     swiglu_alpha: float = 1.702
+    shard: Shard = WHOLE
+    """Of which rank this is the part: heads and widths above are that rank's own."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
@@ -68,6 +71,17 @@ class GptOssConfig:
     @property
     def qkv_rows(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def sharded(self, shard: Shard) -> GptOssConfig:
+        """One rank's part: its heads, and its width of every expert."""
+        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
+        return replace(
+            self,
+            num_heads=len(heads.heads),
+            num_kv_heads=len(heads.kv_heads),
+            intermediate=split_width(self.intermediate, BLOCK, shard).size,
+            shard=shard,
+        )
 
     def shortened(self) -> GptOssConfig:
         """The model with one layer of each kind: all kernels, in the time of two layers."""

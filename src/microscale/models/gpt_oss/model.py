@@ -46,6 +46,7 @@ def bind_layer(config: GptOssConfig, kind: LayerKind, tensors: LayerTensors, ops
             Gate(GateKind.SWIGLU_CLAMPED, interleaved=True, alpha=config.swiglu_alpha, limit=config.swiglu_limit),
         ),
         small=ops.small(small_spec(config, ops)),
+        ranks=ops.ranks,
     )
 
 

@@ -6,8 +6,7 @@ Both layouts hold the same numbers. Experts are MXFP4 ``blocks`` u8 [E, rows, K 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,78 +16,21 @@ from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
+from microscale.models.gpt_oss.names import BF16, NAMES, Names
+from microscale.models.gpt_oss.parts import rank_parts
 from microscale.models.gpt_oss.tensors import LayerTensors
 from microscale.models.random_checkpoint import Published
+from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.parallel.sharding import WHOLE, Shard
 
-_BF16 = ("BF16",)
-# The published norms are BF16; OpenAI's own model keeps them in float32, and so may what is saved from it.
-_NORM = ("BF16", "F32")
 _BYTES = ("U8",)
-
-
-@dataclass(frozen=True)
-class Names:
-    """What a layout calls its tensors. Those of a layer follow ``layer``, which takes the layer's number."""
-
-    embed: str
-    norm: str
-    lm_head: str
-    layer: str
-    attn_norm: str
-    qkv: tuple[str, ...]
-    """One tensor with all rows, or q, k and v."""
-    sinks: str
-    o: str
-    mlp_norm: str
-    router: str
-    gate_up: str
-    down: str
-    packed: str
-    """What stands between an expert tensor's name and ``blocks`` or ``scales``."""
-    norm_dtypes: tuple[str, ...]
-
-
-NAMES: dict[Layout, Names] = {
-    Layout.HUGGING_FACE: Names(
-        embed="model.embed_tokens.weight",
-        norm="model.norm.weight",
-        lm_head="lm_head.weight",
-        layer="model.layers.{}.",
-        attn_norm="input_layernorm.weight",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        sinks="self_attn.sinks",
-        o="self_attn.o_proj",
-        mlp_norm="post_attention_layernorm.weight",
-        router="mlp.router",
-        gate_up="mlp.experts.gate_up_proj",
-        down="mlp.experts.down_proj",
-        packed="_",
-        norm_dtypes=_BF16,
-    ),
-    Layout.ORIGINAL: Names(
-        embed="embedding.weight",
-        norm="norm.scale",
-        lm_head="unembedding.weight",
-        layer="block.{}.",
-        attn_norm="attn.norm.scale",
-        qkv=("attn.qkv",),
-        sinks="attn.sinks",
-        o="attn.out",
-        mlp_norm="mlp.norm.scale",
-        router="mlp.gate",
-        gate_up="mlp.mlp1",
-        down="mlp.mlp2",
-        packed="_weight.",
-        norm_dtypes=_NORM,
-    ),
-}
 
 
 class CheckpointWeights(FromCheckpoint):
     """A ``GptOssWeights`` that reads a checkpoint in either layout."""
 
-    def __init__(self, config: GptOssConfig, checkpoint: Checkpoint, names: Names) -> None:
-        super().__init__(checkpoint, tensor_specs(config, names))
+    def __init__(self, config: GptOssConfig, checkpoint: Checkpoint, names: Names, order: Sequence[TensorSpec]) -> None:
+        super().__init__(checkpoint, order)
         self.config = config
         self._names = names
 
@@ -135,7 +77,7 @@ class CheckpointWeights(FromCheckpoint):
 
 def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
     """Every tensor of the checkpoint of such a model, in the order in which that is built."""
-    specs = [TensorSpec(names.embed, (c.vocab_size, c.hidden), _BF16)]
+    specs = [TensorSpec(names.embed, (c.vocab_size, c.hidden), BF16)]
     heads = (c.num_heads, c.num_kv_heads, c.num_kv_heads)
     qkv_rows = [c.qkv_rows] if len(names.qkv) == 1 else [count * c.head_dim for count in heads]
     for layer in range(c.num_layers):
@@ -145,7 +87,7 @@ def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
         ]
         for name, rows in zip(names.qkv, qkv_rows, strict=True):
             specs += _linear(prefix + name, rows, c.hidden)
-        specs.append(TensorSpec(prefix + names.sinks, (c.num_heads,), _BF16))
+        specs.append(TensorSpec(prefix + names.sinks, (c.num_heads,), BF16))
         specs += _linear(prefix + names.o, c.hidden, c.num_heads * c.head_dim)
         specs += _linear(prefix + names.router, c.num_experts, c.hidden)
         specs += _experts(prefix + names.gate_up, names.packed, c.num_experts, 2 * c.intermediate, c.hidden)
@@ -153,7 +95,7 @@ def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
     return [
         *specs,
         TensorSpec(names.norm, (c.hidden,), names.norm_dtypes),
-        TensorSpec(names.lm_head, (c.vocab_size, c.hidden), _BF16),
+        TensorSpec(names.lm_head, (c.vocab_size, c.hidden), BF16),
     ]
 
 
@@ -162,25 +104,29 @@ def published(config: GptOssConfig) -> Published:
     return Published(to_hugging_face(config), tensor_specs(config, NAMES[Layout.HUGGING_FACE]))
 
 
-def open_gpt_oss(folder: Path, overrides: Mapping[str, object]) -> CheckpointWeights:
+def open_gpt_oss(folder: Path, overrides: Mapping[str, object], shard: Shard = WHOLE) -> CheckpointWeights:
     """The checkpoint in ``folder``, checked in full against its own config; overrides may leave layers out or change
-    constants, but not the shape of a tensor."""
+    constants, but not the shape of a tensor. ``shard``: what one rank reads of it."""
     file = read_config(folder, overrides)
     names = NAMES[file.layout]
     checkpoint = Checkpoint(folder)
     whole = tensor_specs(read_config(folder).config, names)
     checkpoint.check(whole)
-    check_overrides(folder, overrides, whole, tensor_specs(file.config, names))
-    return CheckpointWeights(file.config, checkpoint, names)
+    order = tensor_specs(file.config, names)
+    check_overrides(folder, overrides, whole, order)
+    config = file.config.sharded(shard)
+    if not shard.is_whole:
+        checkpoint = ShardedCheckpoint(checkpoint, rank_parts(file.config, names, shard))
+    return CheckpointWeights(config, checkpoint, names, order)
 
 
 def _linear(name: str, rows: int, columns: int) -> list[TensorSpec]:
-    return [TensorSpec(f"{name}.weight", (rows, columns), _BF16), TensorSpec(f"{name}.bias", (rows,), _BF16)]
+    return [TensorSpec(f"{name}.weight", (rows, columns), BF16), TensorSpec(f"{name}.bias", (rows,), BF16)]
 
 
 def _experts(name: str, packed: str, num_experts: int, rows: int, k: int) -> list[TensorSpec]:
     return [
         TensorSpec(f"{name}{packed}blocks", (num_experts, rows, k // BLOCK, BLOCK // 2), _BYTES),
         TensorSpec(f"{name}{packed}scales", (num_experts, rows, k // BLOCK), _BYTES),
-        TensorSpec(f"{name}_bias", (num_experts, rows), _BF16),
+        TensorSpec(f"{name}_bias", (num_experts, rows), BF16),
     ]

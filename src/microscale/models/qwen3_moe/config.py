@@ -8,6 +8,7 @@ from microscale.errors import BadConfig
 from microscale.formats import BLOCK, FORMATS
 from microscale.models.config import NO_SLIDING_LAYERS, LayerKind, check_positive
 from microscale.models.rope import Rope
+from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 EXPERT_FORMATS = ("bf16", *FORMATS)
 
@@ -34,6 +35,8 @@ class Qwen3MoeConfig:
     """lm_head is the embedding table."""
     expert_format: str = "bf16"
     """Checkpoints have BF16; random weights may have a block format at once."""
+    shard: Shard = WHOLE
+    """Of which rank this is the part: heads and widths above are that rank's own."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
@@ -66,6 +69,17 @@ class Qwen3MoeConfig:
     @property
     def sliding_window(self) -> int:
         return NO_SLIDING_LAYERS
+
+    def sharded(self, shard: Shard) -> Qwen3MoeConfig:
+        """One rank's part: its heads, and its width of every expert."""
+        heads = split_heads(self.num_heads, self.num_kv_heads, shard)
+        return replace(
+            self,
+            num_heads=len(heads.heads),
+            num_kv_heads=len(heads.kv_heads),
+            intermediate=split_width(self.intermediate, BLOCK, shard).size,
+            shard=shard,
+        )
 
     def shortened(self) -> Qwen3MoeConfig:
         """The model with one layer: all kernels, in the time of one."""

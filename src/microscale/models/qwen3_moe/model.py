@@ -23,6 +23,7 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import KvCache
 from microscale.models.config import LayerKind
+from microscale.models.lm_head import own_rows
 from microscale.models.pre_norm import LayerSizes, PreNormLayer, PreNormModel
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer, Qwen3MoeWeights
@@ -48,6 +49,7 @@ def bind_layer(config: Qwen3MoeConfig, tensors: Qwen3MoeLayer, ops: Ops, page_si
         router=Router(tensors.router.to(dtype)),
         experts=ops.experts("experts", tensors.gate_up, tensors.down, config.top_k, GATE),
         small=ops.small(small_spec(config, ops)),
+        ranks=ops.ranks,
     )
 
 
@@ -102,7 +104,8 @@ class Qwen3Moe(PreNormModel):
             on_layer()
         self.layers = layers
         self.norm = weights.norm(device).to(ops.dtype)
-        self.lm_head = ops.dense("lm_head", DenseWeights(table if config.tied else weights.lm_head(device)))
+        lm_head = own_rows(table, config) if config.tied else weights.lm_head(device)
+        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head))
         self.sampling = ops.sampling(config.vocab_size)
         self.rope = {FULL: rope_table(config.rope, config.head_dim, device)}
 

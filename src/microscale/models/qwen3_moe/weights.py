@@ -16,7 +16,10 @@ from torch import Tensor
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import read_qwen3_moe
+from microscale.models.qwen3_moe.parts import rank_parts
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer
+from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.parallel.sharding import WHOLE, Shard
 
 EMBED = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
@@ -29,8 +32,10 @@ _SMALL = ("BF16", "F32")
 class Qwen3MoeCheckpoint(FromCheckpoint):
     """A ``Qwen3MoeWeights`` that reads a checkpoint. ``apart``: it has a tensor for each matrix of each expert."""
 
-    def __init__(self, config: Qwen3MoeConfig, checkpoint: Checkpoint, apart: bool) -> None:
-        super().__init__(checkpoint, tensor_specs(config, apart=apart))
+    def __init__(
+        self, config: Qwen3MoeConfig, checkpoint: Checkpoint, order: Sequence[TensorSpec], apart: bool
+    ) -> None:
+        super().__init__(checkpoint, order)
         self.config = config
         self._apart = apart
 
@@ -114,13 +119,16 @@ def _layer_specs(c: Qwen3MoeConfig, prefix: str, apart: bool) -> list[TensorSpec
     return specs
 
 
-def open_qwen3_moe(folder: Path, overrides: Mapping[str, object]) -> Qwen3MoeCheckpoint:
+def open_qwen3_moe(folder: Path, overrides: Mapping[str, object], shard: Shard = WHOLE) -> Qwen3MoeCheckpoint:
     """The checkpoint in ``folder``, checked in full against its own config; overrides may leave layers out or change
-    constants, but not the shape of a tensor."""
+    constants, but not the shape of a tensor. ``shard``: what one rank reads of it."""
     config = read_qwen3_moe(folder, overrides)
     checkpoint = Checkpoint(folder)
     apart = "model.layers.0.mlp.experts.gate_up_proj" not in checkpoint.entries
     whole = tensor_specs(read_qwen3_moe(folder), apart=apart)
     checkpoint.check(whole)
-    check_overrides(folder, overrides, whole, tensor_specs(config, apart=apart))
-    return Qwen3MoeCheckpoint(config, checkpoint, apart)
+    order = tensor_specs(config, apart=apart)
+    check_overrides(folder, overrides, whole, order)
+    if not shard.is_whole:
+        checkpoint = ShardedCheckpoint(checkpoint, rank_parts(config, LM_HEAD, shard, apart=apart))
+    return Qwen3MoeCheckpoint(config.sharded(shard), checkpoint, order, apart)

@@ -1,0 +1,40 @@
+"""What all ranks must have alike before they load parts of one model, by what it is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from microscale.backends.plan import Setup
+from microscale.models.checkpoint import FromCheckpoint
+from microscale.models.families import ModelWeights
+from microscale.parallel.sharding import WHOLE
+
+
+def fingerprint(weights: ModelWeights, setup: Setup, seed: int) -> dict[str, str]:
+    """Texts that are compared, and shown where they differ."""
+    return {
+        "model": _digest(repr(_without_rank(weights.config))),
+        "checkpoint": _checkpoint(weights, seed),
+        "precision": str(setup.precision),
+        "type of activations": setup.activations.value,
+    }
+
+
+def _without_rank(config: Any) -> object:
+    """All ranks' parts have the same sizes."""
+    return replace(config, shard=WHOLE)
+
+
+def _checkpoint(weights: ModelWeights, seed: int) -> str:
+    """Names, types, shapes and places of all tensors; not their numbers, which nobody reads twice."""
+    if not isinstance(weights, FromCheckpoint):
+        return f"random weights of seed {seed}"
+    entries = sorted(weights.all_entries, key=lambda entry: entry.name)
+    told = [(e.file.name, e.name, e.dtype, e.shape, e.begin, e.end, e.stamp.size) for e in entries]
+    return _digest(repr(told))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

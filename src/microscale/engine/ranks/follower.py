@@ -1,0 +1,144 @@
+"""A rank other than 0: prepares and loads its part of the model, then runs the steps that rank 0 says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from microscale.engine.loading.load import load
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import Prepared, prepare
+from microscale.engine.loading.warming import start_warming
+from microscale.engine.process.config import load_options
+from microscale.engine.ranks import messages as wire
+from microscale.engine.ranks.gathering import gather
+from microscale.engine.ranks.link import Link
+from microscale.engine.ranks.mirror import HeldPages, Mirror
+from microscale.engine.ranks.progress import Progress
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.runner import ModelRunner
+from microscale.errors import BadMessage
+from microscale.models.config import LayerKind
+from microscale.models.families import AnyModel
+from microscale.parallel.group import Group, Meeting, meet_at, meet_over
+from microscale.parallel.sharding import Shard
+from microscale.parallel.transport import Transport
+
+
+def options_of(join: wire.Join) -> LoadOptions:
+    shard = Shard(join.rank, join.world)
+    return replace(load_options(join.config), shard=shard, device=join.device, sharing=join.sharing)
+
+
+def follow(link: Link, join: wire.Join, progress: Progress, model: str | None = None) -> None:
+    """All of a rank's life. Returns when rank 0 says so. ``model``: what another machine calls it."""
+    options = options_of(join)
+    prepared = prepare(options if model is None else replace(options, model=model))
+    pages = {kind.value: count for kind, count in prepared.memory.pages().items()}
+    link.send(wire.Prepared(pages, prepared.fingerprint(), prepared.memory.by_kind()))
+    message = decode(link)
+    if isinstance(message, wire.Stop):
+        return
+    if not isinstance(message, wire.Load):
+        raise BadMessage(f"Rank 0 says {type(message).__name__} before Load.")
+    group = Group(prepared.options.shard, _meeting(link, join), prepared.device)
+    progress.group = group
+    warming = start_warming(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache))
+    loaded = load(prepared, ranks=group)
+    if warming is not None:
+        warming.finish()
+    link.send(wire.Loaded())
+    Follower(link, loaded, group, prepared, progress).run()
+
+
+def _meeting(link: Link, join: wire.Join) -> Meeting:
+    transport = Transport(join.transport)
+    if join.store:
+        return meet_at(join.store, join.world, transport)
+    leader, own = link.sock.getpeername()[0], link.sock.getsockname()[0]
+    return meet_over(leader, join.port, Shard(join.rank, join.world), transport, own)
+
+
+def decode(link: Link) -> wire.ToFollower:
+    return wire.decode_for_follower(link.next())
+
+
+class Follower:
+    """A loaded model, and the runner that rank 0 last asked for."""
+
+    def __init__(self, link: Link, model: AnyModel, group: Group, prepared: Prepared, progress: Progress) -> None:
+        self._link = link
+        self._model = model
+        self._group = group
+        self._device = prepared.device
+        self._progress = progress
+        self._runner: ModelRunner | None = None
+        self._mirror: Mirror | None = None
+
+    def run(self) -> None:
+        while True:
+            match decode(self._link):
+                case wire.Assemble() as message:
+                    self._assemble(message)
+                    self._link.send(wire.Assembled())
+                case wire.Step(number) as message:
+                    self._begin(number)
+                    self._step(message)
+                    self._done(number)
+                case wire.Prepare(number):
+                    self._begin(number)
+                    self._running().prepare()
+                    self._done(number)
+                case wire.Idle(number):
+                    self._begin(number)
+                    self._running().idle()
+                    self._done(number)
+                case wire.Stop():
+                    return
+                case other:
+                    raise BadMessage(f"Rank 0 says {type(other).__name__} to a rank that is loaded.")
+
+    def _assemble(self, message: wire.Assemble) -> None:
+        limits = Limits(
+            message.page_size,
+            message.window,
+            message.max_num_seqs,
+            message.max_num_batched_tokens,
+            message.max_model_len,
+        )
+        pools = {LayerKind(kind): HeldPages(count) for kind, count in message.pages.items()}
+        self._runner = None  # its pages go before the next ones come
+        self._runner = ModelRunner(
+            self._model,
+            pools,
+            limits,
+            enforce_eager=message.enforce_eager,
+            fill_up_prompts=message.fill_up_prompts,
+            draft_tokens=message.draft_tokens,
+        )
+        self._mirror = Mirror(pools)
+
+    def _begin(self, number: int) -> None:
+        if number != self._progress.number + 1:
+            raise BadMessage(f"Rank 0 says step {number} after step {self._progress.number}.")
+        self._progress.number = number
+
+    def _done(self, number: int) -> None:
+        self._link.send(wire.Done(number, self._group.calls))
+
+    def _running(self) -> ModelRunner:
+        if self._runner is None:
+            raise BadMessage("Rank 0 says a step before Assemble.")
+        return self._runner
+
+    def _step(self, message: wire.Step) -> None:
+        runner = self._running()
+        assert self._mirror is not None
+        schedule = self._mirror.schedule(message)
+        tokens = None
+        if message.ahead:
+            tokens = self._group.broadcast(torch.empty(len(schedule), dtype=torch.int32, device=self._device))
+        logits = runner.forward(schedule, tokens)
+        gather(logits, runner.vocab_size, self._group, likeliest=message.likeliest)

@@ -1,0 +1,65 @@
+"""Rank 0's runner: says each step's plan to the other ranks, then runs it as any runner does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from microscale.backends.ops import Logits
+from microscale.engine.ranks.gathering import takes_likeliest
+from microscale.engine.ranks.messages import Idle, Prepare, Step
+from microscale.engine.ranks.mirror import Teller
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.runner import ModelRunner
+from microscale.engine.step.work import Work
+from microscale.models.config import LayerKind
+
+
+class Leads(Protocol):
+    """What the runner needs of its team: see ``team.RankTeam``."""
+
+    def begin(self, message: Step | Prepare | Idle) -> None: ...
+
+    def next_number(self) -> int: ...
+
+    def running(self, number: int) -> AbstractContextManager[None]: ...
+
+    def broadcast(self, tokens: Tensor) -> Tensor: ...
+
+    def gather(self, logits: Logits, *, likeliest: bool) -> Logits: ...
+
+
+class LeadingRunner:
+    """A ``Runner`` of several ranks."""
+
+    def __init__(self, runner: ModelRunner, pools: Mapping[LayerKind, PagePool], team: Leads) -> None:
+        self._runner = runner
+        self._team = team
+        self._teller = Teller(pools)
+
+    def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
+        number = self._team.next_number()
+        likeliest = takes_likeliest(schedule)
+        self._team.begin(self._teller.step(number, schedule, ahead=tokens is not None, likeliest=likeliest))
+        with self._team.running(number):
+            if tokens is not None:
+                tokens = self._team.broadcast(tokens.clone())
+            return self._team.gather(self._runner.forward(schedule, tokens), likeliest=likeliest)
+
+    def prepare(self) -> None:
+        number = self._team.next_number()
+        self._team.begin(Prepare(number))
+        with self._team.running(number):
+            self._runner.prepare()
+
+    def idle(self, is_due: Callable[[], bool]) -> bool:
+        """All ranks do the same, so none gives way in the midst of it: a request waits for one graph at most."""
+        if is_due():
+            return True
+        number = self._team.next_number()
+        self._team.begin(Idle(number))
+        with self._team.running(number):
+            return self._runner.idle()

@@ -1,0 +1,149 @@
+"""A rank's part of a tensor is what slicing the whole tensor gives, and no more is read than the docs say."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from microscale.models.checkpoint import Checkpoint
+from microscale.models.families import open_weights, write_random_checkpoint
+from microscale.models.reading import parts as parts_module
+from microscale.models.reading.file import BLOCK
+from microscale.models.reading.parts import Part, Piece, zeros
+from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.parallel.sharding import WHOLE, Shard
+
+CPU = torch.device("cpu")
+
+
+def sliced(whole: Tensor, part: Part) -> Tensor:
+    """The part by plain slicing: the truth."""
+    found = []
+    for piece in part.pieces:
+        found.append(whole.narrow(part.axis, piece.begin, piece.end - piece.begin))
+        shape = list(whole.shape)
+        shape[part.axis] = piece.size - (piece.end - piece.begin)
+        found.append(torch.zeros(shape, dtype=whole.dtype))
+    return torch.cat(found, dim=part.axis)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Part]:
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    axis = draw(st.integers(0, len(shape) - 1))
+    pieces = []
+    for _ in range(draw(st.integers(1, 3))):
+        begin = draw(st.integers(0, shape[axis]))
+        end = draw(st.integers(begin, shape[axis]))
+        pieces.append(Piece(begin, end, end - begin + draw(st.integers(0, 3))))
+    return shape, Part(axis, tuple(pieces))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    tensors(),
+    st.sampled_from([torch.bfloat16, torch.uint8, torch.float32, torch.float8_e4m3fn]),
+    st.sampled_from([1, 64]),
+    st.booleans(),
+)
+def test_a_part_is_what_slicing_gives(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drawn: tuple[tuple[int, ...], Part],
+    dtype: torch.dtype,
+    least_run: int,
+    ahead: bool,
+) -> None:
+    shape, part = drawn
+    monkeypatch.setattr(parts_module, "LEAST_RUN", least_run)
+    monkeypatch.setattr(parts_module, "SLAB", 40)
+    whole = torch.arange(torch.Size(shape).numel()).reshape(shape).remainder(97).to(torch.uint8).to(dtype)
+    file = tmp_path / "model.safetensors"
+    save_file({"before": torch.ones(3, dtype=torch.uint8), "x": whole, "z": torch.ones(5)}, file)
+    checkpoint = ShardedCheckpoint(Checkpoint(tmp_path), {"x": part})
+    if ahead:
+        heard: list[tuple[int, int]] = []
+        with checkpoint.reading(["before", "x", "z"], CPU, lambda done, total: heard.append((done, total))):
+            assert checkpoint.read("before", CPU).tolist() == [1, 1, 1]
+            found = checkpoint.read("x", CPU)
+            checkpoint.read("z", CPU)
+        assert heard[-1][0] == heard[-1][1]
+    else:
+        found = checkpoint.read("x", CPU)
+    wanted = sliced(whole.to(torch.float32), part)
+    assert found.dtype == dtype
+    assert torch.equal(found.to(torch.float32), wanted)
+
+
+def test_zeros_read_nothing(tmp_path: Path) -> None:
+    save_file({"bias": torch.ones(4, 6)}, tmp_path / "model.safetensors")
+    checkpoint = ShardedCheckpoint(Checkpoint(tmp_path), {"bias": zeros(6, axis=1)})
+    assert checkpoint.read_entries(["bias"]) == []
+    assert torch.equal(checkpoint.read("bias", CPU), torch.zeros(4, 6))
+
+
+SHAPE = {
+    "num_hidden_layers": 2, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 8192,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+def bytes_read(folder: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """What a load of one rank asks of the files: ranges, and bytes that the system brought for them."""
+    brought = []
+    plain = os.preadv
+
+    def preadv(fd: int, buffers: Any, offset: int, *flags: int) -> int:
+        got = plain(fd, buffers, offset, *flags)
+        brought.append(got)
+        return got
+
+    weights = open_weights(str(folder), shard=shard)
+    totals = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", preadv)
+        with weights.reading(CPU, lambda done, total: totals.append((done, total))):
+            weights.embed(CPU)  # type: ignore[attr-defined]
+            for layer_idx in range(weights.config.num_layers):
+                weights.layer(layer_idx, CPU)  # type: ignore[attr-defined]
+            weights.norm(CPU)  # type: ignore[attr-defined]
+            weights.lm_head(CPU)  # type: ignore[attr-defined]
+    assert totals[-1][0] == totals[-1][1]  # all that was planned was taken
+    return totals[-1][1], sum(brought)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_reads_its_part_only(world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_random_checkpoint("gpt-oss-tiny", tmp_path, SHAPE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole, _ = bytes_read(tmp_path, WHOLE, monkeypatch)
+    hidden, width, experts, heads = 512, 1024, 4, 8
+    # What every rank reads in full: the embedding table, norms, routers; and o and down, whose shares are runs shorter
+    # than a block of the disk. Everything else is cut by the number of ranks.
+    small = 2 * (2 * 2 * hidden + 2 * (experts * hidden + experts)) + 2 * hidden
+    shared = 2 * 8192 * hidden + small
+    o, down = 2 * hidden * heads * 64, experts * hidden * width * 17 // 32
+    # Of each expert's gate_up scales: runs that are short, so read in full.
+    scales, gate_up_bias = experts * 2 * width * hidden // 32, experts * 2 * width * 2
+    in_full = shared + 2 * (o + down + scales + gate_up_bias)
+    first_only = 2 * (2 * hidden + 2 * experts * hidden)
+    qkv = 2 * (heads + 2 * 4) * 64 * (hidden + 1)
+    gate_up = experts * 2 * width * hidden // 2
+    cut = 2 * 8192 * hidden + 2 * (qkv + gate_up + 2 * heads)
+    assert config["vocab_size"] == 8192
+    assert whole == in_full + first_only + cut
+    for rank in range(world):
+        planned, brought = bytes_read(tmp_path, Shard(rank, world), monkeypatch)
+        assert planned == in_full + (first_only if rank == 0 else 0) + cut // world
+        # A range that begins and ends within blocks brings these whole.
+        assert brought <= planned + 2 * BLOCK * 64
