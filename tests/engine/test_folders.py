@@ -15,8 +15,13 @@ import microscale.engine
 ENGINE = Path(microscale.engine.__file__).parent
 BENCH = ENGINE.parent / "bench"
 OF_THE_SERVER = ("msgspec", "zmq", "fastapi", "pydantic", "uvicorn", "prometheus_client", "llguidance")
-MAY_NOT_IMPORT = {"step": ("loading", "process", "engine", "generate"), "loading": ("process", "generate")}
-"""Folder → what of the engine it does not know. Nothing outside of ``process`` knows that."""
+MAY_NOT_IMPORT = {
+    "step": ("loading", "process", "ranks", "engine", "generate"),
+    "loading": ("process", "generate"),
+    "ranks": ("generate",),
+}
+"""Folder → what of the engine it does not know. Nothing knows ``process`` but itself and ``ranks``, whose messages are
+framed as its are."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -65,7 +70,8 @@ def run_without(missing: tuple[str, ...], names: list[str], then: str = "") -> s
 
 def test_engine_and_benchmarks_run_without_the_servers_packages() -> None:
     """A machine that only measures kernels and steps has torch and Triton, and nothing of the server's."""
-    names = [name for name in modules(ENGINE) if not name.startswith("microscale.engine.process")]
+    talks = ("microscale.engine.process", "microscale.engine.ranks")
+    names = [name for name in modules(ENGINE) if not name.startswith(talks)]
     assert len(names) > 15
     then = """
 from microscale.engine.generate import Generation

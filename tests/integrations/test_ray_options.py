@@ -15,12 +15,13 @@ import yaml
 from microscale.cli.serve import serve
 from microscale.engine.process.messages import EngineConfig
 from microscale.errors import BadSetting
-from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, Deployed, read_options
+from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, SEVERAL_MACHINES, Deployed, read_options
 from microscale.server.limits import Limits
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"host", "port", "api_key"}
-"""Options of ``microscale serve`` that Ray has its own for, or that must not be shown to all of a cluster."""
+ELSEWHERE = {"host", "port", "api_key", "node_rank"} | SEVERAL_MACHINES
+"""Options of ``microscale serve`` that Ray has its own for, that a cluster must not be shown, or that make one model of
+several machines."""
 
 
 def test_every_option_of_the_server_is_an_argument() -> None:
@@ -68,6 +69,7 @@ def test_derived_values() -> None:
     assert four.messages_per_s == 150.0, "two fronts pass on 600 messages a second, for four replicas"
     assert (options.num_gpus, read_options({"device": "cpu"}).num_gpus) == (1.0, 0.0)
     assert read_options({"device": "cpu", "num_gpus": 0.5}).num_gpus == 0.5
+    assert read_options({"tensor_parallel_size": 2}).num_gpus == 2.0
     assert not options.engine.prefix_caching
     assert read_options({"served_model_name": "one"}).deployed.served_model_name == ("one",)
     assert pickle.loads(pickle.dumps(options)) == options

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -15,13 +14,14 @@ from microscale.engine.ranks.messages import Assembled, Loaded, Prepared
 from microscale.engine.ranks.team import _spawn
 from microscale.engine.ranks.watch import Patience, Watch
 from microscale.errors import BadCheckpoint, MicroscaleError, RankFailed
+from support.child import as_process
 
 LONG = 3600.0
 """A patience that no test outlasts: each has only that short which it is about."""
 
 
 def command(how: str) -> tuple[str, ...]:
-    return (sys.executable, "-P", "-m", "support.thin_rank", how)
+    return as_process("support.thin_rank", how)
 
 
 @contextmanager
@@ -42,12 +42,12 @@ def watching(
             peer.link.close()
 
 
-def fault(watch: Watch) -> MicroscaleError:
+def fault(watch: Watch, due: Sequence[type] = (Prepared, Loaded, Assembled)) -> MicroscaleError:
     """Waits for answers that do not come, as rank 0 would. A rank may be gone before it has said anything."""
 
     def wait() -> None:
-        for kind in (Prepared, Loaded, Assembled):
-            watch.wait_for(kind)  # type: ignore[type-var]
+        for kind in due:
+            watch.wait_for(kind)
 
     with pytest.raises(MicroscaleError) as caught:
         wait()
@@ -71,8 +71,9 @@ def test_stopped() -> None:
         process = watch.peers[0].process
         assert process is not None
         watch.wait_for(Prepared)
+        watch.wait_for(Loaded)
         process.send_signal(signal.SIGSTOP)
-        assert "has been stopped for" in str(fault(watch))
+        assert "has been stopped for" in str(fault(watch, [Assembled]))
 
 
 def test_stopped_for_a_moment_is_forgiven() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from support.child import as_process
 
 NEAR = 1e-3
 """Log-probabilities that sums of float32 in another order may move to each other's other side."""
@@ -32,7 +32,7 @@ NEAR = 1e-3
 
 def odd_command(oddity: str) -> tuple[str, ...]:
     """A rank that behaves oddly: see ``odd_rank``."""
-    return (sys.executable, "-P", "-m", "support.odd_rank", oddity)
+    return as_process("support.odd_rank", oddity)
 
 
 @contextmanager

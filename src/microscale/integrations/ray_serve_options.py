@@ -30,8 +30,9 @@ T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 OTHER_NAMES = {"enable_prefix_caching": "prefix_caching"}
 """Options of ``microscale serve`` that the engine knows by another name."""
-NOT_GIVEN = {"vocabulary", "control_tokens", "split_pattern", "drain_s", "offline", "prefix_caching"}
-"""Of the engine's, what is derived and not asked for."""
+SEVERAL_MACHINES = {"nnodes", "master_addr", "master_port", "rank_secret_file"}
+NOT_GIVEN = {"vocabulary", "control_tokens", "split_pattern", "drain_s", "offline", "prefix_caching"} | SEVERAL_MACHINES
+"""Of the engine's, what is derived and not asked for. A replica has the ranks of one machine."""
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     """A second, of all streams: replicas send tokens together so that a front keeps up. One takes 1.3 ms of a core."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 1.0
     num_gpus: Annotated[float, Meta(ge=0.0)] | None = None
-    """Of one replica; 1 without, and none where ``device`` is cpu."""
+    """Of one replica; without it one for each rank, and none where ``device`` is cpu."""
     health_check_period_s: Annotated[float, Meta(gt=0.0)] = 1.0
     """Three in a row that fail, and a replica is replaced."""
     routing: Literal["prefix", "load"] = "prefix"
@@ -84,7 +85,8 @@ class RayOptions:
 
     @property
     def num_gpus(self) -> float:
-        return self.deployed.num_gpus if self.deployed.num_gpus is not None else float(self.engine.device != "cpu")
+        needed = float(self.engine.tensor_parallel_size) if self.engine.device != "cpu" else 0.0
+        return needed if self.deployed.num_gpus is None else self.deployed.num_gpus
 
     @property
     def max_ongoing_requests(self) -> int:

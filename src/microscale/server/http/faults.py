@@ -94,6 +94,7 @@ FAULTS: dict[type[MicroscaleError], Fault] = {
     UnknownEncoding: Fault(415, "invalid_request_error", "unknown_encoding"),
     errors.QueueFull: Fault(429, "rate_limit_error", "queue_full", retry_after_s=1),
     errors.EngineDied: Fault(503, "server_error", "engine_died"),
+    errors.RankFailed: Fault(503, "server_error", "engine_died"),
     errors.Draining: Fault(503, "server_error", "draining", retry_after_s=1),
     errors.OutOfPages: Fault(503, "server_error", "out_of_pages", retry_after_s=1),
     SlowReader: Fault(408, "invalid_request_error", "slow_reader"),
