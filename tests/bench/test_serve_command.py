@@ -45,12 +45,12 @@ def test_the_whole_command(tmp_path: Path) -> None:
         assert [row["prompt_tokens"] for row in run["first_tokens"]] == list(QUICK.prompt_lens)
         assert all(0 < row["steady"]["p50"] <= row["steady"]["largest"] for row in run["first_tokens"])
         assert [row["streams"] for row in run["gaps"]] == [*QUICK.streams, QUICK.running]
-        assert min(row["tokens_per_event"] for row in run["gaps"]) >= 1
+        assert all(row["tokens_per_event"] >= 1 for row in run["gaps"] if not row["arrivals"])
         assert run["burst"]["first"]["count"] == QUICK.burst
         assert run["cached_tokens"] == 0
         assert sum(run["start_s"].values()) == pytest.approx(run["ready_s"])
         assert min(run["start_s"].values()) >= 0
-    # Half of this vocabulary is bytes, and some of them wait for the next. Where the machine is busy tokens also come together,
+    # Half of this vocabulary is bytes, and some of them wait for the next. On a busy machine tokens come together too,
     # but not in every row.
     assert min(row["tokens_per_event"] for run in told["runs"] for row in run["gaps"] if not row["arrivals"]) < 1.3
     # Both servers wrote there, and the folder of compiled kernels is gone.
