@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -31,12 +32,25 @@ def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
+def measured_in_peace(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """What the command found. Where other processes hold the server up its tokens come together, through no fault of the
+    command's: then it runs again, twice at most."""
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        process = started([*TINY, "--serve", "--quick", "--json", "--cache", "both"], folder)
+        out, errors = process.communicate(timeout=2 * PATIENCE_S)
+        assert process.returncode == 0, errors
+        told = json.loads(out)
+        rows = [row for run in told["runs"] for row in run["gaps"] if not row["arrivals"]]
+        if all(row["tokens_per_event"] < 1.3 for row in rows):
+            break
+    return folder, told
+
+
 @pytest.mark.slow
 def test_the_whole_command(tmp_path: Path) -> None:
-    process = started([*TINY, "--serve", "--quick", "--json", "--cache", "both"], tmp_path)
-    out, errors = process.communicate(timeout=2 * PATIENCE_S)
-    assert process.returncode == 0, errors
-    told = json.loads(out)
+    folder, told = measured_in_peace(tmp_path)
     assert (told["model"], told["gpu"], told["precision"]) == ("gpt-oss-tiny", "CPU", "exact")
     assert told["command"] == f"microscale serve {' '.join(TINY)}"
     assert set(told["versions"]) == {"microscale", "python", "torch", "triton"}
@@ -45,17 +59,15 @@ def test_the_whole_command(tmp_path: Path) -> None:
         assert [row["prompt_tokens"] for row in run["first_tokens"]] == list(QUICK.prompt_lens)
         assert all(0 < row["steady"]["p50"] <= row["steady"]["largest"] for row in run["first_tokens"])
         assert [row["streams"] for row in run["gaps"]] == [*QUICK.streams, QUICK.running]
-        assert all(row["tokens_per_event"] >= 1 for row in run["gaps"] if not row["arrivals"])
+        # Half of this vocabulary is bytes, and some of them wait for the next.
+        assert all(1 <= row["tokens_per_event"] < 1.3 for row in run["gaps"] if not row["arrivals"])
         assert run["burst"]["first"]["count"] == QUICK.burst
         assert run["cached_tokens"] == 0
         assert sum(run["start_s"].values()) == pytest.approx(run["ready_s"])
         assert min(run["start_s"].values()) >= 0
-    # Half of this vocabulary is bytes, and some of them wait for the next. On a busy machine tokens come together too,
-    # but not in every row.
-    assert min(row["tokens_per_event"] for run in told["runs"] for row in run["gaps"] if not row["arrivals"]) < 1.3
     # Both servers wrote there, and the folder of compiled kernels is gone.
-    assert (tmp_path / "log").read_text().count("Serving gpt-oss-tiny") == 2
-    assert not list(tmp_path.glob("microscale-kernels-*"))
+    assert (folder / "log").read_text().count("Serving gpt-oss-tiny") == 2
+    assert not list(folder.glob("microscale-kernels-*"))
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:

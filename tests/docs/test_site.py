@@ -15,7 +15,7 @@ from support.built_site import broken, build, is_outside, pages, served
 from support.doc_commands import ROOT, nav
 
 # Of this project's machines. Pages may speak of folders that any machine has.
-PRIVATE = re.compile(r"/work/|/root/|/home/\w|\bpypi\.org/simple")
+PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(root|home)/\w|/simple/\w")
 # The widest tables and the longest lines.
 WIDE = ("index.html", "comparison.html", "benchmarks.html", "flags.html", "clients.html", "start/rtx_5090.html")
 
