@@ -80,7 +80,7 @@ install: $(INSTALLED) ## Make the virtual environment in .venv
 
 # Without ARGS the embedded model, which needs no download. Any other: make serve ARGS=openai/gpt-oss-20b
 ARGS ?=
-# The embedded model's draft head makes it 1.4 times as fast on a CPU (docs/speculative.md); on GPUs it is not measured yet.
+# The embedded model's draft head makes it 1.2 to 1.5 times as fast on a CPU, by CPU time (docs/speculative.md); on GPUs it is not measured.
 ifeq ($(wildcard /dev/nvidia0),)
 DRAFTS := --speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'
 endif

@@ -33,8 +33,8 @@ def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def measured_in_peace(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """What the command found. Where other processes hold the server up its tokens come together, through no fault of the
-    command's: then it runs again, twice at most."""
+    """What the command found. Where other processes hold the server up, its tokens come together, through no fault of
+    the command's: then it runs again, twice at most."""
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         folder.mkdir()
