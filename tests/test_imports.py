@@ -39,3 +39,37 @@ def test_a_command_imports_what_it_needs(command: str, absent: set[str], most: i
     assert len(modules) > 200
     assert not absent & modules
     assert len(modules) <= most
+
+
+RECORD = """
+import json, sys
+from microscale.backends.ops import Activations, Ops, Preference
+from microscale.backends.plan import Setup
+from microscale.backends.precision import make_precision
+from microscale.engine.loading.warming import recorded
+from microscale.hardware import known
+from microscale.models.families import preset
+from microscale.models.recorded import kernels_by_tokens
+for model, card, precision in json.loads(sys.argv[1]):
+    setup = Setup(known(card), Activations.BF16, Preference(None, None), make_precision(precision, (), "auto", "auto"))
+    config = preset(model, {})
+    assert len(recorded(config, setup, 16)) > 50
+    assert kernels_by_tokens(config, Ops(setup.gpu, setup.activations, setup.preference, setup.precision))(64)
+print(json.dumps(sorted(sys.modules)))
+"""
+RECORDED = [
+    ("gpt-oss-20b", "h200", "exact"),
+    ("gpt-oss-20b", "h200", "fast"),
+    ("qwen3-30b-a3b", "b200", "fast"),
+    ("gemma-4-26b-a4b", "gb10", "exact"),
+    ("gemma-4-tiny", "rtx4090", "fast"),
+]
+
+
+def test_listing_kernels_imports_no_compiler_of_torch() -> None:
+    """It happens at every start, and the thread that loads the weights waits for the interpreter meanwhile."""
+    command = [sys.executable, "-c", RECORD, json.dumps(RECORDED)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = set(json.loads(found.stdout.splitlines()[-1]))
+    assert "torch" in modules
+    assert not {"torch._dynamo", "torch._inductor", "sympy"} & modules

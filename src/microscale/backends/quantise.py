@@ -39,35 +39,45 @@ def convert(weight: Weight, fmt: str) -> Weight:
     lead = tuple(weight.shape[:-1])
     flat = _flat(weight)
     rows, columns = flat.shape
-    # Shapes alone (``meta``) take no memory: all at once.
-    step = rows if flat.device.type == "meta" else max(1, CHUNK // max(columns, 1))
+    step = max(1, CHUNK // max(columns, 1))
+    starts = () if _is_shape(flat) else range(0, rows, step)
     if fmt == "bf16":
         out = torch.empty((rows, columns), dtype=torch.bfloat16, device=flat.device)
-        for start in range(0, rows, step):
+        for start in starts:
             out[start : start + step] = _numbers(flat[start : start + step])
         return out.view(*lead, columns)
-    values = scales = None
-    for start in range(0, rows, step):
-        part = _numbers(flat[start : start + step])
-        coded = encode(part, block_format(fmt)) if fmt in FORMATS else encode_channels(part)
-        if values is None or scales is None:
-            values = coded.values.new_empty((rows, *coded.values.shape[1:]))
-            scales = coded.scales.new_empty((rows, *coded.scales.shape[1:]))
+    # One row of zeros says what the coded rows look like.
+    like = _encode(torch.zeros((1, columns), dtype=torch.float32), fmt)
+    values, scales = (
+        torch.empty((rows, *each.shape[1:]), dtype=each.dtype, device=flat.device)
+        for each in (like.values, like.scales)
+    )
+    for start in starts:
+        coded = _encode(_numbers(flat[start : start + step]), fmt)
         values[start : start + step] = coded.values
         scales[start : start + step] = coded.scales
-    assert values is not None  # a weight has rows
-    assert scales is not None
     values, scales = values.view(*lead, *values.shape[1:]), scales.view(*lead, *scales.shape[1:])
     return BlockScaled(values, scales, block_format(fmt)) if fmt in FORMATS else ChannelScaled(values, scales)
 
 
 def take_rows(weight: Weight, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``[n, K]`` of ``weight [rows, K]`` with these numbers, decoded: an embedding's look-up."""
+    if _is_shape(weight):
+        return torch.empty((*rows.shape, weight.shape[-1]), dtype=dtype, device=weight.device)
     if isinstance(weight, BlockScaled):
         return decode(BlockScaled(weight.values[rows], weight.scales[rows], weight.format), dtype)
     if isinstance(weight, ChannelScaled):
         return decode(ChannelScaled(weight.values[rows], weight.scales[rows]), dtype)
     return torch.nn.functional.embedding(rows, weight).to(dtype)
+
+
+def _is_shape(weight: Weight) -> bool:
+    """Whether it has no memory (``meta``): it then becomes another shape, and nothing is computed."""
+    return weight.device.type == "meta"
+
+
+def _encode(part: Tensor, fmt: str) -> BlockScaled | ChannelScaled:
+    return encode(part, block_format(fmt)) if fmt in FORMATS else encode_channels(part)
 
 
 def _numbers(part: Weight) -> Tensor:

@@ -355,8 +355,10 @@ def pack(
     words = torch.empty((experts, rows // TILE_ROWS, k_tiles, *lanes), dtype=torch.int32, device=device)
     scales = torch.empty((experts, rows // TILE_ROWS, k_tiles, 8), dtype=torch.int32, device=device)
     peaks = torch.empty((experts, rows // TILE_ROWS, 8), dtype=torch.int32, device=device) if fmt is MXFP4 else None
-    step = max(1, CHUNK_BYTES // max(1, tensor.values[:1].nbytes)) if has_numbers(tensor.values) else experts
-    for start in range(0, experts, max(1, step)):
+    if tensor.device.type == "meta":  # for the first difference of such tensors torch imports its compiler
+        return Packed(words, scales, peaks, fmt, order, k)
+    step = max(1, CHUNK_BYTES // max(1, tensor.values[:1].nbytes))
+    for start in range(0, experts, step):
         part, place = tensor[start : start + step].to(device), slice(start, start + step)
         words[place] = _pack_words(part.values, fmt, order, k_tiles)
         scales[place] = _pack_scales(part.scales, order, k_tiles)

@@ -13,7 +13,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     On a CPU bf16 is multiplied in float32 and rounded once. Not every CPU has bf16 units (Arm cores without them print
     a stack trace from ``mkldnn_matmul`` and take another path), and those that have round in places of their own.
     """
+    if x.is_meta:  # a shape alone, for whose product torch would import sympy
+        return x.new_empty((*x.shape[:-1], weight.shape[0]))
     if x.dtype is not torch.bfloat16 or not x.is_cpu:
-        # A bias changes no shape, and on shapes alone torch takes 30 times as long with one.
-        return F.linear(x, weight, None if x.is_meta else bias)
+        return F.linear(x, weight, bias)
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)

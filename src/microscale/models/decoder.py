@@ -87,7 +87,8 @@ class Decoder(ABC, Generic[State]):
         wanted = batch.logits
         if wanted is not None:
             q, x = self.body(batch, kv, taps)
-            return self.tail(q[wanted.rows], x[wanted.rows], wanted.attention, kv)
+            q, x = (each.index_select(0, wanted.rows) for each in (q, x))
+            return self.tail(q, x, wanted.attention, kv)
         x, state = self._run(len(self.layers), batch, kv, taps)
         return self.end(x, state)
 

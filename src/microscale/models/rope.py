@@ -57,8 +57,8 @@ Rope = PlainRope | YarnRope
 
 
 def plain_table(rope: PlainRope, head_dim: int, device: torch.device) -> RopeTable:
-    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
-    return RopeTable(1.0 / rope.theta ** (index / head_dim), 1.0)
+    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=computing_on(device))
+    return RopeTable((1.0 / rope.theta ** (index / head_dim)).to(device), 1.0)
 
 
 def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable:
@@ -75,11 +75,18 @@ def yarn_table(rope: YarnRope, head_dim: int, device: torch.device) -> RopeTable
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    index = torch.arange(0, head_dim, 2, dtype=torch.float32, device=computing_on(device))
     plain = 1.0 / rope.theta ** (index / head_dim)
     # 0 where the frequency stays, 1 where it is divided; 0.001 keeps a ramp of no width from dividing by zero.
     ramp = ((index / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
-    return RopeTable(plain * (1 - ramp) + plain / rope.factor * ramp, 0.1 * math.log(rope.factor) + 1.0)
+    blended = plain * (1 - ramp) + plain / rope.factor * ramp
+    return RopeTable(blended.to(device), 0.1 * math.log(rope.factor) + 1.0)
+
+
+def computing_on(device: torch.device) -> torch.device:
+    """Where a table is computed: on its device, and for ``meta`` on the CPU. For its first product there torch would
+    import its compiler, 800 modules."""
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def rope_table(rope: Rope, head_dim: int, device: torch.device) -> RopeTable:

@@ -63,7 +63,7 @@ def attention(q: Tensor, kv: PagedKv, batch: AttentionBatch, spec: AttentionSpec
 
 def _run(spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None) -> Tensor:
     # On ``meta`` there are no lengths to go by, and no kernel of ours would run.
-    return torch.empty_like(q) if q.is_meta else attention(q, kv, batch, spec, sinks).to(q.dtype)
+    return q.new_empty(q.shape) if q.is_meta else attention(q, kv, batch, spec, sinks).to(q.dtype)
 
 
 class ReferenceAttention(AttentionOp):

@@ -26,6 +26,8 @@ def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: T
 def _run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
     """bf16 weights, float32 sums and answers."""
     assert isinstance(packed.weight, Tensor)  # what pack() made
+    if x.is_meta:  # a shape alone: see ``linear``
+        return logits_epilogue.summarise(x.new_empty((x.shape[0], spec.rows), dtype=torch.float32), spec.softcap)
     values = torch.mm(x, packed.weight.T, out_dtype=torch.float32)
     values = values if packed.bias is None else values + packed.bias.float()
     return logits_epilogue.summarise(values, spec.softcap)

@@ -38,7 +38,7 @@ def _decode_experts(tensor: BlockScaled, dtype: torch.dtype) -> Tensor:
 
 def _run(packed: DequantizedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     if x.is_meta:  # no numbers, no experts chosen, and none of our kernels
-        return torch.empty_like(x)
+        return x.new_empty(x.shape)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     x = x.to(packed.gate_up.dtype)
     for expert in routing.expert_ids.unique().tolist():

@@ -50,7 +50,7 @@ def moe(x: Tensor, weights: MoeWeights, routing: Routing, gate: Gate) -> Tensor:
 
 def _run(packed: MoeWeights, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     # On ``meta`` there are no numbers: no expert is chosen, and no kernel of ours would run.
-    return torch.empty_like(x) if x.is_meta else moe(x, packed, routing, spec.gate).to(x.dtype)
+    return x.new_empty(x.shape) if x.is_meta else moe(x, packed, routing, spec.gate).to(x.dtype)
 
 
 class ReferenceMoe(MoeOp[MoeWeights]):

@@ -82,7 +82,7 @@ def run(packed: PackedExperts, mlp: Mlp, spec: MoeSpec, gpu: Gpu, x: Tensor, rou
     rows = tokens * top_k + _warps(top_k) - top_k  # with those that are read and not used
     h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
     mlp_h = torch.empty((tokens, down.k), dtype=torch.bfloat16, device=x.device)
-    y = torch.empty_like(x)
+    y = x.new_empty(x.shape)
     first, options = _first(
         packed.gate_up.k, packed.gate_up.rows, gate_up.rows, tokens, top_k, gate_constants(spec.gate), gpu
     )

@@ -65,7 +65,7 @@ def _block(width: int) -> int:
 def norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float, pdl: bool) -> tuple[Tensor, Tensor]:
     """The norm of ``x`` or of ``x + residual``, and what was normed."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = x if residual is None else torch.empty_like(out)
+    total = x if residual is None else out.new_empty(out.shape)
     _norm(x, residual, weight, total, out, None, epsilon, pdl)
     return out, total
 
@@ -186,7 +186,7 @@ def _route_fused(
     (tokens, width), num_experts = x.shape, router.weight.shape[0]
     block, e_pad = _block(width), _experts(num_experts)
     normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    total = torch.empty_like(normed)
+    total = normed.new_empty(normed.shape)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)

@@ -42,6 +42,7 @@ from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
 from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
 from microscale.models.lm_head import own_rows
+from microscale.models.rope import computing_on
 
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
 MLP_GATE = Gate(GateKind.GELU_TANH, interleaved=True, run=MLP_RUN)
@@ -54,9 +55,9 @@ def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> Rop
     """Plain frequencies for the first pairs, 0 for those that do not turn. The exponents run over the whole head."""
     pairs = head_dim // 2
     turning = int(rope.fraction * head_dim // 2)
-    index = torch.arange(pairs, dtype=torch.float32, device=device)
+    index = torch.arange(pairs, dtype=torch.float32, device=computing_on(device))
     frequencies = 1.0 / rope.theta ** (2 * index / head_dim)
-    return RopeTable(frequencies.where(index < turning, 0.0), 1.0)
+    return RopeTable(frequencies.where(index < turning, 0.0).to(device), 1.0)
 
 
 class Gemma4DecoderLayer:
@@ -90,11 +91,12 @@ class Gemma4DecoderLayer:
         self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
         self.experts.bind_mlp(self.gate_up, self.down)
         # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
-        router_norm = tensors.router_scale.float() * config.hidden**-0.5
+        router_norm = tensors.router_scale.to(torch.float32, copy=True).mul_(config.hidden**-0.5)
         readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
-        self.middle = Sandwich(
-            tensors.attn_out_norm.to(dtype), torch.stack([norm.to(dtype) for norm in readers]), epsilon
-        )
+        norms = router_norm.new_empty((len(readers), config.hidden), dtype=dtype)
+        for place, norm in enumerate(readers):
+            norms[place] = norm
+        self.middle = Sandwich(tensors.attn_out_norm.to(dtype), norms, epsilon)
         self.closing = Sandwich(
             tensors.mlp_out_norm.to(dtype),
             self.attn_norm[None],
@@ -253,7 +255,7 @@ class Gemma4(Decoder[Tensor]):
         return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
 
     def begin(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.embed(token_ids) * self.embed_scale
+        x = self.embed(token_ids).mul_(self.embed_scale)
         first = self.layers[0]
         return x, first.small.rms_norm(x, first.attn_norm, self.config.rms_epsilon)
 
