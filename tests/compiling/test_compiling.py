@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from microscale.backends.ops import Activations, Kernel, Launch, Ops, Preference
 from microscale.backends.precision import PRECISIONS
 from microscale.compiling import launchers
 from microscale.compiling.cache import use_cache
-from microscale.compiling.job import Job, is_compiled, missing, run_job, shared_missing, workers
+from microscale.compiling.job import SLOW, Job, is_compiled, missing, run_job, shared_missing, slowest_first, workers
 from microscale.compiling.loading import LateKernels, load_kernels
 from microscale.compiling.pool import usable_cores
 from microscale.compiling.source import cache_hash
@@ -358,6 +359,8 @@ def test_warming_beside_other_work(tmp_path: Path, filled: Path, caplog: pytest.
     assert list(warming.failed) == [bad]
     assert "power of 2" in caplog.text
     assert "3 kernels are ready, 2 of them compiled now" in caplog.text
+    for part in ("listed", "looked up", "compiled", "loaded"):
+        assert re.search(rf"\b{part} \d+\.\d\d[,.]", caplog.text), part
 
 
 def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
@@ -388,6 +391,18 @@ def test_warming_that_fails_is_told_and_not_fatal(tmp_path: Path, caplog: pytest
         warming.finish()
     assert "no such layer" in caplog.text
     assert "compiled when it is first launched" in caplog.text
+
+
+def test_what_compiles_longest_begins_first() -> None:
+    names = [kernel.name for kernel in recorded("h200", "gpt-oss-20b")]
+    kernels = list(recorded("h200", "gpt-oss-20b"))
+    assert set(SLOW) <= set(names)
+    order = slowest_first(kernels)
+    assert sorted(order) == list(range(len(kernels)))
+    ordered = [names[place] for place in order]
+    assert list(dict.fromkeys(ordered))[: len(SLOW)] == list(SLOW)
+    # The others stay in the order in which they were listed.
+    assert [name for name in ordered if name not in SLOW] == [name for name in names if name not in SLOW]
 
 
 def test_workers_are_bounded_by_cores_and_memory() -> None:

@@ -17,16 +17,14 @@ from typing import IO, Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime.cache import triton_key
 
 from microscale.compiling.cache import use_cache
 from microscale.compiling.complaints import captured, find_complaint, reason
-from microscale.compiling.job import Job
+from microscale.compiling.job import Job, slowest_first
 from microscale.compiling.launchers import build, modules, shared_modules
 from microscale.compiling.pool import Died, die_with_parent, run_forked
 from microscale.compiling.pool import Job as Work
-from microscale.compiling.source import source
+from microscale.compiling.source import hash_compiler, source
 from microscale.kernels.launch import Kernel
 
 
@@ -58,13 +56,12 @@ def _told(work: Callable[[], None], log: IO[bytes]) -> dict[str, Any]:
 
 def run(job: Job) -> None:
     use_cache(job.folder)
-    # Once, and not in every fork: hashes of Triton's own files, the version of ptxas.
-    triton_key()
-    make_backend(job.target).hash()
-    work: list[Work] = [build_shared, *(partial(compile_kernel, kernel, job.target) for kernel in job.kernels)]
+    hash_compiler(job.target)  # once, and not in every fork
+    order = slowest_first(job.kernels)
+    work: list[Work] = [build_shared, *(partial(compile_kernel, job.kernels[place], job.target) for place in order)]
     for index, answer in run_forked(work, num_workers=job.num_workers):
         told = {"seconds": 0.0, "error": _last_words(answer)} if isinstance(answer, Died) else answer
-        print(json.dumps({"index": index - 1 if index else None, **told}), flush=True)
+        print(json.dumps({"index": order[index - 1] if index else None, **told}), flush=True)
 
 
 def _last_words(died: Died) -> str:

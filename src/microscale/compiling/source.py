@@ -14,7 +14,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime.cache import get_cache_key
+from triton.runtime.cache import get_cache_key, triton_key
 
 from microscale.kernels.launch import Kernel
 
@@ -33,6 +33,12 @@ def source(kernel: Kernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]
     )
     make = GluonASTSource if fn.is_gluon() else ASTSource
     return make(fn, signature, constants, attributes), dict(vars(parsed))
+
+
+def hash_compiler(target: GPUTarget) -> None:
+    """What all keys share, once in a process: hashes of Triton's library and files, the version of ptxas."""
+    triton_key()
+    make_backend(target).hash()
 
 
 def cache_hash(kernel: Kernel, target: GPUTarget) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from triton import knobs
@@ -14,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from microscale.compiling.cache import use_cache
 from microscale.compiling.job import Job, missing, run_job, shared_missing
 from microscale.compiling.loading import load_kernels
+from microscale.compiling.source import hash_compiler
 from microscale.kernels.launch import Kernel, Launch
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,8 @@ class Warming:
         self._target = target
         self._folder = Path(knobs.cache.dir) if is_guest else use_cache(folder)
         self._num_workers = num_workers
-        self._began = time.monotonic()
+        self._seconds: dict[str, float] = {}
+        """What each part took."""
         self._thread = threading.Thread(target=self._run, name="warming", daemon=True)
 
     def start(self) -> None:
@@ -61,8 +64,11 @@ class Warming:
             on_progress()
         for kernel, reason in self.failed.items():
             log.warning("%s is not ready: %s", kernel.label if kernel else "What all launches share", reason)
-        seconds = time.monotonic() - self._began
-        log.info("%d kernels are ready, %d of them compiled now, after %.1f s.", self.loaded, self.done, seconds)
+        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self._seconds.items())
+        log.info(
+            "%d kernels are ready, %d of them compiled now, after %.2f s: %s.",
+            self.loaded, self.done, sum(self._seconds.values()), parts,
+        )  # fmt: skip
 
     def _run(self) -> None:
         try:
@@ -71,17 +77,43 @@ class Warming:
             log.exception("Kernels could not be made ready ahead; each is compiled when it is first launched.")
 
     def _warm(self) -> None:
-        launches = self._record()
-        lacking = missing(launches, self._target)
-        if lacking or shared_missing():
-            self.total = len(lacking)
-            for result in run_job(Job(lacking, self._target, self._folder, self._num_workers)):
-                self.done += result.kernel is not None
-                if result.error is not None:
-                    self.failed[result.kernel] = result.error
-        ready = [kernel for kernel in launches if kernel not in self.failed]
-        for kernel, error in zip(ready, load_kernels(launches[kernel] for kernel in ready), strict=True):
+        with self._timed("listed"):
+            # Hashing leaves the interpreter free.
+            hashing = threading.Thread(target=self._hash, name="hashing", daemon=True)
+            hashing.start()
+            launches = self._record()
+        with self._timed("looked up"):
+            hashing.join()
+            lacking = missing(launches, self._target)
+            lacks_shared = shared_missing()
+        if lacking or lacks_shared:
+            with self._timed("compiled"):
+                self._compile(lacking)
+        with self._timed("loaded"):
+            self._load({kernel: launch for kernel, launch in launches.items() if kernel not in self.failed})
+
+    def _hash(self) -> None:
+        with suppress(Exception):  # who needs it asks again, and tells
+            hash_compiler(self._target)
+
+    def _compile(self, lacking: list[Kernel]) -> None:
+        self.total = len(lacking)
+        for result in run_job(Job(lacking, self._target, self._folder, self._num_workers)):
+            self.done += result.kernel is not None
+            if result.error is not None:
+                self.failed[result.kernel] = result.error
+
+    def _load(self, launches: Mapping[Kernel, Launch]) -> None:
+        for kernel, error in zip(launches, load_kernels(launches.values()), strict=True):
             if error is None:
                 self.loaded += 1
             else:
                 self.failed[kernel] = error
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[part] = time.monotonic() - began
