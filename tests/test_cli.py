@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from microscale import __main__ as entry
 from microscale import cli
 from microscale.cli import played
+from microscale.engine.process import child
 from microscale.errors import BadCheckpoint
 from microscale.hardware import Gpu, known
 from microscale.models import embedded, hub
@@ -313,3 +315,25 @@ def test_what_cannot_run_as_another_card(microscale: Callable[..., Run]) -> None
     refused(microscale(*BENCH, "--as", "gb10", "--device", "cpu"), "--as runs kernels on a GPU")
     refused(microscale("bench", "kernels", "dense", "--as", "gb10"), "needs a GPU to run them on")
     refused(microscale("bench", "kernels", "dense", "--as", "gb10", "--record"), "--record keeps times of the card")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "order"),
+    [
+        (["serve", "gpt-oss-20b", "--port", "0"], ["engine", "command line"]),
+        (["serve", "--help"], ["command line"]),
+        (["serve", "x", "-h"], ["command line"]),
+        (["explain", "serve"], ["command line"]),
+        ([], ["command line"]),
+    ],
+)
+def test_a_server_starts_its_engine_before_anything_else(
+    arguments: list[str], order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports torch for seconds, in which the command line and the server are imported."""
+    found: list[str] = []
+    monkeypatch.setattr(child, "start_ahead", lambda: found.append("engine"))
+    monkeypatch.setattr(cli, "main", lambda: found.append("command line"))
+    monkeypatch.setattr(sys, "argv", ["microscale", *arguments])
+    entry.main()
+    assert found == order

@@ -15,6 +15,9 @@ def main() -> None:
         needed, here = ".".join(map(str, MIN_PYTHON)), sys.version.split()[0]
         sys.exit(f"error: Microscale needs Python {needed} or newer; this is {here}.")
     try:
+        if _serves(sys.argv[1:]):
+            # The engine imports torch while this process imports the command line and the server.
+            importlib.import_module("microscale.engine.process.child").start_ahead()
         # A command's own module is imported when it is called.
         importlib.import_module("microscale.cli").main()
     except ImportError as error:
@@ -32,6 +35,11 @@ def main() -> None:
         )
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _serves(arguments: list[str]) -> bool:
+    """Whether this is a server, and not the question what its options are."""
+    return arguments[:1] == ["serve"] and not {"-h", "--help"} & set(arguments)
 
 
 if __name__ == "__main__":

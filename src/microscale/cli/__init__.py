@@ -51,9 +51,6 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS and not set(rest) & set(HELP_OPTIONS["help_option_names"]):
             greet(name)
-            if name == "serve":
-                # Its engine imports torch while this process imports the server.
-                importlib.import_module("microscale.engine.process.child").start_ahead()
         return (name, load(name), rest) if name in COMMANDS else (name, command, rest)
 
 

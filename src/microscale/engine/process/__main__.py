@@ -2,7 +2,8 @@
 
 Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
 greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported in a thread meanwhile: a wrong version or option shows at once.
+comes. torch is imported in a thread meanwhile, and once the device is known another opens it: a wrong version or option
+shows at once.
 
 Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
 """
@@ -22,6 +23,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from microscale.engine.process.ahead import start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
 from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
@@ -60,7 +62,11 @@ def serve(connection: Connection, factory: str) -> None:
     # The owner may have started this process ahead, and not yet know what to ask for.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
     config = greet(connection)
+    start_opening(config.device)
     load: Factory = getattr(importlib.import_module(module), name)
+    # What was imported stays: the collector need not walk through it, now or at any time.
+    gc.freeze()
+    gc.enable()
 
     def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
         connection.send(Loading(done, total, kernels))
@@ -94,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="The socket to the owner.")
     parser.add_argument("--factory", default=FACTORY, help="What makes the engine, as module:function.")
     options = parser.parse_args(arguments)
+    gc.disable()  # until all is imported, of which hardly anything is garbage
     logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
     logging.getLogger("microscale").setLevel(logging.INFO)
     sock = socket.socket(fileno=options.fd)

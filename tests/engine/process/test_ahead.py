@@ -1,0 +1,85 @@
+"""The GPU is opened while torch is imported: by the calls of a driver, here one that writes down what it is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from microscale.engine.process.ahead import open_gpu
+
+DRIVER = """
+#include <stdio.h>
+#include <stdlib.h>
+
+static void tell(const char *name, int number) {
+    FILE *file = fopen(getenv("STUB_LOG"), "a");
+    fprintf(file, "%s %d\\n", name, number);
+    fclose(file);
+}
+static int refuses(const char *name) {
+    const char *refused = getenv("STUB_REFUSES");
+    return refused && refused[0] == name[0] ? 100 : 0;
+}
+int cuInit(unsigned flags) { tell("init", (int)flags); return refuses("init"); }
+int cuDeviceGet(int *device, int ordinal) {
+    tell("device", ordinal);
+    *device = 40 + ordinal;
+    return refuses("device");
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    tell("context", device);
+    *context = (void *)1;
+    return refuses("context");
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    library = folder / "libstub.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(folder / "driver.c"), "-o", str(library)], check=True)
+    return str(library)
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "log"
+    path.write_text("")
+    monkeypatch.setenv("STUB_LOG", str(path))
+    return path
+
+
+@pytest.mark.parametrize(("device", "number"), [("auto", 0), ("cuda", 0), ("cuda:3", 3)])
+def test_the_gpu_that_is_named_is_opened(driver: str, log: Path, device: str, number: int) -> None:
+    assert open_gpu(device, driver)
+    assert log.read_text().split() == ["init", "0", "device", str(number), "context", str(40 + number)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", "cuda:x", "cuda:-1", "gpu"])
+def test_nothing_else_is(driver: str, log: Path, device: str) -> None:
+    assert not open_gpu(device, driver)
+    assert log.read_text() == ""
+
+
+@pytest.mark.parametrize("refused", ["init", "device", "context"])
+def test_a_driver_that_refuses_is_left_to_torch(
+    driver: str, log: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    monkeypatch.setenv("STUB_REFUSES", refused)
+    assert not open_gpu("auto", driver)
+    assert log.read_text().splitlines()[-1].startswith(refused)
+
+
+def test_without_a_driver_there_is_nothing_to_open(tmp_path: Path) -> None:
+    assert not open_gpu("auto", str(tmp_path / "libcuda.so.1"))
+
+
+def test_it_waits_for_no_import() -> None:
+    code = "import sys, microscale.engine.process.ahead; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
