@@ -13,6 +13,7 @@ from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.drafting import load_head
+from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.team import Assembly, Team
@@ -61,8 +62,11 @@ def build_engine(
     *,
     enforce_eager: bool = False,
     vocabulary: Vocabulary | None = None,
+    laps: Laps | None = None,
 ) -> Built:
-    """Load a model and make an engine of it. ``on_progress`` hears how many bytes of all are there."""
+    """Load a model and make an engine of it. ``on_progress`` hears how many bytes of all are there, ``laps`` how long
+    the parts took."""
+    laps = Laps() if laps is None else laps
     config, workload, pages = prepared.config, prepared.memory.workload, prepared.pages()
     # Where the user named no context, it is the model's, as far as the pages reach.
     max_model_len = workload.context or min(config.max_context, pages[LayerKind.FULL] * workload.page_size)
@@ -78,6 +82,7 @@ def build_engine(
     model = load(prepared, on_progress)
     prior = None if prepared.options.speculative is None else _predicted_costs(prepared)
     speculation = load_speculation(prepared, model, prior)
+    laps("weights")
     engine = assemble(
         model,
         limits,
@@ -87,10 +92,12 @@ def build_engine(
         speculation=speculation,
         team=prepared.team,
     )
+    laps("KV cache and inputs")
     points = _points(prepared, max_model_len)
     ranks = [] if prepared.team is None else prepared.team.memory
     drafts = _drafts(prepared, prior)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts, ranks)
+    laps("predictions")
     return Built(engine, config, max_model_len, told)
 
 

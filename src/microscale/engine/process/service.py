@@ -6,6 +6,7 @@ grammar is handed to the engine when a thread has compiled that, so that no step
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -15,6 +16,7 @@ from microscale.compiling.loading import LateKernels
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
+from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.team import Team
 from microscale.engine.loading.warming import start_warming
@@ -25,6 +27,7 @@ from microscale.engine.process.messages import EngineConfig, Ready, RequestOutpu
 from microscale.engine.request import Finish, Request
 from microscale.errors import MicroscaleError, QueueFull
 
+log = logging.getLogger(__name__)
 MAX_COMPILING = 32
 """Requests whose grammars wait to be compiled; fewer than compiled grammars are kept."""
 WAIT_S = 0.01
@@ -116,18 +119,25 @@ class Service:
 
 def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     """The real engine. ``on_progress`` hears how many bytes of all are there; with ``kernels``, how many kernels."""
+    laps = Laps()
     queueing = Queueing(config.max_queue, config.prefix_caching)
     vocabulary = None
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
     prepared = prepare(load_options(config))
+    laps("device and plan")
     warming = start_warming(prepared, None if config.kernel_cache is None else Path(config.kernel_cache))
 
-    built = build_engine(prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary)
+    built = build_engine(
+        prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary, laps=laps
+    )
     if warming is not None:
         warming.finish(lambda: on_progress(warming.done, warming.total, kernels=True))
+    laps("waiting for kernels")
     # Captures graphs, in which nothing may be loaded: after the kernels are.
     built.engine.prepare()
+    laps("graphs")
+    log.info("The engine is ready: %s.", laps)
     model = built.config
     ready = Ready(model.vocab_size, built.max_model_len, model.eos_token_ids, built.plan)
     late = LateKernels()
