@@ -18,7 +18,7 @@ from microscale.engine.step.inputs import build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.prompt import PromptInputs, PromptKey
-from microscale.engine.step.runner import ModelRunner
+from microscale.engine.step.runner import FIRST_TOKENS, ModelRunner
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
@@ -169,7 +169,7 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
 
 
 def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start what a few users want, later what company wants; the first of a kind once more, as it is."""
+    """At the start what a few users want, later tiny prompts and company; the first of a kind once more, as it is."""
     runner = started(model, pools_of(60), fill=True)
     assert not runner.idle()  # there are no graphs on a CPU
     ran: list[GraphKey | PromptKey] = []
@@ -180,12 +180,16 @@ def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch:
     runner.prepare()
     assert runner._prompts is not None
     largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._max_pages
-    prompts = [PromptKey(tokens, 2, pages) for tokens in largest_first]
+    prompts = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens >= FIRST_TOKENS]
+    tiny = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens < FIRST_TOKENS]
+    assert prompts
+    assert len(tiny) == FIRST_TOKENS - 1
     assert ran == [GraphKey(1, pages), GraphKey(1, pages), GraphKey(2, pages), prompts[0], *prompts]
     ran.clear()
     while runner.idle():
         pass
     assert ran == [
+        *tiny,
         *(GraphKey(rows, pages) for rows in (3, 4, 5)),
         *(PromptKey(tokens, 6, pages) for tokens in largest_first),
     ]

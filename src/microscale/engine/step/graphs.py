@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -37,16 +39,31 @@ def table_width(longest: int, page_size: int, max_pages: int) -> int:
     return short if longest <= short * page_size else max_pages
 
 
+@cache
+def _capture_stream(index: int) -> torch.cuda.Stream:
+    """Of a device, one for all captures: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream(index)
+
+
 class Graphs:
     """One captured graph for each key that has come up, all in one pool of memory."""
 
-    def __init__(self, device: torch.device, uncapturable: Callable[[int], str | None], *, enabled: bool) -> None:
-        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is."""
+    def __init__(
+        self,
+        device: torch.device,
+        uncapturable: Callable[[int], str | None],
+        *,
+        enabled: bool,
+        waits: bool = True,
+    ) -> None:
+        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is.
+        ``waits``: for the device before each capture, as other threads need that look after work on it (NCCL's)."""
         self.enabled = enabled and device.type == "cuda"
         if self.enabled and torch.cuda.is_available():
             with torch.cuda.device(device):
                 torch.cuda.current_blas_handle()  # cuBLAS is not set up within a capture
         self._uncapturable = uncapturable
+        self._waits = waits
         self._told: set[str] = set()
         self._ran: set[type] = set()
         """Kinds of key whose work has run as it is. The first run makes what is kept between runs."""
@@ -88,12 +105,28 @@ class Graphs:
             self._told.add(sentence)
             log.info(sentence)
 
+    @contextmanager
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """The first time as torch does it, which waits for the device, and frees what loading has left on it and on the
+        host. Later ones need not wait: the device replays what was captured before, while the host records the next."""
+        stream = _capture_stream(torch.cuda.current_device())
+        if self._waits or self._memory is None:
+            with torch.cuda.graph(graph, pool=self._memory, stream=stream):
+                yield
+            return
+        torch.cuda.empty_cache()  # within a capture nothing can be freed
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=self._memory)
+            try:
+                yield
+            finally:
+                graph.capture_end()
+
     def _capture(self, key: Hashable, work: Callable[[], Any]) -> None:
         """Record the work. If that gives way, nothing of it is left."""
-        torch.cuda.synchronize()
         free, _ = torch.cuda.mem_get_info()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with self._recording(graph):
             result = work()
         self._memory = graph.pool()
         self._graphs[key] = (graph, result)

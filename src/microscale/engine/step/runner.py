@@ -40,6 +40,9 @@ PROMPT_GRAPH_TOKENS = 1024
 """Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
 FIRST_ROWS = 8
 """Sequences that decode together from the first second on without a capture in between."""
+FIRST_TOKENS = 16
+"""Prompts of fewer tokens are captured right after the start, and not before it: each number of them has a graph of its
+own, those would be a quarter of all, and chats begin with more."""
 
 
 Key = GraphKey | VerifyKey | PromptKey
@@ -182,7 +185,8 @@ class ModelRunner:
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
-        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
+        alone = model.ops.ranks.world == 1
+        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager, waits=not alone)
         self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
         self._prompts: PromptSteps | None = None
         most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
@@ -226,11 +230,12 @@ class ModelRunner:
         return take_rows(logits, slice(sum(work.count for work in schedule)))
 
     def prepare(self) -> None:
-        """Capture what the first requests will want: a few sequences that decode, one prompt of any size."""
+        """Capture what the first requests will want: a few sequences that decode, one prompt of all but tiny sizes."""
         if self._graphs.enabled:
             pages = table_width(1, self._model.page_size, self._max_pages)
-            decoding, prompts = self._decode_keys(1, FIRST_ROWS, pages), self._prompt_keys(FEW_SEQUENCES[0], pages)
-            for keys in (list(decoding), list(self._draft_keys(1, 1, pages)), list(prompts)):
+            decoding, drafted = self._decode_keys(1, FIRST_ROWS, pages), self._draft_keys(1, 1, pages)
+            prompts = [key for key in self._prompt_keys(FEW_SEQUENCES[0], pages) if key.tokens >= FIRST_TOKENS]
+            for keys in (list(decoding), list(drafted), prompts):
                 for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
 
@@ -247,8 +252,9 @@ class ModelRunner:
         return True
 
     def _later_keys(self) -> Iterator[Key]:
-        """What may come when more sequences run at once, and then with long contexts."""
+        """Tiny prompts; then what may come when more sequences run at once, and then with long contexts."""
         widths = [table_width(longest, self._model.page_size, self._max_pages) for longest in (1, SHORT_CONTEXT + 1)]
+        yield from (key for key in self._prompt_keys(FEW_SEQUENCES[0], widths[0]) if key.tokens < FIRST_TOKENS)
         for pages in dict.fromkeys(widths):
             yield from self._decode_keys(1 if pages > widths[0] else FIRST_ROWS + 1, self._max_rows, pages)
             yield from self._draft_keys(1 if pages > widths[0] else 2, self._max_rows, pages)

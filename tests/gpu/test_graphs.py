@@ -1,0 +1,62 @@
+"""Graphs are captured while the device is busy with those before, and give what the work gives."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from microscale.engine.step.graphs import Graphs
+
+DEVICE = torch.device("cuda")
+KEYS = 12
+CYCLES = 4_000_000_000
+"""Of a kernel that only waits: two seconds, a hundred captures."""
+
+
+class Stopped(Exception):
+    """The work is given up."""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_is_captured_beside_running_work_is_right(waits: bool) -> None:
+    graphs = Graphs(DEVICE, lambda tokens: None, enabled=True, waits=waits)
+    x = torch.arange(1 << 16, dtype=torch.float32, device=DEVICE)
+    weight = torch.eye(256, device=DEVICE) * 2
+
+    def work(key: int) -> Tensor:
+        return (x.view(-1, 256) @ weight + key).flatten().contiguous()
+
+    def stopped() -> Tensor:
+        work(0)
+        raise Stopped
+
+    found = [graphs.run(-1, 1, partial(work, -1)).clone()]
+    busy = torch.randn(4096, 4096, device=DEVICE)
+    for key in range(KEYS):
+        busy = (busy @ busy).clamp_(-1, 1)
+        found.append(graphs.run(key, 1, partial(work, key)).clone())
+        if key % 4 == 1:
+            with pytest.raises(Stopped):
+                graphs.run(1000 + key, 1, stopped)
+    for key in (3, 0, KEYS - 1):
+        found.append(graphs.run(key, 1, lambda: pytest.fail("captured again")).clone())
+    expected = [-1, *range(KEYS), 3, 0, KEYS - 1]
+    for key, each in zip(expected, found, strict=True):
+        assert torch.equal(each, 2 * x + key), key
+
+
+def test_a_capture_does_not_wait_for_the_device() -> None:
+    graphs = Graphs(DEVICE, lambda tokens: None, enabled=True, waits=False)
+    x = torch.zeros(1024, device=DEVICE)
+    for key in (0, 1):  # the first runs as it is, and the first capture waits
+        graphs.run(key, 1, lambda: x + 1)
+    torch.cuda._sleep(CYCLES)
+    behind = torch.cuda.Event()
+    behind.record()
+    graphs.run(2, 1, lambda: x + 1)
+    assert not behind.query()
+    torch.cuda.synchronize()
+    assert behind.query()
