@@ -21,7 +21,7 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.buckets import buckets
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
-from microscale.engine.step.graphs import Graphs, graph_size, table_width
+from microscale.engine.step.graphs import Graphs, graph_memory, graph_size, table_width
 from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
@@ -185,7 +185,8 @@ class ModelRunner:
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
-        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
+        budget = graph_memory(model.ops.gpu)
+        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager, budget=budget)
         self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
         self._prompts: PromptSteps | None = None
         if fill_up_prompts is None:
