@@ -38,8 +38,8 @@ def table_width(longest: int, page_size: int, max_pages: int) -> int:
 
 
 def graph_memory(gpu: Gpu) -> int:
-    """Bytes that captured graphs may take on a card, beside what steps compute in: then no more are captured. A graph of
-    gpt-oss-20b takes about 5 MiB; a server that has seen everything wants some 300 of them."""
+    """Bytes that captured graphs may take on a card, beside what steps compute in: then no more are captured. One of
+    gpt-oss-20b takes about 5 MiB, and a server that has seen everything wants some 300."""
     return max(LEAST_GRAPH_MEMORY, gpu.memory_bytes // GRAPH_SHARE)
 
 
