@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ BLOCK_ELEMENTS = 2048
 ELEMENTS_PER_WARP = 512
 COUNTING_REGISTERS = 128
 PREFIX = {"BLOCKS": 64, "EXPERTS": 32}
+MAX_JOBS = 4096
+"""Sizes that are remembered."""
 
 
 class RouterKind(StrEnum):
@@ -73,7 +76,7 @@ def tile_bound(pairs: int, num_experts: int, block: int) -> int:
 
 def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
     """``logits [tokens, experts]`` → ids and weights ``[tokens, top_k]``."""
-    job = _Job(logits.shape[0], logits.shape[1], top_k)
+    job = _job(logits.shape[0], logits.shape[1], top_k, sorts=False)
     routing = job.new_routing(logits.device)
     if job.tokens:
         job.choose(logits, routing, expert_scale, None)
@@ -82,7 +85,7 @@ def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Rou
 
 def dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
     """Sort the pairs of ``expert_ids [tokens, top_k]`` by expert, in tiles of ``block``."""
-    job = _Job(expert_ids.shape[0], num_experts, expert_ids.shape[1], sorts=True)
+    job = _job(expert_ids.shape[0], num_experts, expert_ids.shape[1], sorts=True)
     return job.sort(Routing(expert_ids.contiguous(), torch.empty(0, device=expert_ids.device)), block)
 
 
@@ -93,7 +96,7 @@ class _Job:
     tokens: int
     num_experts: int
     top_k: int
-    sorts: bool = False
+    sorts: bool
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
@@ -103,11 +106,11 @@ class _Job:
                 f"Routing takes the top 1 to {MAX_TOP_K} of {self.num_experts} experts, not {self.top_k}."
             )
 
-    @property
+    @cached_property
     def e_pad(self) -> int:
         return next_power_of_2(self.num_experts)
 
-    @property
+    @cached_property
     def one_program(self) -> bool:
         """Whether one program chooses for all tokens. A sort has blocks: its kernels must not vary with the tokens."""
         return not self.sorts and self.tokens <= min(ONE_PROGRAM_TOKENS, ONE_PROGRAM_ELEMENTS // self.e_pad)
@@ -127,18 +130,18 @@ class _Job:
             "HAS_SCALE": expert_scale is not None,
         }
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Tokens that one program holds."""
         if self.one_program:
             return next_power_of_2(max(self.tokens, 1))
         return max(1, min(32, BLOCK_ELEMENTS // self.e_pad))
 
-    @property
+    @cached_property
     def warps(self) -> int:
         return max(1, min(8, self.rows * self.e_pad // ELEMENTS_PER_WARP))
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         return cdiv(self.tokens, self.rows)
 
@@ -187,6 +190,12 @@ class _Job:
         grid = (self.blocks + cdiv(bound, entries),)
         launch(routing_jit.place_many, grid, arguments, constants, {"num_warps": self.warps})
         return Dispatch(offsets, order, tiles, block, self.top_k)
+
+
+@lru_cache(MAX_JOBS)
+def _job(tokens: int, num_experts: int, top_k: int, *, sorts: bool) -> _Job:
+    """One for each size: all layers of a step have the same."""
+    return _Job(tokens, num_experts, top_k, sorts)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
