@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from microscale.engine.process.ahead import open_gpu
+from microscale.engine.process.ahead import open_gpu, torch_has_cuda
 
 DRIVER = """
 #include <stdio.h>
@@ -83,3 +84,7 @@ def test_it_waits_for_no_import() -> None:
     code = "import sys, microscale.engine.process.ahead; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_what_torch_was_built_for_is_known_without_it() -> None:
+    assert torch_has_cuda() == (torch.version.cuda is not None)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import threading
+from pathlib import Path
 
 LIBCUDA = "libcuda.so.1"
+TORCH_CUDA = "lib/libtorch_cuda.so"
 
 
 def open_gpu(device: str, library: str = LIBCUDA) -> bool:
@@ -26,11 +29,18 @@ def open_gpu(device: str, library: str = LIBCUDA) -> bool:
     return not (failed or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu))
 
 
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for NVIDIA's GPUs. It is looked at, not imported."""
+    found = importlib.util.find_spec("torch")
+    return found is not None and found.origin is not None and (Path(found.origin).parent / TORCH_CUDA).is_file()
+
+
 def start_opening(device: str) -> None:
-    """The same in a thread."""
+    """Open the GPU in a thread, for a torch that can use it."""
 
     def work() -> None:
-        with contextlib.suppress(AttributeError):  # a library of this name that is no driver
-            open_gpu(device)
+        with contextlib.suppress(Exception):  # who needs the GPU tells what is wrong
+            if torch_has_cuda():
+                open_gpu(device)
 
     threading.Thread(target=work, name="gpu", daemon=True).start()
