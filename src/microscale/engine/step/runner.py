@@ -287,6 +287,8 @@ class ModelRunner:
         if isinstance(key, GraphKey):
             self._decode.fill([], key.rows)
             self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+            if self._model.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()  # it has two buffers, and no token tells that one is free
         elif isinstance(key, VerifyKey):
             assert self._verify is not None
             self._verify.fill([], key)
