@@ -157,8 +157,6 @@ def explain(question: Question) -> Report:
     setup = Setup(gpu, activations, question.preference, question.precision)
     head = None
     if question.speculative is not None:
-        if not shard.is_whole:
-            raise BadSetting("--speculative is explained for one rank alone; leave out --tensor-parallel-size.")
         head = find_head(question.speculative, question.model, config, offline=question.offline)
         need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
         workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
@@ -178,6 +176,7 @@ def explain(question: Question) -> Report:
     drafts = None
     if question.speculative is not None:
         drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits)
+        drafts = replace(drafts, ranks=shard.world)
     return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
 
 

@@ -21,7 +21,7 @@ from microscale.engine.prediction.drafts import no_time
 from microscale.engine.prediction.points import BATCHES, Point, make_points
 from microscale.engine.speculation.costs import Prior
 from microscale.engine.speculation.description import describe_drafts
-from microscale.engine.speculation.drafter import Target
+from microscale.engine.speculation.drafter import NOBODY, Target
 from microscale.engine.speculation.predicted import CONTEXT, predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
@@ -160,7 +160,8 @@ def assemble(
     draft_tokens = 0 if speculation is None else speculation.most
     if team is not None:
         enforce_eager |= not team.capturable
-        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens))
+        head = speculation is not None and speculation.has_head
+        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens, head))
     own = ModelRunner(
         model,
         pools,
@@ -170,8 +171,8 @@ def assemble(
         draft_tokens=draft_tokens,
         taps=() if speculation is None else speculation.taps,
     )
-    if speculation is not None:
-        speculation.attach(Target(pools, limits, own.taps, enforce_eager))
     runner: Runner = own if team is None else team.lead(own, pools)
+    if speculation is not None:
+        speculation.attach(Target(pools, limits, own.taps, enforce_eager, NOBODY if team is None else team))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

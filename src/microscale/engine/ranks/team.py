@@ -29,6 +29,7 @@ from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.nodes import gather, listen
 from microscale.engine.ranks.watch import Patience, Peer, Watch
+from microscale.engine.speculation.drafter import Launched
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.errors import MicroscaleError, RankFailed
@@ -160,6 +161,7 @@ class RankTeam:
                 enforce_eager=assembly.enforce_eager,
                 fill_up_prompts=assembly.fill_up_prompts,
                 draft_tokens=assembly.draft_tokens,
+                head=assembly.head,
             )
         )
 
@@ -175,7 +177,7 @@ class RankTeam:
         self._number += 1
         return self._number
 
-    def begin(self, message: wire.Step | wire.Prepare | wire.Idle) -> None:
+    def begin(self, message: wire.Step | wire.Draft | wire.Prepare | wire.Idle) -> None:
         self._watch.check()
         self._tell(message)
 
@@ -190,6 +192,24 @@ class RankTeam:
     def broadcast(self, tokens: Tensor) -> Tensor:
         assert self._group is not None
         return self._group.broadcast(tokens)
+
+    @contextlib.contextmanager
+    def drafting(self, step: Launched, most: int) -> Iterator[None]:
+        """All ranks have the tokens that were drawn, and their draft heads run behind them."""
+        number, tokens = self.next_number(), step.tokens
+        drew = tuple(step.first_rows.get(work.request.request_id) for work in step.schedule)
+        self.begin(wire.Draft(number, drew, 0 if tokens is None else len(tokens), most))
+        with self.running(number):
+            if tokens is not None:
+                self.broadcast(tokens.clone())
+            yield
+
+    @contextlib.contextmanager
+    def preparing_drafts(self) -> Iterator[None]:
+        number = self.next_number()
+        self.begin(wire.Prepare(number, drafts=True))
+        with self.running(number):
+            yield
 
     def gather(self, logits: Logits, *, likeliest: bool) -> Logits:
         assert self._group is not None
