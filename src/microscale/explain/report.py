@@ -25,6 +25,7 @@ from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import COUNTED_AT, DraftsReport, explain_drafts, find_head
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
+from microscale.hardware.sums import Joined, Sums, sums_table, why_no_peers
 from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
@@ -97,7 +98,21 @@ class Report:
         """Of a model on several ranks: what is said above is said of one, and without what they say to each other."""
         if self.question.tensor_parallel_size == 1:
             return {}
-        return {"tensor_parallel": {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}}
+        told = {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}
+        return {"tensor_parallel": {**told, "sums": [line.to_json() for line in self.sums]}}
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token's row in a sum."""
+        return self.outline.hidden * self.setup.activation_size
+
+    @property
+    def sums(self) -> list[Sums]:
+        """Which way sums go between cards like this one, one for each rank; those of one machine where it holds so
+        many."""
+        gpu = self.setup.gpu
+        joined = Joined(self.question.tensor_parallel_size, not gpu.is_cpu, unmapped=why_no_peers(gpu))
+        return sums_table(joined, self.row_bytes)
 
     @property
     def sums_a_step(self) -> int:

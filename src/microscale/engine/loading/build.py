@@ -11,7 +11,7 @@ from typing import Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.loading.description import describe
+from microscale.engine.loading.description import RanksTold, describe
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
@@ -29,6 +29,7 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import Model, ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
+from microscale.hardware.sums import sums_table
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, ModelConfig
 
@@ -88,10 +89,16 @@ def build_engine(
         team=prepared.team,
     )
     points = _points(prepared, max_model_len)
-    ranks = [] if prepared.team is None else prepared.team.memory
+    ranks = None if prepared.team is None else _told_of_ranks(prepared, prepared.team)
     drafts = _drafts(prepared, prior)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts, ranks)
     return Built(engine, config, max_model_len, told)
+
+
+def _told_of_ranks(prepared: Prepared, team: Team) -> RanksTold:
+    """Bytes of each rank, and which way their sums go."""
+    joined, row_bytes = team.joined, prepared.config.hidden * prepared.setup.activation_size
+    return RanksTold(team.memory, [] if joined is None else sums_table(joined, row_bytes))
 
 
 def load_speculation(prepared: Prepared, model: AnyModel, prior: Prior | None = None) -> Speculation | None:

@@ -19,6 +19,7 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.threads import all_threads
 from microscale.errors import BadSetting, MicroscaleError
+from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind
 from microscale.parallel.transport import Transport
 
@@ -52,6 +53,8 @@ class Team(Protocol):
 
     options: LoadOptions
     memory: list[Mapping[str, int]]
+    joined: Joined | None
+    """How the ranks add up, once they have met."""
 
     @property
     def capturable(self) -> bool:

@@ -18,6 +18,7 @@ from microscale.engine.ranks.gathering import gather
 from microscale.engine.ranks.link import Link
 from microscale.engine.ranks.mirror import HeldPages, Mirror
 from microscale.engine.ranks.progress import Progress
+from microscale.engine.ranks.summing import agree_on_sums, joined_as
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.step.limits import Limits
@@ -50,8 +51,10 @@ def follow(link: Link, join: wire.Join, progress: Progress, model: str | None = 
         raise BadMessage(f"Rank 0 says {type(message).__name__} before Load.")
     group = Group(prepared.options.shard, _meeting(link, join), prepared.device)
     progress.group = group
+    joined = joined_as(prepared.options, Transport(join.transport), prepared.device)
+    ranks, _ = agree_on_sums(group, joined, prepared.device)
     warming = start_warming(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache))
-    loaded = load(prepared, ranks=group)
+    loaded = load(prepared, ranks=ranks)
     head = None if prepared.head is None else load_head(prepared.head, loaded)
     if warming is not None:
         warming.finish()

@@ -94,10 +94,11 @@ def likeliest(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
         return own.to(torch.int64)
     # A sum in which each rank has columns of its own: what is added to a number is zeros, so it arrives as it is.
     # Token ids are below 2**24, which float32 holds.
-    told = torch.zeros((own.shape[0], config.shard.world, 2), dtype=torch.float32, device=own.device)
-    told[:, config.shard.rank, 0] = logits.block_max.gather(1, block)[:, 0]
-    told[:, config.shard.rank, 1] = (own + config.own_rows.start).float()
-    largest, tokens = ranks.sum(told).unbind(-1)  # [rows, ranks]
+    world, rank = config.shard.world, config.shard.rank
+    told = torch.zeros((own.shape[0], 2 * world), dtype=torch.float32, device=own.device)
+    told[:, rank] = logits.block_max.gather(1, block)[:, 0]
+    told[:, world + rank] = (own + config.own_rows.start).float()
+    largest, tokens = ranks.sum(told).chunk(2, dim=1)  # [rows, ranks]
     return tokens.gather(1, largest.argmax(-1, keepdim=True))[:, 0].to(torch.int64)
 
 
