@@ -30,6 +30,13 @@ def peer_bytes(world: int) -> int:
     return buffer_bytes(world)
 
 
+class Mapped(Protocol):
+    """Memory of all ranks: ``parallel/peers.Mapped``."""
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]: ...
+
+
 class PeerRanks:
     """See ``Ranks``."""
 
@@ -37,12 +44,16 @@ class PeerRanks:
         self._library = library
         self._peers = peers
         self.world = peers.world
+        self._memory: Mapped | None = None
+        """Kept as long as somebody may write to it."""
 
     @classmethod
-    def over(cls, library: Library, rank: int, buffers: tuple[Tensor, ...]) -> PeerRanks:
-        """``buffers``: of all ranks, zeros, ``peer_bytes`` each, mapped to this rank's device."""
-        epochs = torch.zeros(PEER_ROWS, dtype=torch.int32, device=buffers[rank].device)
-        return cls(library, PeerBuffers(rank, buffers, epochs))
+    def over(cls, library: Library, rank: int, memory: Mapped) -> PeerRanks:
+        """``memory``: of all ranks, zeros, ``peer_bytes`` each, mapped to this rank's device."""
+        epochs = torch.zeros(PEER_ROWS, dtype=torch.int32, device=memory.buffers[rank].device)
+        made = cls(library, PeerBuffers(rank, memory.buffers, epochs))
+        made._memory = memory
+        return made
 
     def _takes(self, part: Tensor) -> bool:
         spec = SumSpec(part.numel() // part.shape[-1], part.shape[-1], part.dtype, self.world)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,9 +18,17 @@ from microscale.parallel.sharding import Shard
 NAME = "microscale-peers"
 
 
-def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> tuple[Tensor, ...]:
-    """Buffers of ``size`` zeros of all ranks, in order, mapped to this device. All ranks call it, or none; it returns
-    when all buffers are there. They last as long as their first one here, the rank's own, is kept."""
+@dataclass(frozen=True)
+class Mapped:
+    """Buffers of all ranks, in order, mapped to one rank's device. They last as long as this is kept."""
+
+    buffers: tuple[Tensor, ...]
+    handle: object
+    """The library's."""
+
+
+def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> Mapped:
+    """Buffers of ``size`` zeros. All ranks call it, or none; it returns when all buffers are there."""
     store = PrefixStore(NAME, store)
     # The library knows a group by a name that a process uses once, and that all ranks must use.
     if shard.is_first:
@@ -40,7 +49,7 @@ def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> tu
             f"Rank {shard.rank} cannot map the other GPUs' memory: {str(error).splitlines()[0]}; "
             f"MICROSCALE_PEER_SUMS=0 leaves all sums to NCCL."
         ) from error
-    return tuple(others)
+    return Mapped(tuple(others), handle)
 
 
 def why_unmapped(device: torch.device, others: list[int]) -> str | None:

@@ -44,6 +44,6 @@ def agree_on_sums(group: Group, joined: Joined, device: torch.device) -> tuple[R
     if joined.refuses_peers() is not None:
         log.info("All sums go by %s: %s.", joined.library, joined.refuses_peers())
         return group, joined
-    buffers = map_peers(group.store, group.shard, device, peer_bytes(group.world))
+    mapped = map_peers(group.store, group.shard, device, peer_bytes(group.world))
     log.info("Small sums go through %s, others by %s.", Reduction.PEERS, joined.library)
-    return PeerRanks.over(group, group.shard.rank, buffers), joined
+    return PeerRanks.over(group, group.shard.rank, mapped), joined
