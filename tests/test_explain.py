@@ -201,7 +201,7 @@ def test_what_no_graph_holds_is_said() -> None:
 def test_gpt_oss_120b_is_refused_on_48_gb_with_the_arithmetic_and_runs_on_96() -> None:
     refused = ask("gpt-oss-120b", "l40s", context=131072)
     assert refused.refusal is not None
-    assert re.search(r"needs 67\.\d GiB on NVIDIA L40S: weights 60\.8 .* \+ KV cache 4\.8 for 131072", refused.refusal)
+    assert re.search(r"needs 68\.\d GiB on NVIDIA L40S: weights 60\.8 .* \+ KV cache 4\.8 for 131072", refused.refusal)
     assert "40.5 GiB may be used (0.90 of 45.0 GiB)" in refused.refusal
     assert "rtxpro6000" in refused.refusal
     assert (refused.memory.max_context, refused.memory.max_sequences) == (0, 0)

@@ -36,7 +36,7 @@ def trained_head(page_size: int = 16) -> DraftHead:
 
 def random_config(kind: str, model: AnyModel) -> HeadConfig:
     target = model.config
-    layer = LayerShape(target.hidden, 96, 4, 2, 32, PlainRope(1e4), 1e-5, kind == "dflash", False, 4096)
+    layer = LayerShape(target.hidden, 96, 4, 2, 64, PlainRope(1e4), 1e-5, kind == "dflash", False, 4096)
     reads = Reads((1, target.num_layers), target.hidden, target.vocab_size)
     if kind == "dflash":
         return DFlashConfig(layer, 2, reads, 8, target.vocab_size - 1)

@@ -216,3 +216,18 @@ def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:
     runner = started(model, pools, fill=True)
     logits = runner.forward([make(pools, "a", 0, 20, later=5)])
     assert logits.values.shape == (0, model.config.vocab_size)
+
+
+def test_a_table_is_as_wide_as_the_sequence_that_fills_up_a_step(model: AnyModel) -> None:
+    """Also where no request may be as long: attention would look for pages behind the table."""
+    limits = Limits(PAGE, model.config.sliding_window, 5, 64, max_model_len=9)
+    runner = ModelRunner(model, pools_of(60), limits, fill_up_prompts=True)
+    assert runner._prompts is not None
+    inputs = runner._prompts.inputs
+    assert inputs.buckets[-1] == 64
+    for key in (*runner._prompt_keys(2, runner._max_pages), *(k for k in runner._later if isinstance(k, PromptKey))):
+        inputs.fill([], key)
+        inputs.lay_tables(key)
+        for kind, attention in inputs.batch(key).attention.items():
+            held = attention.page_table[0, : -(-key.tokens // PAGE)].tolist()
+            assert held == [runner._pools[kind].num_pages] * -(-key.tokens // PAGE)

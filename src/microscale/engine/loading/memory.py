@@ -18,7 +18,7 @@ from microscale.backends.ops import AttentionSpec, DenseSpec, MoeSpec
 from microscale.backends.plan import Setup
 from microscale.backends.precision import BITS
 from microscale.engine.loading.usable import usable_memory
-from microscale.engine.step.graphs import GRAPH_MEMORY
+from microscale.engine.step.graphs import graph_memory
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
@@ -240,7 +240,7 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
         weights |= {"draft_head": head.weights}
         activations += head.working_bytes(workload, setup.kv_size)
     # The head's graphs have as much room as the target's.
-    graphs = GRAPH_MEMORY * (1 if head is None else 2)
+    graphs = graph_memory(setup.gpu) * (1 if head is None else 2)
     return Memory(
         model=outline.name,
         gpu=setup.gpu,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head_inputs import HeadInputs, HeadKey
-from microscale.engine.step.graphs import Graphs
+from microscale.engine.step.graphs import Graphs, graph_memory
 from microscale.models.draft_heads.drafting import DraftHead
 
 GRAPH_ROWS = 1024
@@ -63,7 +63,8 @@ class HeadDrafter:
         head, self._others = self._head, target.others
         self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
-        self._graphs = Graphs(head.device, head.ops.uncapturable, enabled=not target.enforce_eager)
+        budget = graph_memory(head.ops.gpu)
+        self._graphs = Graphs(head.device, head.ops.uncapturable, enabled=not target.enforce_eager, budget=budget)
         self._padded = self._graphs.enabled
         rows, pin = target.limits.max_num_seqs, head.device.type == "cuda"
         self._host = torch.zeros((rows, self._most), dtype=torch.int64, pin_memory=True) if pin else None

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from microscale.hardware import Gpu
 from microscale.models.recorded import SHORT_CONTEXT
 
 log = logging.getLogger(__name__)
 EVERY_SIZE_TO = 64
-GRAPH_MEMORY = 2**29
-"""Bytes that captured graphs may take on a device, beside what steps compute in: then no more are captured."""
+LEAST_GRAPH_MEMORY, GRAPH_SHARE = 2**29, 64
 
 Result = TypeVar("Result")
 
@@ -37,11 +37,25 @@ def table_width(longest: int, page_size: int, max_pages: int) -> int:
     return short if longest <= short * page_size else max_pages
 
 
+def graph_memory(gpu: Gpu) -> int:
+    """Bytes that captured graphs may take on a card, beside what steps compute in: then no more are captured. One of
+    gpt-oss-20b takes about 5 MiB, and a server that has seen everything wants some 300."""
+    return max(LEAST_GRAPH_MEMORY, gpu.memory_bytes // GRAPH_SHARE)
+
+
 class Graphs:
     """One captured graph for each key that has come up, all in one pool of memory."""
 
-    def __init__(self, device: torch.device, uncapturable: Callable[[int], str | None], *, enabled: bool) -> None:
-        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is."""
+    def __init__(
+        self,
+        device: torch.device,
+        uncapturable: Callable[[int], str | None],
+        *,
+        enabled: bool,
+        budget: int = LEAST_GRAPH_MEMORY,
+    ) -> None:
+        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is.
+        ``budget``: see ``graph_memory``."""
         self.enabled = enabled and device.type == "cuda"
         if self.enabled and torch.cuda.is_available():
             with torch.cuda.device(device):
@@ -53,6 +67,7 @@ class Graphs:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._memory: Any = None
         self._bytes = 0
+        self._budget = budget
 
     def run(self, key: Hashable, tokens: int, work: Callable[[], Result]) -> Result:
         """What ``work`` gives. It computes on standing tensors, on ``tokens`` tokens, and is the same for one key. What
@@ -75,7 +90,7 @@ class Graphs:
         """Whether everything in a step can be captured; tells once why not."""
         if not self.enabled:
             return False
-        if self._bytes > GRAPH_MEMORY:
+        if self._bytes > self._budget:
             self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
             return False
         reason = self._uncapturable(tokens)

@@ -21,7 +21,8 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.buckets import buckets
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
-from microscale.engine.step.graphs import Graphs, graph_size, table_width
+from microscale.engine.step.graphs import Graphs, graph_memory, graph_size, table_width
+from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -165,7 +166,9 @@ class ModelRunner:
         # One page more than the pool hands out: rows that fill up a graph's batch look there.
         self._kv = model.new_cache({kind: pool.num_pages + 1 for kind, pool in pools.items()})
         longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * limits.page_size)
-        max_pages = -(-longest // limits.page_size)
+        most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
+        # A table is as wide as the longest sequence, or as nobody's sequence that fills up a step with prompts.
+        max_pages = pages_for(max(longest, most), limits.page_size)
         spare = spare_rows(limits.max_num_seqs) if draft_tokens else 0
         self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device, spare)
         self._draft_tokens = draft_tokens
@@ -182,10 +185,10 @@ class ModelRunner:
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
-        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager)
+        budget = graph_memory(model.ops.gpu)
+        self._graphs = Graphs(model.device, model.ops.uncapturable, enabled=not enforce_eager, budget=budget)
         self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
         self._prompts: PromptSteps | None = None
-        most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
         if fill_up_prompts is None:
             fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
         if fill_up_prompts:

@@ -100,6 +100,11 @@ class AttentionBatch:
     """The new tokens are each sequence's next one and drafts after it: few, and the context may be long. Without it two
     or more new tokens are taken for a prompt's."""
 
+    def __post_init__(self) -> None:
+        # Kernels read both one after the other, whatever the strides say.
+        assert self.query_start.is_contiguous()
+        assert self.context_lens.is_contiguous()
+
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
         """Sequences, the most new tokens of one, and the width of the page table: read once for all layers."""

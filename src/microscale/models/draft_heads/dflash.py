@@ -104,8 +104,9 @@ class DFlash:
         tokens[:, :1] = first[:, None]
         positions = following(last, size)
         starts = torch.arange(tokens.numel() + 1, dtype=torch.int32, device=self.device)
-        lens = (last.context_lens + size)[:, None].expand(-1, size).flatten()
-        tables = last.page_table[:, None].expand(-1, size, -1).flatten(0, 1)
+        # Copies, also of one sequence: kernels read lengths one after the other.
+        lens = (last.context_lens + size)[:, None].expand(-1, size).flatten().contiguous()
+        tables = last.page_table[:, None].expand(-1, size, -1).flatten(0, 1).contiguous()
         queries = AttentionBatch(starts, lens, tables, 1)
         slots = slots_of(last.page_table, positions, self.page_size)
         return tokens, Block(positions.flatten(), slots.flatten(), queries)
