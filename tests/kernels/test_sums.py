@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 import torch
 
 from microscale.errors import Unsupported
+from microscale.hardware import known
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS
-from microscale.kernels.launch import recording
+from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.small.reference import add_rms_norm
 from microscale.kernels.sums import cost, one_shot
 from microscale.kernels.sums.reference import sum_add_norm, sum_rows
 from microscale.kernels.sums.spec import DATA_AT, PeerBuffers, SumSpec, buffer_bytes
+from microscale.prove.cases.case import hold
+from microscale.prove.cases.sums import SumCase, cases
+from support.interpreted import interpreted
 from support.interpreter import run_cases
 
 BF16 = torch.bfloat16
@@ -69,6 +76,34 @@ def test_batches_and_ranks_share_their_kernels() -> None:
                 one_shot.sum_rows(shapes(2, rank), part)
                 one_shot.sum_add_norm(shapes(2, rank), part, part, torch.empty(2880, dtype=BF16, device="meta"), 1e-5)
     assert sorted(kernel.constants["NORM"] for kernel in found) == [False, True]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_machine_code_keeps_the_order_of_the_protocol(norm: bool) -> None:
+    """Rows, barrier, fence, flags, the wait for all flags, barrier, slots. And interpreted, it does what it should."""
+    case = next(each for each in cases() if isinstance(each, SumCase) and each.norm == norm and each.spec.width == 161)
+    seen: list[str] = []
+
+    def keep(kernel: Kernel, ptx: str) -> str:
+        seen.append(ptx)
+        return ptx
+
+    with interpreted(90, keep):
+        finish = case.start(known("h200"), "cpu")
+    hold(finish())
+    (ptx,) = seen
+    order = re.findall(
+        r"\b(st\.global|bar\.sync|fence\.acq_rel\.sys|st\.relaxed\.sys|ld\.acquire\.sys|ld\.global)", ptx
+    )
+    steps = [name for name, _ in itertools.groupby(order)]
+    begin = steps.index("st.global")
+    wanted = ["st.global", "bar.sync", "fence.acq_rel.sys", "st.relaxed.sys", "ld.acquire.sys", "bar.sync"]
+    if norm:  # the residual stream and the weight are fetched before the barrier
+        assert steps[begin + 1] == "ld.global"
+        del steps[begin + 1]
+    assert steps[begin : begin + len(wanted)] == wanted
+    assert steps[begin + len(wanted) : begin + len(wanted) + 2] == ["st.global", "ld.global"]  # the epoch, then slots
+    assert order.count("fence.acq_rel.sys") == 1
 
 
 def test_channels_do_not_overlap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -14,14 +15,15 @@ from microscale.backends.plan import Setup
 from microscale.backends.ranks import ALONE, Absent
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.warming import recorded
-from microscale.engine.ranks.summing import joined_as
+from microscale.engine.ranks.summing import agree_on_sums, joined_as
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.errors import Unsupported
 from microscale.hardware import cpu, known
-from microscale.hardware.sums import PEER_ROWS
+from microscale.hardware.sums import PEER_ROWS, Joined
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, build_model, open_weights, preset
 from microscale.models.taps import Taps
+from microscale.parallel.group import Group
 from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
 from microscale.prove import inventory
@@ -131,6 +133,20 @@ def test_sums_are_proved_and_warmed() -> None:
     warmed = recorded(config.sharded(Shard(0, 2)), Setup(gpu, Activations.BF16), 16, 8)
     assert {kernel for kernel in warmed if kernel.op == "sums"} == set(record_sums(2880, 2, draft_head=False))
     assert not [kernel for kernel in recorded(config, Setup(gpu, Activations.BF16), 16, 8) if kernel.op == "sums"]
+
+
+@pytest.mark.parametrize("refusing", [{0}, {1}, {0, 1}])
+def test_one_rank_that_cannot_map_is_enough_for_the_library(refusing: set[int]) -> None:
+    def work(ranks: ThreadRank, rank: int) -> tuple[bool, str | None]:
+        joined = Joined(2, unmapped="it has no access" if rank in refusing else None)
+        found, seen = agree_on_sums(cast(Group, ranks), joined, CPU)
+        return found is cast(object, ranks), seen.refuses_peers()
+
+    answers = run_ranks(2, work)
+    assert [kept for kept, _ in answers] == [True, True]
+    assert [reason for _, reason in answers] == [
+        "it has no access" if rank in refusing else "another rank cannot" for rank in range(2)
+    ]
 
 
 def test_ranks_on_a_cpu_are_joined_by_gloo() -> None:
