@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,19 @@ pytest.importorskip("msgspec", reason="ranks talk through msgspec")
 
 from microscale.backends.ops import Preference
 from microscale.backends.peer_ranks import PeerRanks
+from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.loading.prepare import prepare
+from microscale.engine.loading.prepare import prepare, prepare_team
+from microscale.engine.ranks.team import RankTeam
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.models.families import AnyModel, write_random_checkpoint
 from support.child import as_process
+from support.demo_prompts import demo_prompts
 from support.forward import all_logits
 from support.greedy import near_tie
-from support.ranks import Run, Said, ranks, run_engine
+from support.ranks import Run, Said, check_same, ranks, run_engine
 
 pytestmark = [pytest.mark.odd_shapes, pytest.mark.own("starts processes of its own")]
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
@@ -140,3 +145,28 @@ def test_two_ranks_of_gpt_oss_give_the_tokens_of_one(
     )
     print(f"peers against gloo: parts at {parted(fast, slow)}, log-probabilities {apart:.2e} apart")
     assert [said.tokens for said in fast] == [said.tokens for said in slow]
+
+
+def test_two_ranks_with_a_draft_head_give_the_tokens_of_one() -> None:
+    """The embedded model and its trained head, in float32: what differs is the order of sums alone."""
+    drafts = SpeculativeConfig("eagle3", 3)
+    one = prepare(LoadOptions("demo", device="cuda:0", dtype="float32", speculative=drafts))
+    run = Run(
+        demo_prompts(2), [SamplingParams(12, ignore_eos=True, logprobs=5)] * 2, step_tokens=48, speculative=drafts
+    )
+    model = load(one)
+    assert one.head is not None
+    wanted, alone = run_engine(model, run, head=load_head(one.head, model))
+    team = RankTeam(replace(one.options, tensor_parallel_size=2))
+    two = prepare_team(team)
+    try:
+        shared = load(two)
+        assert isinstance(shared.ops.ranks, PeerRanks)
+        assert two.head is not None
+        found, engine = run_engine(shared, run, team, load_head(two.head, shared))
+    finally:
+        team.close()
+    accepted = [each.stats().num_accepted_tokens for each in (alone, engine)]
+    print(f"accepted drafts of one rank and of two: {accepted}")
+    check_same("a draft head on two ranks", wanted, found)
+    assert min(accepted) > 0
