@@ -13,13 +13,14 @@ from microscale.errors import BadSetting
 
 def test_defaults() -> None:
     value = settings.load({"XDG_CACHE_HOME": "/cache"})
-    assert value == settings.Settings(cache_dir=Path("/cache/microscale"), offline=False, debug=False, vllm=True)
+    assert value == settings.Settings(Path("/cache/microscale"), offline=False, debug=False, vllm=True, peer_sums=True)
 
 
 def test_values() -> None:
     value = settings.load({"MICROSCALE_CACHE_DIR": "/x", "MICROSCALE_OFFLINE": "yes", "MICROSCALE_DEBUG": "1"})
-    assert value == settings.Settings(Path("/x"), offline=True, debug=True, vllm=True)
+    assert value == settings.Settings(Path("/x"), offline=True, debug=True, vllm=True, peer_sums=True)
     assert not settings.load({"MICROSCALE_VLLM": "off"}).vllm
+    assert not settings.load({"MICROSCALE_PEER_SUMS": "0"}).peer_sums
     assert settings.load({"HF_HUB_OFFLINE": "1"}).offline
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from microscale import hardware
 from microscale.errors import Unsupported
+from microscale.hardware.sums import PEER_WORLDS, Joined, sums_table, sums_text
 from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.version import __version__
 
@@ -27,6 +29,10 @@ from microscale.version import __version__
 REQUIRED = {"torch": (2, 11), "triton": (3, 6), "numpy": (1, 26), "huggingface-hub": (1, 0), "msgspec": (0, 20)}
 # A line of the metadata of ours: what the extra ``server`` needs, and from which version on.
 SERVER_LINE = re.compile(r"([\w-]+)>=([\d.]+);.*extra == ['\"]server['\"]")
+
+
+SUM_BYTES = 5760
+"""Of one token's row in a sum of gpt-oss's ranks."""
 
 
 class Status(StrEnum):
@@ -163,6 +169,20 @@ def _gpus(has_driver: bool) -> Iterator[Finding]:
         yield _triton_faults(gpu, f"GPU {index}")
 
 
+def _sums() -> Finding:
+    """How ranks of one model on this machine would add up, a GPU for each where there are several."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    world = max((each for each in PEER_WORLDS if each <= count), default=2)
+    pairs = permutations(range(world), 2) if count > 1 else ()
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    unmapped = "this machine has one GPU" if count == 1 else None
+    if apart:
+        unmapped = "GPU {} has no access to the memory of GPU {}".format(*apart[0])
+    joined = Joined(world, on_gpus=count > 0, own_gpus=count > 1, unmapped=unmapped)
+    told = sums_text(sums_table(joined, SUM_BYTES), SUM_BYTES)
+    return Finding("Sums of ranks", Status.OK, f"{world} ranks, {told}")
+
+
 def _memory() -> Finding:
     total, available = (size / hardware.GIB for size in hardware.system_memory())
     return Finding("Memory", Status.OK, f"{available:.1f} of {total:.1f} GiB available")
@@ -179,6 +199,7 @@ def examine() -> list[Finding]:
         _ptxas(),
         driver,
         *_gpus(driver.status is Status.OK),
+        _sums(),
         _memory(),
     ]
 

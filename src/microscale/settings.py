@@ -34,6 +34,9 @@ class Settings:
     """``MICROSCALE_DEBUG``: show tracebacks for errors that are otherwise one sentence."""
     vllm: bool
     """``MICROSCALE_VLLM``: whether the plug-in takes over vLLM's experts; on unless it says off."""
+    peer_sums: bool
+    """``MICROSCALE_PEER_SUMS``: whether ranks add up through each other's memory where they can; on unless it says
+    off."""
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -43,6 +46,11 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if text in ("1", "true", "yes", "on"):
         return True
     raise BadSetting(f"{name}={env[name]!r} is neither true nor false; use 1 or 0.")
+
+
+def _on(env: Mapping[str, str], name: str) -> bool:
+    """A flag that is on unless it says off."""
+    return not env.get(name, "").strip() or _flag(env, name)
 
 
 def _cache_base(env: Mapping[str, str]) -> Path:
@@ -66,8 +74,14 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         cache_dir=Path(env.get("MICROSCALE_CACHE_DIR") or _cache_base(env) / "microscale"),
         offline=_flag(env, "MICROSCALE_OFFLINE") or _flag(env, "HF_HUB_OFFLINE"),
         debug=_flag(env, "MICROSCALE_DEBUG"),
-        vllm=not env.get("MICROSCALE_VLLM", "").strip() or _flag(env, "MICROSCALE_VLLM"),
+        vllm=_on(env, "MICROSCALE_VLLM"),
+        peer_sums=_on(env, "MICROSCALE_PEER_SUMS"),
     )
+
+
+def overlapping_devices(env: Mapping[str, str] | None = None) -> bool:
+    """Whether torch was told that ranks on one GPU may map each other's memory, which is for tests."""
+    return _flag(os.environ if env is None else env, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
+from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
 from support.child import as_process
 
@@ -74,7 +75,9 @@ class Said:
     prompt: list[Any] = field(default_factory=list)
 
 
-def run_engine(model: AnyModel, run: Run, team: Team | None = None) -> tuple[list[Said], Engine]:
+def run_engine(
+    model: AnyModel, run: Run, team: Team | None = None, head: DraftHead | None = None
+) -> tuple[list[Said], Engine]:
     limits = Limits(
         run.page_size, run.window, run.sequences, run.step_tokens, 4096, 64, prefix_caching=run.prefix_caching
     )
@@ -83,7 +86,7 @@ def run_engine(model: AnyModel, run: Run, team: Team | None = None) -> tuple[lis
         limits,
         dict.fromkeys(LayerKind, run.pages),
         vocabulary=run.vocabulary,
-        speculation=None if run.speculative is None else Speculation.of(run.speculative),
+        speculation=None if run.speculative is None else Speculation.of(run.speculative, head=head),
         team=team,
     )
     said: Mapping[str, Said] = {str(index): Said() for index in range(len(run.prompts))}

@@ -46,9 +46,14 @@ class Setup:
     precision: Precision = EXACT
 
     @property
+    def activation_size(self) -> int:
+        """Bytes of one number between ops."""
+        return torch_dtype(self.activations).itemsize
+
+    @property
     def kv_size(self) -> int:
         """Bytes of one number in the KV cache."""
-        return 1 if self.precision.kv_format == "fp8" else torch_dtype(self.activations).itemsize
+        return 1 if self.precision.kv_format == "fp8" else self.activation_size
 
 
 def make_plan(model: str, uses: Sequence[Use], setup: Setup) -> Plan:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from microscale.errors import Unsupported
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling.spec import Sampled, Status
@@ -24,6 +25,15 @@ class Ranks(Protocol):
     @property
     def world(self) -> int: ...
 
+    def fuses(self, part: Tensor) -> bool:
+        """Whether ``sum_add_norm`` takes this part, in one launch."""
+
+    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """The sum, added to the residual stream: its norm times ``weight``, and the stream. Where ``fuses`` says so."""
+
+    def uncapturable(self, tokens: int) -> str | None:
+        """Why no CUDA graph can hold the sums of a step of so many tokens; ``None`` where one can."""
+
 
 class Alone:
     """One rank that holds everything: nothing is launched."""
@@ -32,6 +42,15 @@ class Alone:
 
     def sum(self, part: Tensor) -> Tensor:
         return part
+
+    def fuses(self, part: Tensor) -> bool:
+        return False
+
+    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        raise Unsupported("One rank adds up nothing; ask fuses first.")
+
+    def uncapturable(self, tokens: int) -> str | None:
+        return None
 
 
 class Absent(Alone):

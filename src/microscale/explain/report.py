@@ -25,6 +25,7 @@ from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import COUNTED_AT, DraftsReport, explain_drafts, find_head
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
+from microscale.hardware.sums import Joined, Sums, sums_table, why_no_peers
 from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
@@ -97,7 +98,21 @@ class Report:
         """Of a model on several ranks: what is said above is said of one, and without what they say to each other."""
         if self.question.tensor_parallel_size == 1:
             return {}
-        return {"tensor_parallel": {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}}
+        told = {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}
+        return {"tensor_parallel": {**told, "sums": [line.to_json() for line in self.sums]}}
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token's row in a sum."""
+        return self.outline.hidden * self.setup.activation_size
+
+    @property
+    def sums(self) -> list[Sums]:
+        """Which way sums go between cards like this one, one for each rank; those of one machine where it holds so
+        many."""
+        gpu = self.setup.gpu
+        joined = Joined(self.question.tensor_parallel_size, not gpu.is_cpu, unmapped=why_no_peers(gpu))
+        return sums_table(joined, self.row_bytes)
 
     @property
     def sums_a_step(self) -> int:
@@ -157,8 +172,6 @@ def explain(question: Question) -> Report:
     setup = Setup(gpu, activations, question.preference, question.precision)
     head = None
     if question.speculative is not None:
-        if not shard.is_whole:
-            raise BadSetting("--speculative is explained for one rank alone; leave out --tensor-parallel-size.")
         head = find_head(question.speculative, question.model, config, offline=question.offline)
         need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
         workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
@@ -178,6 +191,7 @@ def explain(question: Question) -> Report:
     drafts = None
     if question.speculative is not None:
         drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits)
+        drafts = replace(drafts, ranks=shard.world)
     return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
 
 

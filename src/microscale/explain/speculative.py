@@ -127,6 +127,8 @@ class DraftsReport:
     context: int
     batches: tuple[Batch, ...]
     published: tuple[PublishedDrafts, ...]
+    ranks: int = 1
+    """That share the model; the steps are of one of them."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -22,6 +22,10 @@ def draft_lines(report: DraftsReport) -> Iterator[str]:
         yield f"  {line}"
     for batch in report.batches:
         yield from _table(batch)
+    if report.ranks > 1:
+        more = "" if report.drafter == NGRAM else ", and of a head one sum more for each pass"
+        text = f"these steps are one rank's own time of {report.ranks}: each has its sums beside it{more}"
+        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield from _others(report)
 
 

@@ -12,6 +12,7 @@ from microscale.engine.prediction.points import Point
 from microscale.explain.report import Report
 from microscale.hardware.known_times import Basis
 from microscale.hardware.reach import reach
+from microscale.hardware.sums import sums_text
 from microscale.hardware.whole_models import Kind
 
 WIDTH = 80
@@ -58,7 +59,8 @@ def _ranks(report: Report) -> Iterator[str]:
         f"all this is one rank's own time. A step also has {sums} sums over {ranks} ranks, which wait for the link: at "
         f"10 us each, {rate_text(asked.tok_s)} tokens a second become {rate_text(slower)}"
     )
-    yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    for each in (text, f"sums, {sums_text(report.sums, report.row_bytes)}"):
+        yield from (escape(line) for line in textwrap.wrap(each, WIDTH, initial_indent="  ", subsequent_indent="  "))
 
 
 def _columns(report: Report, decode: list[Point]) -> list[int]:

@@ -30,7 +30,16 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 
-Added = Tensor | None
+
+@dataclass(frozen=True)
+class Unsummed:
+    """One rank's part of what is still to be added to the residual stream. The sum over all ranks is left to the norm
+    that reads it: one launch for all of it."""
+
+    part: Tensor
+
+
+Added = Tensor | Unsummed | None
 """What is still to be added to the residual stream: nothing before the first layer."""
 
 
@@ -91,19 +100,26 @@ class PreNormLayer:
         if added is None:
             normed = self.small.rms_norm(x, self.attn_norm, epsilon)
         else:
-            normed, x = self.small.add_rms_norm(added, x, self.attn_norm, epsilon)
+            normed, x = self.add_norm(added, x, self.attn_norm)
         return self.qkv(normed).view(x.shape[0], -1, self.sizes.head_dim), x
 
     def _write(self, qkv: Tensor, batch: ForwardBatch, kv: PagedKv, rope: RopeTable) -> Tensor:
         heads, slots = self.sizes.num_heads, batch.slots[self.kind]
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
 
-    def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(self, added: Tensor | Unsummed, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the residual stream with what is to be added to it, and that."""
+        if isinstance(added, Unsummed):
+            return self.ranks.sum_add_norm(added.part, x, weight, self.sizes.rms_epsilon)
+        return self.small.add_rms_norm(added, x, weight, self.sizes.rms_epsilon)
+
+    def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor | Unsummed]:
         added = self.ranks.sum(self.o(attended.flatten(1)))
         normed, x, routing = self.small.add_norm_route(
             added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
         )
-        return x, self.ranks.sum(self.experts(normed, routing))
+        part = self.experts(normed, routing)
+        return x, Unsummed(part) if self.ranks.fuses(part) else self.ranks.sum(part)
 
 
 class PreNormModel(Decoder[Added]):
@@ -121,10 +137,11 @@ class PreNormModel(Decoder[Added]):
         if state is None:
             out.copy_(x)
         else:
-            torch.add(x, state, out=out)
+            # Summed here, and once more by the norm: three layers of all are tapped.
+            added = self.layers[0].ranks.sum(state.part) if isinstance(state, Unsummed) else state
+            torch.add(x, added, out=out)
 
     def end(self, x: Tensor, state: Added) -> Logits:
         assert state is not None  # there is a layer
-        last = self.layers[-1]
-        x, _ = last.small.add_rms_norm(state, x, self.norm, last.sizes.rms_epsilon)
+        x, _ = self.layers[-1].add_norm(state, x, self.norm)
         return self.lm_head.logits(x)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from microscale.errors import RankFailed
+from microscale.errors import RankFailed, Unsupported
 from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
 
@@ -66,6 +66,7 @@ class Group:
         """Returns when all ranks are there."""
         self.shard = shard
         self.transport = meeting.transport
+        self.store = meeting.store
         self._device = device
         self.calls = 0
         """Sums and gathers that were begun."""
@@ -79,10 +80,20 @@ class Group:
     def world(self) -> int:
         return self.shard.world
 
-    @property
-    def capturable(self) -> bool:
-        """Whether a CUDA graph can hold its sums."""
-        return self.transport is Transport.NCCL
+    def uncapturable(self, tokens: int) -> str | None:
+        """Why no CUDA graph can hold its sums, of whatever size."""
+        return None if self.transport is Transport.NCCL else "gloo adds up in the host's memory"
+
+    def count(self) -> None:
+        """A sum was begun that goes another way."""
+        self.calls += 1
+
+    def fuses(self, part: Tensor) -> bool:
+        """Whether a sum is one launch with what follows it: not here."""
+        return False
+
+    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        raise Unsupported("The library's sums are launches of their own; ask fuses first.")
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum over all ranks, the same bits on each. Added up in float32: of two numbers in bf16 that is the same

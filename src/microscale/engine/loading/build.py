@@ -11,7 +11,7 @@ from typing import Any
 
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.loading.description import describe
+from microscale.engine.loading.description import RanksTold, describe
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
@@ -22,7 +22,7 @@ from microscale.engine.prediction.drafts import no_time
 from microscale.engine.prediction.points import BATCHES, Point, make_points
 from microscale.engine.speculation.costs import Prior
 from microscale.engine.speculation.description import describe_drafts
-from microscale.engine.speculation.drafter import Target
+from microscale.engine.speculation.drafter import NOBODY, Target
 from microscale.engine.speculation.predicted import CONTEXT, predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
@@ -30,6 +30,7 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import Model, ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
+from microscale.hardware.sums import sums_table
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, ModelConfig
 
@@ -94,11 +95,17 @@ def build_engine(
     )
     laps("KV cache and inputs")
     points = _points(prepared, max_model_len)
-    ranks = [] if prepared.team is None else prepared.team.memory
+    ranks = None if prepared.team is None else _told_of_ranks(prepared, prepared.team)
     drafts = _drafts(prepared, prior)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts, ranks)
     laps("predictions")
     return Built(engine, config, max_model_len, told)
+
+
+def _told_of_ranks(prepared: Prepared, team: Team) -> RanksTold:
+    """Bytes of each rank, and which way their sums go."""
+    joined, row_bytes = team.joined, prepared.config.hidden * prepared.setup.activation_size
+    return RanksTold(team.memory, [] if joined is None else sums_table(joined, row_bytes))
 
 
 def load_speculation(prepared: Prepared, model: AnyModel, prior: Prior | None = None) -> Speculation | None:
@@ -167,7 +174,8 @@ def assemble(
     draft_tokens = 0 if speculation is None else speculation.most
     if team is not None:
         enforce_eager |= not team.capturable
-        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens))
+        head = speculation is not None and speculation.has_head
+        team.assemble(Assembly(limits, pages, enforce_eager, fill_up_prompts, draft_tokens, head))
     own = ModelRunner(
         model,
         pools,
@@ -177,8 +185,8 @@ def assemble(
         draft_tokens=draft_tokens,
         taps=() if speculation is None else speculation.taps,
     )
-    if speculation is not None:
-        speculation.attach(Target(pools, limits, own.taps, enforce_eager))
     runner: Runner = own if team is None else team.lead(own, pools)
+    if speculation is not None:
+        speculation.attach(Target(pools, limits, own.taps, enforce_eager, NOBODY if team is None else team))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

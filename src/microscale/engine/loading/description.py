@@ -7,22 +7,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.precision import Precision
 from microscale.engine.loading.memory import Memory
 from microscale.engine.prediction.points import Point
+from microscale.hardware.sums import Sums
 from microscale.models.config import LayerKind
+
+
+@dataclass(frozen=True)
+class RanksTold:
+    """What is told of several ranks."""
+
+    memory: Sequence[Mapping[str, int]]
+    """Bytes of each by what they hold."""
+    sums: Sequence[Sums]
+    """Which way tensors are added up."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ranks": [dict(memory) for memory in self.memory], "sums": [line.to_json() for line in self.sums]}
 
 
 def describe(
     plan: Plan, precision: Precision, memory: Memory, pages: Mapping[LayerKind, int], points: Sequence[Point] = (),
-    drafts: Mapping[str, Any] | None = None, ranks: Sequence[Mapping[str, int]] = (),
+    drafts: Mapping[str, Any] | None = None, ranks: RanksTold | None = None,
 ) -> str:  # fmt: skip
-    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does. ``ranks``: bytes of each,
-    where several share the model."""
-    shared = {"ranks": [dict(memory) for memory in ranks]} if ranks else {}
+    """``points``: the speeds that were predicted. ``drafts``: who drafts, if anybody does. ``ranks``: where several
+    share the model."""
+    shared = {} if ranks is None else ranks.to_json()
     return json.dumps(
         shared
         | {

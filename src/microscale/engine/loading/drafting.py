@@ -77,14 +77,14 @@ def prepare_head(weights: HeadWeights, target: Setup, page_size: int, lm_head: s
         decision = plan.of(use.op, use.layer)[0]
         held += use.count * registry.find(use.op, decision.chosen).packed_bytes(decision.spec)
     number = 4 if setup.activations is Activations.FLOAT32 else 2
-    vocab = config.draft_vocab_size if isinstance(config, Eagle3Config) else config.reads.vocab_size
     working = number * (config.reads.width + 4 * config.layer.hidden + config.layer.qkv_rows)
-    return PreparedHead(weights, setup, plan, HeadNeed(held, shape.cached_numbers, working, vocab * 6))
+    return PreparedHead(weights, setup, plan, HeadNeed(held, shape.cached_numbers, working, len(config.own_rows) * 6))
 
 
 def load_head(head: PreparedHead, model: AnyModel) -> DraftHead:
     """Read the head and put it behind its target."""
     setup = head.setup
-    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, head.plan, model.ops.threads)
+    threads, ranks = model.ops.threads, model.ops.ranks
+    ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, head.plan, threads, ranks)
     with torch.inference_mode():
         return bind_head(head.weights, ops, model.device, model.page_size, TargetEnds(model.embed, model.lm_head))

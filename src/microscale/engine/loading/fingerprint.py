@@ -8,18 +8,22 @@ from typing import Any
 
 from microscale.backends.plan import Setup
 from microscale.models.checkpoint import FromCheckpoint
+from microscale.models.draft_heads.heads import HeadWeights
 from microscale.models.families import ModelWeights
 from microscale.parallel.sharding import WHOLE
 
 
-def fingerprint(weights: ModelWeights, setup: Setup, seed: int) -> dict[str, str]:
+def fingerprint(weights: ModelWeights, setup: Setup, seed: int, head: HeadWeights | None = None) -> dict[str, str]:
     """Texts that are compared, and shown where they differ."""
-    return {
+    found = {
         "model": _digest(repr(_without_rank(weights.config))),
         "checkpoint": _checkpoint(weights, seed),
         "precision": str(setup.precision),
         "type of activations": setup.activations.value,
     }
+    if head is not None:
+        found["draft head"] = f"{_digest(repr(_without_rank(head.config)))}, {_checkpoint(head, 0)}"
+    return found
 
 
 def _without_rank(config: Any) -> object:
@@ -27,7 +31,7 @@ def _without_rank(config: Any) -> object:
     return replace(config, shard=WHOLE)
 
 
-def _checkpoint(weights: ModelWeights, seed: int) -> str:
+def _checkpoint(weights: ModelWeights | HeadWeights, seed: int) -> str:
     """Names, types, shapes and places of all tensors; not their numbers, which nobody reads twice."""
     if not isinstance(weights, FromCheckpoint):
         return f"random weights of seed {seed}"

@@ -58,11 +58,6 @@ class LoadOptions:
         check_threads(self.threads)
         self.preference.check()
         Shard(0, self.tensor_parallel_size)
-        if self.tensor_parallel_size > 1 and self.speculative is not None and self.speculative.is_head:
-            raise BadSetting(
-                f"--speculative-config: method {self.speculative.method} runs on one rank alone; with "
-                f"--tensor-parallel-size use ngram."
-            )
         if self.nodes is not None and self.tensor_parallel_size % self.nodes.count:
             raise BadSetting(
                 f"--tensor-parallel-size {self.tensor_parallel_size} ranks cannot be spread evenly over --nnodes "

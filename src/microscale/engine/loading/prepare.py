@@ -65,7 +65,8 @@ class Prepared:
 
     def fingerprint(self) -> dict[str, str]:
         """What all ranks must have alike."""
-        return fingerprint(self.weights, self.setup, self.options.seed)
+        head = None if self.head is None else self.head.weights
+        return fingerprint(self.weights, self.setup, self.options.seed, head)
 
     def close(self) -> None:
         """End the other ranks, if there are any."""

@@ -4,6 +4,7 @@ rank is loaded without ``engine/ranks``, whose messages need packages that not e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,11 +13,13 @@ import torch
 from microscale.backends.ops import Ranks
 from microscale.engine.engine import Runner
 from microscale.engine.loading.options import LoadOptions, choose_device
+from microscale.engine.speculation.drafter import Launched
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.threads import all_threads
 from microscale.errors import BadSetting, MicroscaleError
+from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind
 from microscale.parallel.transport import Transport
 
@@ -30,6 +33,8 @@ class Assembly:
     enforce_eager: bool
     fill_up_prompts: bool | None
     draft_tokens: int
+    head: bool
+    """Drafts come from the draft head, which every rank has."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Team(Protocol):
 
     options: LoadOptions
     memory: list[Mapping[str, int]]
+    joined: Joined | None
+    """How the ranks add up, once they have met."""
 
     @property
     def capturable(self) -> bool:
@@ -66,6 +73,11 @@ class Team(Protocol):
     def assemble(self, assembly: Assembly) -> None: ...
 
     def lead(self, runner: ModelRunner, pools: Mapping[LayerKind, PagePool]) -> Runner: ...
+
+    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
+        """See ``speculation.drafter.Others``."""
+
+    def preparing_drafts(self) -> AbstractContextManager[None]: ...
 
     def on_stuck(self, tell: Callable[[MicroscaleError], None]) -> None:
         """Who hears of a fault that no step can raise: there is none, or it cannot come back."""

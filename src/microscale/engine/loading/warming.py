@@ -9,12 +9,14 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from microscale import hardware
-from microscale.backends.ops import Kernel, Launch, Ops
+from microscale.backends.ops import Activations, Kernel, Launch, Ops
+from microscale.backends.peer_ranks import record_sums
 from microscale.backends.plan import Setup
 from microscale.compiling.job import workers
 from microscale.compiling.warming import Warming
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
+from microscale.hardware.sums import PEER_WORLDS
 from microscale.hardware.targets import WARP_SIZE
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
@@ -36,6 +38,9 @@ def recorded(
     drafts of a sequence; and those of its draft head."""
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
     found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
+    world = config.shard.world
+    if world in PEER_WORLDS and setup.activations is Activations.BF16:
+        found |= record_sums(config.hidden, world, head is not None)
     if head is not None:
         own = Ops(setup.gpu, setup.activations, setup.preference, head.setup.precision)
         found |= record_head(bind_head_shapes(head.config, own, page_size), config.max_context, max_tokens)

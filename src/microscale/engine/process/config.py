@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.process.messages import EngineConfig
-from microscale.engine.speculation.config import parse_config
+from microscale.engine.speculation.config import config_text, parse_config
 from microscale.parallel.nodes import Nodes
 
 
@@ -63,7 +60,7 @@ def engine_config(options: LoadOptions) -> EngineConfig:
         reserve_memory=work.reserve,
         offline=options.offline,
         seed=options.seed,
-        speculative_config=None if speculative is None else json.dumps(_given(asdict(speculative))),
+        speculative_config=None if speculative is None else config_text(speculative),
         threads=options.threads,
         tensor_parallel_size=options.tensor_parallel_size,
     )
@@ -73,7 +70,3 @@ def _nodes(config: EngineConfig) -> Nodes | None:
     if config.nnodes == 1:
         return None
     return Nodes(config.nnodes, config.master_addr, config.master_port, config.rank_secret_file)
-
-
-def _given(values: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value is not None}

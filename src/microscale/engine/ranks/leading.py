@@ -10,7 +10,7 @@ from torch import Tensor
 
 from microscale.backends.ops import Logits
 from microscale.engine.ranks.gathering import takes_likeliest
-from microscale.engine.ranks.messages import Idle, Prepare, Step
+from microscale.engine.ranks.messages import Draft, Idle, Prepare, Step
 from microscale.engine.ranks.mirror import Teller
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
@@ -21,7 +21,7 @@ from microscale.models.config import LayerKind
 class Leads(Protocol):
     """What the runner needs of its team: see ``team.RankTeam``."""
 
-    def begin(self, message: Step | Prepare | Idle) -> None: ...
+    def begin(self, message: Step | Draft | Prepare | Idle) -> None: ...
 
     def next_number(self) -> int: ...
 

@@ -7,7 +7,7 @@
       ◄────────────────────────────── Loaded
       Assemble ───────────────────────────────►          limits and pages that all agree on
       ◄─────────────────────────── Assembled
-      Step, Prepare, Idle ────────────────────►
+      Step, Draft, Prepare, Idle ─────────────►
       ◄──────────────────────────── Done                  after each
       ◄──────────────────────────── Alive …               every second, whatever it does
       ◄──────────────────────────── Fault                 the last message of one that cannot go on
@@ -26,7 +26,7 @@ from microscale.engine.process.frames import frame
 from microscale.engine.process.messages import EngineConfig, Id, Natural, Number, Positive, Text, Token
 from microscale.errors import BadMessage
 
-VERSION = 1
+VERSION = 2
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ROWS = 2**16
 MAX_CHUNK = 2**20
@@ -73,6 +73,8 @@ class Assemble(Message, frozen=True):
     enforce_eager: bool
     fill_up_prompts: bool | None
     draft_tokens: Natural
+    head: bool
+    """Drafts come from the draft head."""
 
 
 class Held(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -98,6 +100,8 @@ class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     scoring: bool
     held: Annotated[tuple[Held, ...], Meta(max_length=16)]
     """In the order of ``LayerKind``."""
+    following: Token | None = None
+    """The token after those that run, where the prompt goes on; ``None``: that token is due."""
 
 
 class Step(Message, frozen=True):
@@ -111,10 +115,23 @@ class Step(Message, frozen=True):
     likeliest: bool = False
 
 
-class Prepare(Message, frozen=True):
-    """Make ready what the first requests will want."""
+class Draft(Message, frozen=True):
+    """Let the draft head take in the last step and guess on. What was drawn in it comes from rank 0's device."""
 
     number: Natural
+    drew: Annotated[tuple[Natural | None, ...], Meta(max_length=MAX_ROWS)]
+    """Of each row of the step, the first of the tokens that were drawn for it; ``None``: none was."""
+    drawn: Annotated[int, Meta(ge=0, le=MAX_ROWS * 65)]
+    """How many tokens."""
+    most: Natural
+    """Tokens that any row may be drafted next."""
+
+
+class Prepare(Message, frozen=True):
+    """Make ready what the first requests will want; or what the draft head will want."""
+
+    number: Natural
+    drafts: bool = False
 
 
 class Idle(Message, frozen=True):
@@ -166,7 +183,7 @@ class Fault(Message, frozen=True):
     lost: bool = False
 
 
-ToFollower: TypeAlias = Join | Load | Assemble | Step | Prepare | Idle | Stop
+ToFollower: TypeAlias = Join | Load | Assemble | Step | Draft | Prepare | Idle | Stop
 FromFollower: TypeAlias = Prepared | Loaded | Assembled | Done | Alive | Fault
 
 _encoder = msgspec.msgpack.Encoder()

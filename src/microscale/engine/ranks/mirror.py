@@ -51,7 +51,10 @@ class Teller:
         told = self._known(work.request)
         own = () if work.ahead else tuple(work.tokens[: work.count - len(work.drafts)])
         held = tuple(self._held(told, kind, work.request.request_id) for kind in LayerKind)
-        return Row(told.number, work.first, work.count, own, work.drafts, work.num_logits, work.request.scoring, held)
+        request = work.request
+        following = None if work.wants_logits else request.tokens[work.first + work.count]
+        wanted = work.num_logits, request.scoring
+        return Row(told.number, work.first, work.count, own, work.drafts, *wanted, held, following)
 
     def _known(self, request: Request) -> _Told:
         told = self._told.get(request)
@@ -131,8 +134,8 @@ class Mirror:
         tokens += row.tokens
         request.is_scored = row.scoring
         work = Work(request, row.first, row.count, ahead, row.drafts)
-        if row.logits == 0:
-            tokens.append(0)  # more of the prompt follows: no token is due
+        if row.following is not None:
+            tokens.append(row.following)  # more of the prompt follows: no token is due
         if work.num_logits != row.logits:
             raise BadMessage(f"Sequence {row.number} wants {row.logits} rows of logits, and here {work.num_logits}.")
         return work

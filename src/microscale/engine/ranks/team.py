@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Logits
+from microscale.backends.ops import Logits, Ranks
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.team import Assembly, Placement, place
 from microscale.engine.process.config import engine_config
@@ -28,10 +28,13 @@ from microscale.engine.ranks.gathering import gather as gather_logits
 from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.nodes import gather, listen
+from microscale.engine.ranks.summing import agree_on_sums, joined_as
 from microscale.engine.ranks.watch import Patience, Peer, Watch
+from microscale.engine.speculation.drafter import Launched
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.errors import MicroscaleError, RankFailed
+from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind
 from microscale.parallel.group import Group, Meeting, meet_at, open_store
 from microscale.parallel.handshake import read_secret
@@ -62,6 +65,8 @@ class RankTeam:
         self._group: Group | None = None
         self.memory: list[Mapping[str, int]] = []
         """What each rank takes, in bytes by what they hold."""
+        self.joined: Joined | None = None
+        """How the ranks add up, once they have met."""
         self._least: dict[LayerKind, int] | None = None
         peers = [_spawn(rank, command) for rank in range(1, here)]
         self._server: socket.socket | None = None
@@ -97,7 +102,9 @@ class RankTeam:
 
     @property
     def capturable(self) -> bool:
-        return self._transport is Transport.NCCL
+        """Some steps: which, the ranks' sums say (``Ops.uncapturable``)."""
+        mapped = self.joined is not None and self.joined.refuses_peers() is None
+        return mapped or self._transport is Transport.NCCL
 
     @property
     def peers(self) -> list[Peer]:
@@ -124,13 +131,14 @@ class RankTeam:
         assert self._least is not None  # the ranks have agreed
         return dict(self._least)
 
-    def join(self, device: torch.device) -> Group:
+    def join(self, device: torch.device) -> Ranks:
         """Have all ranks meet and begin to load."""
         self._tell(wire.Load())
         with self._failing():
-            meeting = self._meeting()
-            self._group = Group(self.options.shard, meeting, device)
-        return self._group
+            self._group = Group(self.options.shard, self._meeting(), device)
+            joined = joined_as(self.options, self._transport, device)
+            ranks, self.joined = agree_on_sums(self._group, joined, device)
+        return ranks
 
     def _meeting(self) -> Meeting:
         world, nodes = self.options.shard.world, self.options.nodes
@@ -160,6 +168,7 @@ class RankTeam:
                 enforce_eager=assembly.enforce_eager,
                 fill_up_prompts=assembly.fill_up_prompts,
                 draft_tokens=assembly.draft_tokens,
+                head=assembly.head,
             )
         )
 
@@ -175,7 +184,7 @@ class RankTeam:
         self._number += 1
         return self._number
 
-    def begin(self, message: wire.Step | wire.Prepare | wire.Idle) -> None:
+    def begin(self, message: wire.Step | wire.Draft | wire.Prepare | wire.Idle) -> None:
         self._watch.check()
         self._tell(message)
 
@@ -190,6 +199,24 @@ class RankTeam:
     def broadcast(self, tokens: Tensor) -> Tensor:
         assert self._group is not None
         return self._group.broadcast(tokens)
+
+    @contextlib.contextmanager
+    def drafting(self, step: Launched, most: int) -> Iterator[None]:
+        """All ranks have the tokens that were drawn, and their draft heads run behind them."""
+        number, tokens = self.next_number(), step.tokens
+        drew = tuple(step.first_rows.get(work.request.request_id) for work in step.schedule)
+        self.begin(wire.Draft(number, drew, 0 if tokens is None else len(tokens), most))
+        with self.running(number):
+            if tokens is not None:
+                self.broadcast(tokens.clone())
+            yield
+
+    @contextlib.contextmanager
+    def preparing_drafts(self) -> Iterator[None]:
+        number = self.next_number()
+        self.begin(wire.Prepare(number, drafts=True))
+        with self.running(number):
+            yield
 
     def gather(self, logits: Logits, *, likeliest: bool) -> Logits:
         assert self._group is not None

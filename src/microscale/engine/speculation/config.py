@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from microscale.engine.speculation.fixed_lengths import parse_lengths
@@ -81,6 +81,15 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
     return SpeculativeConfig(**_typed(values), num_speculative_tokens_per_batch_size=by_batch_size)
 
 
+def config_text(config: SpeculativeConfig) -> str:
+    """The option that gives this config."""
+    values = {name: value for name, value in asdict(config).items() if value is not None}
+    if config.is_head:
+        for name in _LOOKUP:
+            del values[name]
+    return json.dumps(values)
+
+
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that a config has, with values of their types."""
     known = {field.name: str if field.name in _STRINGS else int for field in fields(SpeculativeConfig)}
@@ -95,7 +104,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
         if name not in values:
             raise BadSetting(f"--speculative-config lacks {name!r}.")
     if values["method"] != NGRAM:
-        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+        for name in _LOOKUP:
             if name in values:
                 raise BadSetting(f"--speculative-config: {name} is for method {NGRAM}; leave it out.")
     found = dict(values)
@@ -106,5 +115,6 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 _STRINGS = ("method", "model", "draft_lm_head")
 _ARTICLE = {str: "a string", int: "a whole number"}

@@ -14,6 +14,7 @@ it reads them from is the engine's (``Target``), which it is attached to once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,6 +47,29 @@ class Launched:
     """Request → its first row in ``tokens``. It has one for its own last token and one for each of its drafts."""
 
 
+class Others(Protocol):
+    """The other ranks: each has the head too, behind its own part of the target, and runs what the first runs."""
+
+    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
+        """Inside, all ranks let the head take in this step and guess on."""
+
+    def preparing_drafts(self) -> AbstractContextManager[None]:
+        """Inside, all ranks make the head ready."""
+
+
+class Nobody:
+    """There is one rank."""
+
+    def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def preparing_drafts(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+NOBODY = Nobody()
+
+
 @dataclass(frozen=True)
 class Target:
     """What a drafter may read of the engine that it drafts for."""
@@ -54,6 +78,7 @@ class Target:
     limits: Limits
     taps: Taps | None
     enforce_eager: bool = False
+    others: Others = NOBODY
 
 
 class Drafter(Protocol):

@@ -60,7 +60,7 @@ class HeadDrafter:
 
     def attach(self, target: Target) -> None:
         """To the engine whose steps it follows, before the first of them."""
-        head = self._head
+        head, self._others = self._head, target.others
         self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
         budget = graph_memory(head.ops.gpu)
@@ -71,7 +71,9 @@ class HeadDrafter:
 
     def prepare(self) -> None:
         """Capture what the first steps will want: a few sequences with drafts of full length."""
-        if self._graphs.enabled:
+        if not self._graphs.enabled:
+            return
+        with self._others.preparing_drafts():
             for sequences in (FIRST_SEQUENCES[0], *FIRST_SEQUENCES):  # the first one runs as it is
                 self._run_nobody(sequences)
 
@@ -83,6 +85,10 @@ class HeadDrafter:
             self._graphs.run(key, key.rows, partial(self._draft, key))
 
     def observe(self, step: Launched, most: int) -> None:
+        with self._others.drafting(step, most):
+            self._take_in(step, most)
+
+    def _take_in(self, step: Launched, most: int) -> None:
         count = min(most, self._most)
         if count and not self._head.guesses_in_turn:
             count = self._most  # what a block guesses depends on its length

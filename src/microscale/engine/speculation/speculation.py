@@ -103,6 +103,11 @@ class Speculation:
         return any(map(self._drafter.expects, self._contexts(requests)))
 
     @property
+    def has_head(self) -> bool:
+        """The drafter is a draft head."""
+        return self._head is not None
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Where the drafter reads the target."""
         return self._head.taps if self._head is not None else ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from microscale.errors import BadConfig
 from microscale.models.config import check_positive
 from microscale.models.draft_heads.rope import HeadRope
+from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Eagle3Config:
     """``False``: the target's."""
     own_lm_head: bool
     """``False``: the target's."""
+    shard: Shard = WHOLE
+    """The target's: of lm_head a rank has some rows, of all else everything."""
 
     def __post_init__(self) -> None:
         check_positive(self, "draft_vocab_size")
@@ -94,6 +97,11 @@ class Eagle3Config:
             raise BadConfig("'norm_before_fc' and 'fc_norm' exclude each other.")
         if self.maps_vocabulary and not self.own_lm_head:
             raise BadConfig("a vocabulary of its own needs an lm_head of its own.")
+
+    @property
+    def own_rows(self) -> range:
+        """The draft tokens whose logits this rank has."""
+        return split_vocabulary(self.draft_vocab_size, self.shard)
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,8 @@ class DFlashConfig:
     reads: Reads
     block_size: int
     mask_token: int
+    shard: Shard = WHOLE
+    """The target's, whose lm_head it takes; a rank has all of the head itself."""
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers")
@@ -115,6 +125,11 @@ class DFlashConfig:
             raise BadConfig(f"a block of {self.block_size} has no token to guess.")
         if not 0 <= self.mask_token < self.reads.vocab_size:
             raise BadConfig(f"mask token {self.mask_token} is not in the vocabulary of {self.reads.vocab_size}.")
+
+    @property
+    def own_rows(self) -> range:
+        """The tokens whose logits this rank has."""
+        return split_vocabulary(self.reads.vocab_size, self.shard)
 
 
 HeadConfig = Eagle3Config | DFlashConfig

@@ -14,6 +14,7 @@ Heads are published in these forms; we read them as the programs that they were 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from microscale.errors import Unsupported
@@ -28,6 +29,7 @@ from microscale.models.draft_heads.weights import (
     DFlashCheckpoint,
     Eagle3Checkpoint,
     check_fit,
+    check_head,
     layer_prefix,
     open_head,
 )
@@ -67,9 +69,9 @@ def open_draft_head(folder: Path, target: ModelConfig) -> Eagle3Checkpoint | DFl
     checkpoint = Checkpoint(folder)
     names = list(checkpoint.entries)
     config = read_head(read_json_object(folder / CONFIG), names, target)
-    weights = open_head(config, checkpoint)
+    check_head(config, checkpoint)
     check_fit(config, target, str(folder), layer_prefix(names))
-    return weights
+    return open_head(replace(config, shard=target.shard), checkpoint)
 
 
 def read_head(file: JsonObject, names: list[str], target: ModelConfig) -> HeadConfig:

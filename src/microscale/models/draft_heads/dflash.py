@@ -71,7 +71,7 @@ class DFlash:
         logits = self.forward(verified, kv, count)
         if logits is None:
             return torch.empty((sequences, count), dtype=torch.int64, device=self.device)
-        return likeliest(logits).view(sequences, count)
+        return likeliest(logits, self.config, self.ops.ranks).view(sequences, count)
 
     @torch.inference_mode()
     def forward(self, verified: Verified, kv: KvCache, count: int) -> Logits | None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops
+from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Ranks
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import HeadConfig
@@ -85,11 +85,21 @@ class DraftHead(Protocol):
         """
 
 
-def likeliest(logits: Logits) -> Tensor:
+def likeliest(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
     """The token with the largest logit of each row, the lowest of equals, from what lm_head knows of its blocks: no
-    second pass over the vocabulary."""
+    second pass over the vocabulary. Of several ranks each tells all others its largest logit and where that is."""
     block = logits.block_max.argmax(-1, keepdim=True)
-    return logits.block_argmax.gather(1, block)[:, 0].to(torch.int64)
+    own = logits.block_argmax.gather(1, block)[:, 0]
+    if config.shard.is_whole:
+        return own.to(torch.int64)
+    # A sum in which each rank has columns of its own: what is added to a number is zeros, so it arrives as it is.
+    # Token ids are below 2**24, which float32 holds.
+    world, rank = config.shard.world, config.shard.rank
+    told = torch.zeros((own.shape[0], 2 * world), dtype=torch.float32, device=own.device)
+    told[:, rank] = logits.block_max.gather(1, block)[:, 0]
+    told[:, world + rank] = (own + config.own_rows.start).float()
+    largest, tokens = ranks.sum(told).chunk(2, dim=1)  # [rows, ranks]
+    return tokens.gather(1, largest.argmax(-1, keepdim=True))[:, 0].to(torch.int64)
 
 
 def following(last: AttentionBatch, count: int) -> Tensor:

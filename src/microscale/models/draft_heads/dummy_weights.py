@@ -59,7 +59,7 @@ class DummyEagle3(DummyHead):
             hidden_norm=self._near_one("hidden_norm", device, hidden),
             layer=self._layer(c.layer, 0, 2 * hidden, device),
             norm=self._near_one("norm", device, hidden),
-            lm_head=self._normal("lm_head", device, c.draft_vocab_size, hidden) if c.own_lm_head else None,
+            lm_head=self._normal("lm_head", device, len(c.own_rows), hidden) if c.own_lm_head else None,
             embed=self._normal("embed", device, c.reads.vocab_size, hidden) if c.own_embedding else None,
             d2t=torch.zeros(c.draft_vocab_size, dtype=torch.int64, device=device) if c.maps_vocabulary else None,
         )

@@ -94,7 +94,7 @@ class Eagle3:
 
     def best(self, logits: Logits) -> Tensor:
         """The likeliest tokens, as ids of the target."""
-        ids = likeliest(logits)
+        ids = likeliest(logits, self.config, self.ops.ranks)
         return ids if self.target_ids is None else self.target_ids[ids]
 
     @torch.inference_mode()

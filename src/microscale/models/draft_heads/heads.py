@@ -5,6 +5,8 @@ A head has an ``Ops`` of its own: its layers have the names that the target's ha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from microscale.backends.ops import Ops
@@ -24,10 +26,11 @@ HeadWeights = Eagle3Checkpoint | DFlashCheckpoint | DummyEagle3 | DummyDFlash
 
 
 def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False) -> HeadWeights:
-    """The head called ``model``: a folder, a hub id, or a preset of random numbers. It must fit the target."""
+    """The head called ``model``: a folder, a hub id, or a preset of random numbers. It must fit the target. Of a target
+    of which a rank has a part, it is that rank's."""
     if model in PRESETS:
         check_fit(PRESETS[model], target, model)
-        return dummy_head(PRESETS[model], RandomTensors())
+        return dummy_head(replace(PRESETS[model], shard=target.shard), RandomTensors())
     return open_draft_head(hub.resolve(model, offline=offline), target)
 
 
@@ -35,7 +38,7 @@ def ops_for_head(target: Ops, lm_head: str | None = None) -> Ops:
     """On the target's device, with its kind of activations and KV. A head keeps its own formats, but for its lm_head,
     most of its bytes, which may be held in another: ``mxfp8``."""
     precision = target.precision.of_draft_head(lm_head)
-    return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads)
+    return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads, ranks=target.ranks)
 
 
 def dummy_head(config: HeadConfig, make: TensorMaker) -> DummyEagle3 | DummyDFlash:

@@ -15,6 +15,7 @@ from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verifi
 from microscale.models.draft_heads.heads import bind_head, dummy_head
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.recorded import MAX_TOKENS, META, PAGE_SIZE, steps
+from microscale.parallel.sharding import split_vocabulary
 
 NUM_PAGES = 4
 DRAFTS = 2
@@ -23,10 +24,11 @@ DRAFTS = 2
 
 def bind_head_shapes(config: HeadConfig, ops: Ops, page_size: int = PAGE_SIZE) -> DraftHead:
     """The head on weights that are shapes alone. Where it takes the target's lm_head, that is bound in BF16."""
-    table = torch.empty((config.reads.vocab_size, config.reads.target_hidden), dtype=torch.bfloat16, device=META)
-    ends = TargetEnds(
-        ops.embed(table), Ops(ops.gpu, ops.activations, ops.preference).dense("lm_head", DenseWeights(table))
-    )
+    hidden = config.reads.target_hidden
+    table = torch.empty((config.reads.vocab_size, hidden), dtype=torch.bfloat16, device=META)
+    rows = split_vocabulary(config.reads.vocab_size, config.shard)
+    own = Ops(ops.gpu, ops.activations, ops.preference).dense("lm_head", DenseWeights(table[: len(rows)]))
+    ends = TargetEnds(ops.embed(table), own)
     return bind_head(dummy_head(config, ShapeTensors()), ops, META, page_size, ends)
 
 

@@ -16,6 +16,8 @@ from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
 from microscale.models.draft_heads.tensors import DFlashTensors, Eagle3Tensors, LayerTensors
 from microscale.models.family import ModelConfig
+from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.models.split import vocabulary
 
 _NUMBERS = ("BF16", "F16", "F32")
 MIDLAYER, LAYER = "midlayer.", "layers.{}."
@@ -110,11 +112,17 @@ class DFlashCheckpoint(_Head):
         return DFlashTensors(*(self._read(f"{name}.weight", device) for name in ("fc", "hidden_norm", "norm")))
 
 
-def open_head(config: HeadConfig, checkpoint: Checkpoint) -> Eagle3Checkpoint | DFlashCheckpoint:
-    """The weights, after every tensor was compared with the head's own config."""
+def check_head(config: HeadConfig, checkpoint: Checkpoint) -> None:
+    """Compare every tensor with the head's own config."""
     checkpoint.check(tensor_specs(config, layer_prefix(list(checkpoint.entries))), left_out=(T2D,))
+
+
+def open_head(config: HeadConfig, checkpoint: Checkpoint) -> Eagle3Checkpoint | DFlashCheckpoint:
+    """The weights of a checkpoint that was checked. A rank reads its rows of lm_head and all else."""
     if isinstance(config, DFlashConfig):
         return DFlashCheckpoint(config, checkpoint)
+    if config.own_lm_head and not config.shard.is_whole:
+        checkpoint = ShardedCheckpoint(checkpoint, {LM_HEAD: vocabulary(config.draft_vocab_size, config.shard)})
     return Eagle3Checkpoint(config, checkpoint)
 
 

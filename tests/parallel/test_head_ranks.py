@@ -1,0 +1,247 @@
+"""A draft head behind a target that is spread over ranks: the guesses of one rank, and with them its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import AttentionBatch, Logits, Ops
+from microscale.backends.ranks import summarise
+from microscale.engine.loading.drafting import load_head
+from microscale.engine.loading.load import load
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.prepare import prepare, prepare_team
+from microscale.engine.ranks import messages as wire
+from microscale.engine.ranks.mirror import HeldPages, Mirror, Teller
+from microscale.engine.ranks.team import RankTeam
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.work import Work
+from microscale.errors import BadMessage
+from microscale.explain.report import Question, explain
+from microscale.models import embedded
+from microscale.models.batch import ForwardBatch, LogitRows
+from microscale.models.config import LayerKind
+from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest
+from microscale.models.draft_heads.heads import bind_head, dummy_head, open_head_weights
+from microscale.models.draft_heads.weights import Eagle3Checkpoint
+from microscale.models.dummy_weights import RandomTensors
+from microscale.parallel.sharding import Shard, split_vocabulary
+from support.demo_prompts import demo_model, demo_prompts
+from support.heads import bound, random_config
+from support.ranks import Run, check_same, run_engine
+from support.thread_ranks import ThreadRank, run_ranks
+
+EAGLE3 = SpeculativeConfig("eagle3", 3)
+DEMO = LoadOptions("demo", device="cpu", speculative=EAGLE3)
+PAGES = 4
+GREEDY = SamplingParams(8, ignore_eos=True, logprobs=5)
+
+
+def test_two_ranks_with_the_trained_head_give_the_tokens_of_one() -> None:
+    alone = prepare(DEMO)
+    one = load(alone)
+    assert alone.head is not None
+    whole_head = load_head(alone.head, one)
+    prompts = [prompt[:20] for prompt in demo_prompts(3)]
+    shared = prompts[1] * 2
+    runs = {
+        # In chunks the head reads the token after a chunk, which the other ranks must be told.
+        "chunks of 8, scored prompts, a seed": Run(
+            prompts,
+            [GREEDY, replace(GREEDY, prompt_logprobs=0), replace(GREEDY, temperature=0.9, seed=5)],
+            step_tokens=8,
+            speculative=EAGLE3,
+        ),
+        "a prefix that is found again": Run(
+            [shared, [*shared, 9, 10]], [replace(GREEDY, max_tokens=6)] * 2, sequences=1, speculative=EAGLE3
+        ),
+        "ngram beside a head that rests": Run(
+            [[7, 8, 9, 10, 7, 8, 9, 10, 7, 8]],
+            [GREEDY],
+            speculative=SpeculativeConfig("ngram", 4, prompt_lookup_max=3, prompt_lookup_min=1),
+        ),
+    }
+    team = RankTeam(replace(DEMO, tensor_parallel_size=2))
+    prepared = prepare_team(team)
+    try:
+        two = load(prepared)
+        assert prepared.head is not None
+        head = load_head(prepared.head, two)
+        for name, run in runs.items():
+            drafts = run.speculative is EAGLE3
+            wanted, engine = run_engine(one, run, head=whole_head if drafts else None)
+            found, both = run_engine(two, run, team, head if drafts else None)
+            check_same(name, wanted, found)
+            assert both.stats() == engine.stats(), name  # as many drafts, and as many of them accepted
+            assert both.stats().num_accepted_tokens > 0, name
+        # Of lm_head a rank has its rows; of the rest of the head everything.
+        whole, each = alone.memory.by_kind(), [memory["draft_head"] for memory in team.memory]
+        config = prepared.head.config
+        lm_head = 2 * config.layer.hidden * config.reads.vocab_size
+        assert each == [whole["draft_head"] - lm_head // 2] * 2
+    finally:
+        team.close()
+
+
+def part_of(config: HeadConfig, shard: Shard, make: RandomTensors) -> Any:
+    """One rank's random head: its rows of the whole one's lm_head, where it has one of its own."""
+    whole = dummy_head(config, make)
+    rows, tensors = split_vocabulary(config.reads.vocab_size, shard), whole.tensors
+    weights = dummy_head(replace(config, shard=shard), make)
+
+    def own(device: torch.device) -> Any:
+        found = tensors(device)
+        lm_head = getattr(found, "lm_head", None)
+        return found if lm_head is None else replace(found, lm_head=lm_head[rows.start : rows.stop])
+
+    weights.tensors = own  # type: ignore[method-assign]
+    return weights
+
+
+def verified_rows(config: HeadConfig, seed: int) -> Verified:
+    """The rows of a prompt of five tokens, of chance, whose next tokens are wanted."""
+    generator, rows = torch.Generator().manual_seed(seed), 5
+    tapped = torch.randn((rows, config.reads.width), generator=generator)
+    tokens = torch.randint(config.reads.vocab_size, (rows,), generator=generator)
+    starts, lens = (torch.tensor(each, dtype=torch.int32) for each in ([0, 1], [rows]))
+    queries = AttentionBatch(starts, lens, torch.arange(PAGES, dtype=torch.int32)[None], 1)
+    positions = torch.arange(rows)
+    last = LogitRows(torch.tensor([rows - 1]), {FULL: queries})
+    return Verified(ForwardBatch(tokens, positions, {FULL: queries}, {FULL: positions}, last), tapped)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle3 with its own lm_head", "dflash"])
+def test_ranks_guess_what_one_rank_guesses(kind: str) -> None:
+    """Three ranks, each with some rows of lm_head, its own or the target's."""
+    model = demo_model()
+    config = random_config(kind.split()[0], model)
+    if kind.endswith("own lm_head") and isinstance(config, Eagle3Config):
+        config = replace(config, own_lm_head=True)
+
+    class Large(RandomTensors):
+        def normal(self, *args: object, **options: object) -> Tensor:
+            drawn = super().normal(*args, **options)  # type: ignore[arg-type]
+            return drawn * 8 if drawn.ndim == 2 else drawn
+
+    steps = [verified_rows(config, seed) for seed in range(4)]
+    whole = bound(dummy_head(config, Large(5)), model)
+    wanted = [whole.draft(step, whole.new_cache(PAGES), 4).tolist() for step in steps]
+
+    def work(ranks: ThreadRank, rank: int) -> list[Any]:
+        shard = Shard(rank, ranks.world)
+        ops = Ops(model.ops.gpu, model.ops.activations, model.ops.preference, ranks=ranks)
+        own = split_vocabulary(model.config.vocab_size, shard)
+
+        class Rows:
+            """The rank's rows of the target's lm_head."""
+
+            def logits(self, x: Tensor) -> Logits:
+                return summarise(model.lm_head.logits(x).values[:, own.start : own.stop].contiguous())
+
+        ends = TargetEnds(model.embed, Rows())  # type: ignore[arg-type]
+        head = bind_head(part_of(config, shard, Large(5)), ops, model.device, model.page_size, ends)
+        return [head.draft(step, head.new_cache(PAGES), 4).tolist() for step in steps]
+
+    assert run_ranks(3, work) == [wanted] * 3
+    # Not one rank's rows alone, and not one token alone.
+    found = {token for draft in wanted for token in draft[0]}
+    assert len({token // (model.config.vocab_size // 3) for token in found}) > 1
+
+
+@pytest.mark.parametrize("largest", ["first", "last", "tie", "all the same"])
+def test_the_likeliest_of_ranks_is_the_lowest_of_equals(largest: str) -> None:
+    config = random_config("dflash", demo_model())
+    vocab = config.reads.vocab_size
+    logits = torch.zeros((2, vocab))
+    at = {"first": [0], "last": [vocab - 1], "tie": [700, vocab - 2], "all the same": []}[largest]
+    logits[:, at] = 7.5
+
+    def work(ranks: ThreadRank, rank: int) -> list[int]:
+        shard = Shard(rank, ranks.world)
+        own = split_vocabulary(vocab, shard)
+        part = summarise(logits[:, own.start : own.stop].contiguous())
+        return likeliest(part, replace(config, shard=shard), ranks).tolist()
+
+    assert run_ranks(4, work) == [[(at or [0])[0]] * 2] * 4
+
+
+def test_a_rank_reads_its_rows_of_the_lm_head_alone() -> None:
+    model = demo_model()
+    device = torch.device("cpu")
+
+    def opened(shard: Shard) -> Eagle3Checkpoint:
+        weights = open_head_weights(str(embedded.DRAFT_HEAD), model.config.sharded(shard))
+        assert isinstance(weights, Eagle3Checkpoint)
+        return weights
+
+    whole = opened(Shard()).tensors(device)
+    assert whole.lm_head is not None
+    for rank in range(2):
+        weights = opened(Shard(rank, 2))
+        rows, tensors = weights.config.own_rows, weights.tensors(device)
+        assert tensors.lm_head is not None
+        assert torch.equal(tensors.lm_head, whole.lm_head[rows.start : rows.stop])
+        assert torch.equal(tensors.fc, whole.fc)
+        read = [entry.end - entry.begin for entry in weights.entries if "lm_head" in entry.name]
+        assert sum(read) == len(rows) * whole.fc.shape[0] * 2
+
+
+def test_ranks_must_have_one_draft_head() -> None:
+    same = [prepare(replace(DEMO, shard=Shard(rank, 2))).fingerprint()["draft head"] for rank in range(2)]
+    assert same[0] == same[1]
+    without = prepare(replace(DEMO, speculative=None)).fingerprint()
+    assert "draft head" not in without
+
+
+def test_where_a_scored_prompt_goes_on_is_told() -> None:
+    """A chunk in the midst of a scored prompt gives logits, and the token after it is not due."""
+    pools = {kind: PagePool(8) for kind in LayerKind}
+    mirror = Mirror({kind: HeldPages(8) for kind in LayerKind})
+    request = Request("r", [5, 6, 7, 8, 9], SamplingParams(1, prompt_logprobs=0))
+    [work] = mirror.schedule(Teller(pools).step(1, [Work(request, 0, 3)], ahead=False))
+    assert (work.num_logits, work.wants_logits) == (3, False)
+    assert work.request.tokens == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("change", [{"drawn": -1}, {"drew": [-1]}, {"most": None}])
+def test_a_draft_message_is_bounded(change: dict[str, Any], refused: Callable[[bytes], None]) -> None:
+    good = msgspec.to_builtins(wire.Draft(3, (0, None), 1, 2))
+    assert wire.decode_for_follower(msgspec.msgpack.encode(good)) == wire.Draft(3, (0, None), 1, 2)
+    refused(msgspec.msgpack.encode(good | change))
+
+
+@pytest.fixture
+def refused() -> Callable[[bytes], None]:
+    def refused(payload: bytes) -> None:
+        with pytest.raises(BadMessage):
+            wire.decode_for_follower(payload)
+
+    return refused
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
+def test_explain_says_what_drafts_cost_a_rank(drafter: str) -> None:
+    one, two = (
+        explain(Question("gpt-oss-120b", "h200", speculative=drafter, tensor_parallel_size=ranks)) for ranks in (1, 2)
+    )
+    assert one.drafts is not None
+    assert two.drafts is not None
+    # A rank computes half of most layers, with drafts and without.
+    for whole, half in zip(one.drafts.batches[0].steps, two.drafts.batches[0].steps, strict=True):
+        assert 0.4 * whole.us < half.us < whole.us
+    held = [report.memory.by_kind().get("draft_head", 0) for report in (one, two)]
+    if drafter == "ngram":
+        assert held == [0, 0]
+    else:
+        assert held[0] // 2 < held[1] < held[0]
+    assert not two.drafts.published

@@ -1,0 +1,156 @@
+"""Models whose small sums go through peer-mapped memory: the same bits, in one launch with what follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from microscale.backends.ops import Activations, Ops, Preference, recording
+from microscale.backends.peer_ranks import record_sums, shape_ranks
+from microscale.backends.plan import Setup
+from microscale.backends.ranks import ALONE, Absent
+from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.warming import recorded
+from microscale.engine.ranks.summing import agree_on_sums, joined_as
+from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.errors import Unsupported
+from microscale.hardware import cpu, known
+from microscale.hardware.sums import PEER_ROWS, Joined
+from microscale.models.config import LayerKind
+from microscale.models.families import AnyModel, build_model, open_weights, preset
+from microscale.models.taps import Taps
+from microscale.parallel.group import Group
+from microscale.parallel.sharding import Shard
+from microscale.parallel.transport import Transport
+from microscale.prove import inventory
+from support import tiny_checkpoints
+from support.thread_ranks import ThreadRank, run_ranks
+
+CPU = torch.device("cpu")
+TOKENS = [3, 1, 4, 1, 5, 9, 2]
+
+
+class FusingRank(ThreadRank):
+    """Leaves sums to the norm behind them, up to ``most`` rows."""
+
+    most = 4
+    fused = 0
+
+    def fuses(self, part: Tensor) -> bool:
+        return part.shape[0] <= self.most
+
+    def sum_add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        self.fused += 1
+        total = self.sum(part) + residual
+        scale = (total.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        return total * scale * weight, total
+
+
+def run_model(model: AnyModel) -> tuple[Tensor, Tensor]:
+    """Logits and taps of a prompt and of one token after it."""
+    pages = dict.fromkeys(LayerKind, range(3))
+    cache = model.new_cache(dict.fromkeys(LayerKind, 3))
+    taps = Taps.empty((1, model.config.num_layers), len(TOKENS), model.config.hidden, model.ops.dtype, CPU)
+    found = []
+    for first, tokens in ((0, TOKENS[:-1]), (len(TOKENS) - 1, TOKENS[-1:])):
+        batch = build_batch([Chunk(tokens, first, pages, 1)], 4, CPU)
+        found.append(model.forward(batch, cache, taps.first(len(tokens))).values)
+    return torch.cat(found), taps.rows[:1].clone()
+
+
+def test_a_sum_that_the_norm_takes_gives_the_same_numbers(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.write_hf(tmp_path, tiny_checkpoints.CASES["heads_4_2"], shards=1)
+
+    def work(ranks: ThreadRank, rank: int, *, fusing: bool) -> tuple[Tensor, Tensor, int]:
+        if fusing:
+            ranks.__class__ = FusingRank
+        weights = open_weights(str(folder), shard=Shard(rank, 2))
+        ops = Ops(cpu(), Activations.FLOAT32, Preference(), ranks=ranks)
+        with weights.reading(CPU, lambda done, total: None):
+            model = build_model(weights, ops, CPU, 4, lambda: None)
+        return *run_model(model), getattr(ranks, "fused", 0)
+
+    num_layers = tiny_checkpoints.CASES["heads_4_2"].num_layers
+    apart = run_ranks(2, lambda ranks, rank: work(ranks, rank, fusing=False))
+    fused = run_ranks(2, lambda ranks, rank: work(ranks, rank, fusing=True))
+    for (logits, taps, none), (same_logits, same_taps, count) in zip(apart, fused, strict=True):
+        assert none == 0
+        # Of the prompt the last layer's, which one row passes; of the token after it all layers'.
+        assert count == 1 + num_layers
+        assert torch.allclose(logits, same_logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
+        assert torch.allclose(taps, same_taps, rtol=1e-5, atol=1e-5 * float(taps.abs().max()))
+
+
+def test_what_is_larger_or_odd_goes_by_the_library() -> None:
+    heard: list[tuple[int, ...]] = []
+
+    class Library(Absent):
+        def sum(self, part: Tensor) -> Tensor:
+            heard.append(tuple(part.shape))
+            return part
+
+        def count(self) -> None: ...
+
+        def uncapturable(self, tokens: int) -> str | None:
+            return "it passes the host"
+
+    ranks = shape_ranks(2)
+    ranks._library = Library(2)
+
+    def part(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    with recording() as found:
+        for small in (part(PEER_ROWS, 2880), part(2, 32, 64), part(1, 4, dtype=torch.float32)):
+            assert ranks.sum(small).shape == small.shape
+        assert not heard
+        assert len(found) == 3
+        for large in (part(PEER_ROWS + 1, 2880), part(1, 20000), part(0, 64), part(1, 64, dtype=torch.float16)):
+            assert ranks.sum(large) is large
+            assert not ranks.fuses(large)
+        assert len(heard) == 4
+        assert len(found) == 3
+    assert ranks.fuses(part(2, 64))
+    assert not ranks.fuses(part(2, 64, dtype=torch.float32))
+    assert ranks.uncapturable(PEER_ROWS // 2) is None
+    assert ranks.uncapturable(PEER_ROWS) == "it passes the host"
+    with pytest.raises(Unsupported):
+        ALONE.sum_add_norm(part(1, 64), part(1, 64), part(64), 1e-5)
+
+
+def test_sums_are_proved_and_warmed() -> None:
+    sums = set(record_sums(2880, 2))
+    assert len(sums) == 3  # alone, with the norm, and what draft heads tell each other
+    gpu = known("h200")
+    listed = inventory.recorded(gpu, ["gpt-oss-20b"], inventory.SETTINGS[:1])
+    assert sums <= set(listed)
+    assert all(listed[kernel] == ["gpt-oss-20b on several ranks"] for kernel in sums)
+    config = preset("gpt-oss-20b", {"num_hidden_layers": 2})
+    warmed = recorded(config.sharded(Shard(0, 2)), Setup(gpu, Activations.BF16), 16, 8)
+    assert {kernel for kernel in warmed if kernel.op == "sums"} == set(record_sums(2880, 2, draft_head=False))
+    assert not [kernel for kernel in recorded(config, Setup(gpu, Activations.BF16), 16, 8) if kernel.op == "sums"]
+
+
+@pytest.mark.parametrize("refusing", [{0}, {1}, {0, 1}])
+def test_one_rank_that_cannot_map_is_enough_for_the_library(refusing: set[int]) -> None:
+    def work(ranks: ThreadRank, rank: int) -> tuple[bool, str | None]:
+        joined = Joined(2, unmapped="it has no access" if rank in refusing else None)
+        found, seen = agree_on_sums(cast(Group, ranks), joined, CPU)
+        return found is cast(object, ranks), seen.refuses_peers()
+
+    answers = run_ranks(2, work)
+    assert [kept for kept, _ in answers] == [True, True]
+    assert [reason for _, reason in answers] == [
+        "it has no access" if rank in refusing else "another rank cannot" for rank in range(2)
+    ]
+
+
+def test_ranks_on_a_cpu_are_joined_by_gloo() -> None:
+    options = LoadOptions("demo", device="cpu", shard=Shard(0, 2), tensor_parallel_size=2)
+    joined = joined_as(options, Transport.GLOO, CPU)
+    assert joined.library == "gloo"
+    assert "CPU" in str(joined.refuses_peers())
