@@ -171,7 +171,7 @@ def assemble(
         taps=() if speculation is None else speculation.taps,
     )
     if speculation is not None:
-        speculation.attach(Target(pools, limits, own.taps, enforce_eager))
+        speculation.attach(Target(pools, limits, own.taps, enforce_eager, own.first_runs))
     runner: Runner = own if team is None else team.lead(own, pools)
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

@@ -13,7 +13,7 @@ it reads them from is the engine's (``Target``), which it is attached to once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,6 +54,8 @@ class Target:
     limits: Limits
     taps: Taps | None
     enforce_eager: bool = False
+    first_runs: Callable[[], int] = lambda: 0
+    """How many of its steps so far were slow because they were the first of their kind, or captured a graph."""
 
 
 class Drafter(Protocol):

@@ -68,6 +68,9 @@ class HeadDrafter:
         rows, pin = target.limits.max_num_seqs, head.device.type == "cuda"
         self._host = torch.zeros((rows, self._most), dtype=torch.int64, pin_memory=True) if pin else None
 
+    def first_runs(self) -> int:
+        return self._graphs.first_runs
+
     def prepare(self) -> None:
         """Capture what the first steps will want: a few sequences with drafts of full length."""
         if self._graphs.enabled:

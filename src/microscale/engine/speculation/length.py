@@ -6,7 +6,7 @@ cost.
 
     every step            + ``SHARE`` of its time
     a step with drafts    + what its tokens would have taken without drafts - what it took
-    never above           ``MOST_KEPT`` steps
+    never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
 
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
 without one, and a step or two. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
@@ -28,7 +28,7 @@ LEAST_GAIN = 1.02
 """Drafts that gain less are none: costs are not known better than that."""
 PROBE_TOKENS = 2
 OUTLIER = 2.0
-"""A step that takes so many times what was expected captured a graph, or the machine was busy: its drafts are charged
+"""A step that takes so many times what was expected was not slow for its drafts: the machine was busy. They are charged
 what was expected. Where all such steps do, the next are expected to."""
 
 
@@ -102,14 +102,13 @@ class ByArithmetic(Length):
 
     def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
         drafts, longest = sum(lengths), max(lengths, default=0)
-        costs = self._costs.table(sequences)
-        expected = costs.verify[drafts] + costs.drafting(longest)
+        alone, expected = self._costs.expected(sequences, 0, 0), self._costs.expected(sequences, drafts, longest)
         self._costs.timed(sequences, drafts, longest, us)
-        alone, counted = costs.verify[0], us if us <= OUTLIER * expected else expected
+        counted = us if us <= OUTLIER * expected else expected
         self._account += SHARE * counted
         if drafts:
             self._account += alone * (sequences + accepted) / sequences - counted
-        self._account = min(self._account, MOST_KEPT * alone)
+        self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
 
     def forget(self, request_id: str) -> None:
         self._acceptance.forget(request_id)

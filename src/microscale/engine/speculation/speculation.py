@@ -72,6 +72,8 @@ class Speculation:
         self._length: Length = FixedLength(most) if length is None else length
         self._clock = clock
         self._last_end: float | None = None
+        self._target_first_runs: Callable[[], int] = lambda: 0
+        self._seen_first_runs = 0
         self.counts = Counts(most)
 
     @classmethod
@@ -113,8 +115,13 @@ class Speculation:
 
     def attach(self, target: Target) -> None:
         """To an engine, before its first step."""
+        self._target_first_runs = target.first_runs
         if self._head is not None:
             self._head.attach(target)
+
+    def first_runs(self) -> int:
+        """Steps so far, of the target and of a head, that were the first of their kind or captured a graph."""
+        return self._target_first_runs() + (0 if self._head is None else self._head.first_runs())
 
     def prepare(self) -> None:
         """Make ready what the first steps will want."""
@@ -131,13 +138,16 @@ class Speculation:
 
     def ended(self, schedule: Sequence[Work], accepted: int = 0) -> None:
         """The tokens of a step are read, though no request has them yet, and so many of its drafts were accepted. Steps
-        with prompts, and the first after an idle time, which has one, say nothing of what drafts cost."""
+        with prompts, and the first after an idle time, which has one, say nothing of what drafts cost; nor do
+        those since whose predecessor something ran for the first time, or was captured."""
         now = self._clock()
         before, self._last_end = self._last_end, now
+        seen, self._seen_first_runs = self._seen_first_runs, self.first_runs()
         if before is not None and all(work.verifies for work in schedule):
             lengths = [len(work.drafts) for work in schedule]
             self.counts.stepped(lengths)
-            self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
+            if seen == self._seen_first_runs:
+                self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
 
     def forget(self, request_id: str) -> None:
         self._drafter.forget(request_id)
