@@ -15,8 +15,8 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -33,8 +33,8 @@ from microscale.engine.speculation.length import ByArithmetic, Length
 from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
-from microscale.engine.step.reading import Choice
-from microscale.engine.step.sampler import Drawn, Sampler
+from microscale.engine.step.reading import Found
+from microscale.engine.step.sampler import Sampler
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
@@ -128,20 +128,10 @@ class _ByChance(Sampler):
         self._acceptance = acceptance
         self._chance = random.Random(1)
 
-    def read(self, drawn: Drawn) -> list[list[Choice]]:
-        choices = drawn.reading.choices([0] * len(drawn.rows))
-        found: list[list[Choice]] = []
-        rejected = False
-        for row, choice in zip(drawn.rows, choices, strict=True):
-            if not row.after:
-                found.append([])
-            elif rejected:
-                continue
-            else:
-                row.request.drawn += 1
-            rejected = row.draft is None or self._chance.random() >= self._acceptance
-            found[-1].append(choice if rejected or row.draft is None else replace(choice, token=row.draft))
-        return found
+    def _accepted(self, draft: Sequence[int], values: Found, at: int, faults: Mapping[int, str]) -> int:
+        accepted = next((n for n in range(len(draft)) if self._chance.random() >= self._acceptance), len(draft))
+        values.tokens[at : at + accepted] = draft[:accepted]
+        return accepted
 
 
 @dataclass(frozen=True)
