@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -27,8 +27,7 @@ from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """A request that decodes: what stands before its next tokens, and how many of these are wanted."""
 
     request: Request

@@ -25,32 +25,31 @@ class Counts:
     """Of all drafts that ran."""
 
     def __init__(self, most: int) -> None:
-        self._drafts = 0
-        self._drafted_per_pos = [0] * most
-        """How many drafts had a first token, a second, …"""
-        self._accepted_per_pos = [0] * most
-        """How often it was accepted."""
+        self._most = most
+        self._times: dict[tuple[int, int], int] = {}
+        """How often so many tokens were drafted, and so many of them accepted."""
         self._length = 0.0
         """Of drafts lately: the mean over sequences, those without drafts among them."""
 
     def add(self, drafted: int, accepted: int) -> None:
-        self._drafts += 1
-        for place in range(drafted):
-            self._drafted_per_pos[place] += 1
-            self._accepted_per_pos[place] += place < accepted
+        became = drafted, accepted
+        self._times[became] = self._times.get(became, 0) + 1
 
     def stepped(self, lengths: Sequence[int]) -> None:
         """A step in which all sequences decoded, with drafts of these lengths."""
         self._length += (sum(lengths) / len(lengths) - self._length) / RECENT_STEPS
 
     def added_to(self, stats: Stats) -> Stats:
+        times = self._times.items()
+        drafted = tuple(sum(n for (count, _), n in times if count > place) for place in range(self._most))
+        accepted = tuple(sum(n for (_, count), n in times if count > place) for place in range(self._most))
         return replace(
             stats,
-            num_drafts=self._drafts,
-            num_draft_tokens=sum(self._drafted_per_pos),
-            num_accepted_tokens=sum(self._accepted_per_pos),
-            drafted_per_pos=tuple(self._drafted_per_pos),
-            accepted_per_pos=tuple(self._accepted_per_pos),
+            num_drafts=sum(self._times.values()),
+            num_draft_tokens=sum(drafted),
+            num_accepted_tokens=sum(accepted),
+            drafted_per_pos=drafted,
+            accepted_per_pos=accepted,
             draft_length=round(self._length, 3),
         )
 
@@ -129,6 +128,9 @@ class Speculation:
             self._head.prepare()
 
     def observe(self, step: Launched) -> None:
+        if self._head is None:
+            self._drafter.observe(step, self.most)
+            return
         drew = [work.request for work in step.schedule if work.request.request_id in step.first_rows]
         self._drafter.observe(step, max((context.most for context in self._contexts(drew)), default=0))
 
@@ -157,6 +159,9 @@ class Speculation:
         """The last token that a request may have is drawn and not drafted. With penalties each token changes how the
         next is drawn, so such a request runs without drafts."""
         able = [r for r in requests if not r.params.penalised]
-        lengths = zip(able, self._length.choose(able, len(requests)), strict=True)
-        wanted = ((r, min(most, r.params.max_tokens - r.num_generated - 1)) for r, most in lengths)
-        return [Context(request, most) for request, most in wanted if most > 0]
+        found = []
+        for request, length in zip(able, self._length.choose(able, len(requests)), strict=True):
+            most = min(length, request.params.max_tokens - request.num_generated - 1)
+            if most > 0:
+                found.append(Context(request, most))
+        return found

@@ -64,13 +64,15 @@ class Holdings:
             return count  # the token before has its page, and there is room
         # The first new token sees from here on; what lies before is of no more use.
         self._sliding.drop(owner, max(0, first - self._limits.window + 1) // size)
-        for pool in self._pools.values():
-            room = (len(pool.pages_of(owner)) + pool.num_free) * size - first
-            count = min(count, room)
+        held = len(self._full.pages_of(owner))  # as many places as in the other pool
+        free = min(self._full.num_free, self._sliding.num_free)
+        count = min(count, (held + free) * size - first)
         if count <= 0:
             return 0
-        for pool in self._pools.values():
-            pool.grow(owner, pages_for(first + count, size))
+        total = pages_for(first + count, size)
+        if total > held:
+            self._full.grow(owner, total)
+            self._sliding.grow(owner, total)
         return count
 
     def settle(self, work: Work, accepted: int) -> None:

@@ -191,10 +191,11 @@ class Sampler:
         """As much of a draft as may be verified: nothing from a stop token on (the row before it draws that as well),
         and nothing that the grammar forbids."""
         request = self._requests[request_id]
-        end = next((place for place, token in enumerate(draft) if token in request.stops), len(draft))
-        if request.matcher is not None and end:
-            end = request.matcher.count_allowed(draft[:end])
-        return draft[:end]
+        if not request.stops.isdisjoint(draft):
+            draft = draft[: next(place for place, token in enumerate(draft) if token in request.stops)]
+        if request.matcher is not None and draft:
+            draft = draft[: request.matcher.count_allowed(draft)]
+        return draft
 
     def must_read(self, request_id: int) -> bool:
         """What the request may draw next depends on what it drew."""
