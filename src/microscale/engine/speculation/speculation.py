@@ -131,6 +131,10 @@ class Speculation:
         if self._head is None:
             self._drafter.observe(step, self.most)
             return
+        if self._length.rests(len(step.schedule)):
+            self._head.rest(step)
+            return
+        self._head.follow(step)
         drew = [work.request for work in step.schedule if work.request.request_id in step.first_rows]
         self._drafter.observe(step, max((context.most for context in self._contexts(drew)), default=0))
 
@@ -157,8 +161,9 @@ class Speculation:
 
     def _contexts(self, requests: Sequence[Request]) -> list[Context]:
         """The last token that a request may have is drawn and not drafted. With penalties each token changes how the
-        next is drawn, so such a request runs without drafts."""
-        able = [r for r in requests if not r.params.penalised]
+        next is drawn, so such a request runs without drafts; so does one of which a head has missed a step."""
+        head = self._head
+        able = [r for r in requests if not r.params.penalised and (head is None or head.follows(r))]
         found = []
         for request, length in zip(able, self._length.choose(able, len(requests)), strict=True):
             most = min(length, request.params.max_tokens - request.num_generated - 1)
