@@ -181,7 +181,8 @@ class StepCosts:
         if factor <= alone:
             return factor
         age = self._steps - self._last.get(cell, self._steps)
-        return alone + (factor - alone) * 0.5 ** (age / (HALF_LIFE << len(self._seen.get(cell, ()))))
+        half_life = HALF_LIFE << len(self._seen.get(cell, ()))
+        return alone + (factor - alone) * math.exp2(-age / half_life)
 
     def _factor(self, cell: Cell) -> float:
         """As a logarithm: what the cell's own times say, or those near it."""
