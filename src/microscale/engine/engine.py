@@ -6,16 +6,17 @@ While the same requests decode, a step is launched before the tokens of the one 
 device, and the GPU never waits for the host. A request that turns out to have ended has run one step too many, whose
 token is dropped.
 
-With a drafter (``speculation``) a step may carry drafts. Its tokens are read at once: which drafts were accepted
-decides what was computed. A step without any runs ahead as ever, unless the drafter expects to have one next.
+With a drafter (``speculation``) a step may carry drafts. Its tokens are read before the next is scheduled: which drafts
+were accepted decides what was computed. All that the next step does not need, its outputs first of all, is made after
+that one is launched. A step without drafts runs ahead as ever, unless the drafter expects to have one next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -42,6 +43,10 @@ class Runner(Protocol):
     def prepare(self) -> None: ...
 
     def idle(self, is_due: Callable[[], bool]) -> bool: ...
+
+
+_Said = tuple[Any, ...]
+"""What an ``Output`` is made of, in its order. A step with drafts has hundreds, which are made when the next runs."""
 
 
 @dataclass(frozen=True)
@@ -125,21 +130,27 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Schedule, run, sample. An output for each request whose next token was due, or whose prompt is scored.
-        Those of a step after which the next can run ahead come with the next call."""
+        Those of a step with drafts, or after which the next can run ahead, come with the next call."""
         outputs: list[Output] = []
+        said: list[_Said] = []
         flight, self._flight = self._flight, None
-        if flight is not None and any(map(self._alive, flight.ready)):
+        if flight is not None and flight.drafted:
+            said = self._land_drafts(flight)
+            outputs = flight.outputs + flight.last
+        elif flight is not None and any(map(self._alive, flight.ready)):
             later = self._launch_after(flight)
             outputs = self._land(flight)
             if later is not None:
                 self._scheduler.computed(later.schedule)
                 return outputs + self._keep_or_land(later)
         schedule = self._scheduler.schedule(self._drafts())
-        if not schedule:
+        flight = self._launch(schedule) if schedule else None
+        outputs += [Output(*each) for each in said]
+        if flight is None:
             return outputs
-        flight = self._launch(schedule)
         if flight.drafted:
-            return outputs + self._land_drafts(flight)
+            self._flight = flight
+            return outputs
         self._scheduler.computed(schedule)
         return outputs + self._keep_or_land(flight)
 
@@ -227,9 +238,9 @@ class Engine:
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
         if self._speculation is not None:
             self._speculation.ended(flight.schedule)
-        return outputs + [self._advance(ready[0], choice) for ready, [choice] in choices if self._alive(ready)]
+        return outputs + [Output(*self._advance(ready[0], choice)) for ready, [choice] in choices if self._alive(ready)]
 
-    def _land_drafts(self, flight: _Flight) -> list[Output]:
+    def _land_drafts(self, flight: _Flight) -> list[_Said]:
         """The same for a step with drafts: first of all pages and counts follow what was accepted."""
         assert flight.drawn is not None  # who has drafts is ready
         found = self._sampler.read(flight.drawn)
@@ -240,24 +251,27 @@ class Engine:
         self._scheduler.computed(flight.schedule, accepted)
         drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
         for output in flight.last:
-            self._finish(output.request_id)
-        outputs = flight.outputs + flight.last
-        for (request, _), choices in each:
-            told = [self._advance(request, choice) for choice in choices]
+            if self._rows.get(output.request_id) is not None:
+                self._finish(output.request_id)
+        said: list[_Said] = []
+        for ready, choices in each:
+            if not self._alive(ready):
+                continue
+            first, request = len(said), ready[0]
+            said += [self._advance(request, choice) for choice in choices]
             work = drafted.get(request.request_id)
             if work is not None and self._speculation is not None:
                 self._speculation.landed(work, len(choices) - 1)
-                told[0] = replace(told[0], drafted=len(work.drafts), accepted=len(choices) - 1)
-            outputs += told
-        return outputs
+                said[first] = (*said[first][:-2], len(work.drafts), len(choices) - 1)
+        return said
 
-    def _advance(self, request: Request, choice: Choice) -> Output:
+    def _advance(self, request: Request, choice: Choice) -> _Said:
         """Append a request's next token, and end it where that was its last."""
         try:
             choice.check()
         except MicroscaleError as error:
             self._finish(request.request_id)
-            return Output(request.request_id, None, finish=Finish.ERROR, error=error)
+            return request.request_id, None, None, (), Finish.ERROR, error, 0, (), 0, 0
         request.tokens.append(choice.token)
         finish = None
         if choice.token in request.stops:
@@ -266,9 +280,7 @@ class Engine:
             finish = Finish.LENGTH
         if finish is not None:
             self._finish(request.request_id)
-        return Output(
-            request.request_id, choice.token, choice.logprob, choice.top, finish, num_cached=request.num_cached
-        )
+        return request.request_id, choice.token, choice.logprob, choice.top, finish, None, request.num_cached, (), 0, 0
 
     def _finish(self, request_id: str) -> None:
         self._scheduler.remove(request_id)
@@ -304,6 +316,7 @@ class Engine:
 
     def check(self) -> None:
         """Pages, requests and sampler agree, or an AssertionError says how not."""
-        self._scheduler.check()
+        flight = self._flight
+        self._scheduler.check(flight.schedule if flight is not None and flight.drafted else ())
         if self._rows.keys() != {request.request_id for request in self._scheduler.requests()}:
             raise AssertionError("scheduler and sampler hold different requests")

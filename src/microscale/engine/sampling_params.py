@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from microscale.backends.limits import MAX_TOP_LOGPROBS
 from microscale.errors import BadRequest
@@ -81,11 +82,11 @@ class SamplingParams:
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= MAX_TOP_LOGPROBS:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it lies between 0 and {MAX_TOP_LOGPROBS}.")
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
-    @property
+    @cached_property
     def filtered(self) -> bool:
         """Something is cut by rank: the largest part of sampling's work."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)

@@ -60,6 +60,7 @@ def test_all_outputs_of_a_step_come_together_and_the_first_says_how_many() -> No
     system = System(SMALL, 64, 40, speculation=drafting(SMALL, 1.0, most=3))
     system.submit("r", [1, 2, 3], 10)
     assert [output.token for output in system.step()] == alone([1, 2, 3], 1, SMALL.window)
+    assert system.step() == []  # it runs, and is read when the next can be launched
     second = system.step()
     assert [output.token for output in second] == alone([1, 2, 3], 5, SMALL.window)[1:]
     assert [(output.drafted, output.accepted) for output in second] == [(3, 3), (0, 0), (0, 0), (0, 0)]

@@ -76,3 +76,19 @@ def test_nothing_is_captured_on_a_cpu_or_where_graphs_are_off(monkeypatch: pytes
     for device, enabled in (("cpu", True), ("cuda", False)):
         graphs = Graphs(torch.device(device), lambda tokens: None, enabled=enabled)
         assert [graphs.run("key", 1, lambda: 7) for _ in range(3)] == [7] * 3
+
+
+def test_first_runs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of a kind, and each capture: what they take says nothing of the next."""
+
+    def capture(graphs: Graphs, key: Hashable, work: Callable[[], object]) -> None:
+        graph: Any = SimpleNamespace(replay=lambda: None)
+        graphs._graphs[key] = graph, "captured"
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    graphs = Graphs(torch.device("cuda"), lambda tokens: "too many" if tokens > 8 else None, enabled=True)
+    counts = []
+    for key, tokens in (("a", 1), ("a", 1), ("a", 1), ("b", 1), ("b", 1), ("c", 9), ("c", 9), ((1,), 1)):
+        graphs.run(key, tokens, lambda: "as it is")
+        counts.append(graphs.first_runs)
+    assert counts == [1, 2, 2, 3, 3, 3, 3, 4]

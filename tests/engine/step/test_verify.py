@@ -118,11 +118,12 @@ def test_there_are_rows_for_every_step(sequences: int) -> None:
                 pool.release(work.request.request_id)
 
 
-def test_every_tensor_begins_where_kernels_expect_it() -> None:
-    inputs = inputs_for(pools_of(60), 8, 7, max_pages=64)
+@pytest.mark.parametrize("max_pages", [64, 65])
+def test_every_tensor_begins_where_kernels_expect_it(max_pages: int) -> None:
+    inputs = inputs_for(pools_of(60), 8, 7, max_pages=max_pages)
     for tokens in range(2, 33):
         for rows in (1, 2, 3, 8):
-            batch = inputs.batch(VerifyKey(rows, tokens, 8, 64))
+            batch = inputs.batch(VerifyKey(rows, tokens, 8, max_pages))
             attention = [value for each in batch.attention.values() for value in vars(each).values()]
             held = [batch.token_ids, batch.positions, *batch.slots.values(), *attention]
             assert all(each.data_ptr() % 16 == 0 for each in held if isinstance(each, torch.Tensor))
@@ -137,6 +138,7 @@ def test_a_table_forgets_the_pages_of_rejected_drafts() -> None:
     def shown(row: int, work: Work) -> list[int]:
         for kind in LayerKind:
             tables.show(kind, row, work)
+        tables.flush()
         return [int(tables.of(kind, 3, 16)[row, 1]) for kind in LayerKind]
 
     def held(index: int) -> list[int]:
@@ -156,12 +158,14 @@ def test_a_table_forgets_the_pages_of_rejected_drafts() -> None:
         pool.grow("a", 3)
     tables.show(LayerKind.FULL, 0, later)
     tables.show(LayerKind.FULL, 1, later)
+    tables.flush()
     pools[LayerKind.FULL].shrink("a", 2)
     pools[LayerKind.FULL].grow("third", 2)
     pools[LayerKind.FULL].grow("a", 3)
     work.request.tokens += [1] * 4
     tables.show(LayerKind.FULL, 1, Work(work.request, 8, 1))
     tables.show(LayerKind.FULL, 0, Work(work.request, 9, 1))
+    tables.flush()
     pages = list(pools[LayerKind.FULL].pages_of("a"))
     assert tables.of(LayerKind.FULL, 3, 3)[0].tolist() == pages
     assert tables.of(LayerKind.FULL, 3, 3)[1].tolist() == pages

@@ -187,6 +187,7 @@ def assemble(
     )
     runner: Runner = own if team is None else team.lead(own, pools)
     if speculation is not None:
-        speculation.attach(Target(pools, limits, own.taps, enforce_eager, NOBODY if team is None else team))
+        others = NOBODY if team is None else team
+        speculation.attach(Target(pools, limits, own.taps, enforce_eager, others, own.first_runs))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

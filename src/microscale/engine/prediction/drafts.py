@@ -3,7 +3,7 @@
 A step that verifies K drafts of each sequence is a step of K + 1 times as many tokens: every layer's kernels take what
 they take for so many, and in a mixture of experts these tokens use more experts. Attention reads the keys of a sequence
 once for all of its tokens. The step is read before the next is launched, so what the host does is not hidden
-(``HOST_US``). A drafter that is a model adds its own passes.
+(``host_us``). A drafter that is a model adds its own passes.
 
 With an acceptance of a (the chance of each drafted token after accepted ones) a step gives 1 + a + … + a^K tokens.
 """
@@ -23,9 +23,20 @@ from microscale.engine.prediction.predict import decode_parts
 from microscale.hardware.whole_models import Case, Kind
 from microscale.models.outline import Outline
 
-HOST_US = 200.0
-"""Of the 300 us that the host takes for a step (docs/lab/decode.md), what the GPU waits for where steps are read one by
-one. An assumption: the engine corrects it by the times that it sees."""
+HOST_US = 400.0
+"""What the GPU waits for where steps are read one by one: reading tokens, launching the next step."""
+HOST_SEQUENCE_US = 16.0
+HOST_DRAFT_US = 1.5
+"""The same for each sequence, and for each draft of it: acceptance, pages, tables, inputs. With an H200 (2026-11-16,
+``bench gpt-oss-20b --speculative-acceptance 0.7``) steps took 480, 35 and 13 us more than their kernels. Since then the
+Python between two steps takes 0.06 ms and not 0.14 at 1 x 4 tokens, 1.5 and not 4 at 64 x 8 (on a CPU). These figures
+are what that leaves, and not measured yet. The engine corrects them by the times that it sees."""
+
+
+def host_us(sequences: int, drafts: int) -> float:
+    """Of a step in which each sequence has so many drafts; without any, steps run ahead and the host is hidden."""
+    return HOST_US + sequences * (HOST_SEQUENCE_US + drafts * HOST_DRAFT_US) if drafts else 0.0
+
 
 DraftTime = Callable[[int, int], float]
 """What a drafter takes, in microseconds: for so many sequences, each with so many drafts."""
@@ -65,12 +76,11 @@ def drafted_steps(
     case = Case(preset_name(outline.name), str(setup.precision), Kind.DECODE, sequences, context)
     mended = interval(alone, case, setup.gpu).us / alone.us
     experts = next((use.spec for use in outline.uses if use.op == "moe"), None)
-    host = 0.0 if setup.gpu.is_cpu else HOST_US
     found = []
     for count in drafts:
         parts = total([part.forecast for part in decode_parts(outline, plan, setup, sequences, context, count)])
         draft_us = draft_time(sequences, count) if count else 0.0
-        us = parts.us * mended + draft_us + (host if count else 0.0)
+        us = parts.us * mended + draft_us + (0.0 if setup.gpu.is_cpu else host_us(sequences, count))
         used = None if experts is None else distinct_experts(experts, sequences * (1 + count))
         found.append(DraftedStep(sequences, count, us, draft_us, parts.floor_us, used))
     return found

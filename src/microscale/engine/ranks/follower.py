@@ -194,4 +194,4 @@ class Follower:
             for work, first in zip(schedule, message.drew, strict=True)
             if first is not None
         }
-        drafter.observe(Launched(schedule, tokens, rows), message.most)
+        drafter.take_in(Launched(schedule, tokens, rows), message.most)

@@ -2,9 +2,10 @@
 
 The prior is the prediction that ``explain`` prints, at a few numbers of sequences and of drafts, and between them along
 straight lines (of drafts, and of doublings of sequences). Times of real steps say by which factor it is off, by *cell*:
-half doublings of sequences, drafts of a sequence. The lower median of the last few times counts, so that a step in
-which something was captured or the machine was busy is no news. A cell that was not seen takes the factors of those
-near it.
+half doublings of sequences, drafts of a sequence. The lower third of the last few times counts, so that a step in which
+the machine was busy is no news. A cell that was not seen takes the factors of those near it. One that looked dear is
+believed less the longer ago that was, until it is tried again: otherwise what was wrong once would stay so, since
+nobody takes drafts that look dear.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ NEWS = 0.02
 """A factor's change, as a logarithm, after which costs are reckoned anew."""
 STALE = 256
 """Steps with drafts after which steps without are to be timed again."""
+HALF_LIFE = 16
+"""Steps in which half of what a cell was too dear is forgotten: twice as many for each of its times. Two times may both
+have been bad luck, seven were not."""
+REVIEW = 16
+"""Steps after which costs are reckoned anew for that reason."""
 FORGOTTEN = 4096
 """Steps after which a cell that was not seen again counts no more: the machine may have been busy then."""
 MOST_TABLES = 16
@@ -112,10 +118,12 @@ class StepCosts:
         self._last[cell] = self._steps
         if self._steps % FORGOTTEN == 0:
             self._forget()
+        if self._steps % REVIEW == 0 and any(self._steps - last >= REVIEW for last in self._last.values()):
+            self._tables.clear()
         size = cell[0]
         self._drafted[size] = self._drafted.get(size, 0) + 1 if drafts else 0
         if len(seen) >= LEAST_SEEN:
-            factor = sorted(seen)[(len(seen) - 1) // 2]
+            factor = sorted(seen)[(len(seen) - 1) // 3]
             if cell not in self._factors or abs(factor - self._factors[cell]) > NEWS:
                 self._factors[cell] = factor
                 self._tables.clear()
@@ -139,6 +147,13 @@ class StepCosts:
             self._tables[sequences] = self._correct(sequences)
         return self._tables[sequences]
 
+    def expected(self, sequences: int, drafts: int, longest: int) -> float:
+        """What such steps took, however long ago; where there was none, as the table has it at first."""
+        predicted = self._predict(sequences)
+        return (predicted.verify[drafts] + predicted.drafting(longest)) * math.exp(
+            self._factor(_cell(sequences, drafts))
+        )
+
     def _predict(self, sequences: int) -> Costs:
         if sequences not in self._predicted:
             if len(self._predicted) >= MOST_TABLES:
@@ -150,13 +165,24 @@ class StepCosts:
 
     def _correct(self, sequences: int) -> Costs:
         predicted, size = self._predict(sequences), _cell(sequences, 0)[0]
-        factors = [math.exp(self._factor((size, count))) for count in range(self._most + 1)]
+        alone = self._factor((size, 0))
+        faded = [self._faded((size, count), alone) for count in range(1, self._most + 1)]
+        factors = [math.exp(factor) for factor in (alone, *faded)]
         verify = [predicted.verify[0] * factors[0]]
         for count in range(1, self._most + 1):
             part = predicted.verify[(count - 1) * sequences + 1 : count * sequences + 1]
             verify += [us * factors[count] for us in part]
         draft = [us * factor for us, factor in zip(predicted.draft, factors, strict=True)]
         return Costs(sequences, verify, draft, SIZES)
+
+    def _faded(self, cell: Cell, alone: float) -> float:
+        """The factor of a cell with drafts, as a logarithm. ``alone``: that of the same step without."""
+        factor = self._factor(cell)
+        if factor <= alone:
+            return factor
+        age = self._steps - self._last.get(cell, self._steps)
+        half_life = HALF_LIFE << len(self._seen.get(cell, ()))
+        return alone + (factor - alone) * math.exp2(-age / half_life)
 
     def _factor(self, cell: Cell) -> float:
         """As a logarithm: what the cell's own times say, or those near it."""

@@ -13,10 +13,10 @@ it reads them from is the engine's (``Target``), which it is attached to once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -28,8 +28,7 @@ from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """A request that decodes: what stands before its next tokens, and how many of these are wanted."""
 
     request: Request
@@ -79,6 +78,8 @@ class Target:
     taps: Taps | None
     enforce_eager: bool = False
     others: Others = NOBODY
+    first_runs: Callable[[], int] = lambda: 0
+    """How many of its steps so far were slow because they were the first of their kind, or captured a graph."""
 
 
 class Drafter(Protocol):

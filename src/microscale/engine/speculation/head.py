@@ -3,6 +3,13 @@
 Behind each step of the target the head takes in all of its rows, those of prompts too, and guesses the next tokens of
 the sequences that drew one. It is launched before the step's tokens are read; its guesses are read after them. Its keys
 and values lie in pages under the numbers of the target's full layers (``head_inputs``).
+
+While it rests it takes in nothing, and the pages that are written meanwhile have holes:
+
+    pages of a request    | whole | a step was missed | …    not drafted for any more: no page after a hole is whole
+    in the prefix cache   | whole | a step was missed |      who shares the first alone is drafted for
+
+A page is whole again when a request that is whole so far begins it.
 """
 
 from __future__ import annotations
@@ -14,11 +21,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head_inputs import HeadInputs, HeadKey
 from microscale.engine.step.graphs import Graphs, graph_memory
+from microscale.engine.step.work import Work
+from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 
+FULL = LayerKind.FULL
 GRAPH_ROWS = 1024
 """Above it the target's step takes longer than the host needs to launch the head's kernels one by one."""
 FIRST_SEQUENCES = (1, 2, 4, 8)
@@ -48,6 +59,10 @@ class HeadDrafter:
         self._head = head
         self._most = most
         self._guesses = _Guesses()
+        self._whole: dict[str, int] = {}
+        """Requests of which nothing was missed → how often they were preempted until then."""
+        self._holes: set[int] = set()
+        """Pages."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -61,6 +76,7 @@ class HeadDrafter:
     def attach(self, target: Target) -> None:
         """To the engine whose steps it follows, before the first of them."""
         head, self._others = self._head, target.others
+        self._pool, self._page_size = target.pools[FULL], target.limits.page_size
         self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
         self._kv = head.new_cache(self._inputs.num_pages)
         budget = graph_memory(head.ops.gpu)
@@ -68,6 +84,9 @@ class HeadDrafter:
         self._padded = self._graphs.enabled
         rows, pin = target.limits.max_num_seqs, head.device.type == "cuda"
         self._host = torch.zeros((rows, self._most), dtype=torch.int64, pin_memory=True) if pin else None
+
+    def first_runs(self) -> int:
+        return self._graphs.first_runs
 
     def prepare(self) -> None:
         """Capture what the first steps will want: a few sequences with drafts of full length."""
@@ -84,11 +103,48 @@ class HeadDrafter:
             self._inputs.fill(Launched(()), key)
             self._graphs.run(key, key.rows, partial(self._draft, key))
 
-    def observe(self, step: Launched, most: int) -> None:
-        with self._others.drafting(step, most):
-            self._take_in(step, most)
+    def follows(self, request: Request) -> bool:
+        """Whether it has taken in all of the request so far."""
+        return self._whole.get(request.request_id) == request.num_preempted
 
-    def _take_in(self, step: Launched, most: int) -> None:
+    def follow(self, step: Launched) -> None:
+        """A step that will be observed: who is new in it, and which of its pages are whole."""
+        for work in step.schedule:
+            request = work.request
+            if not self.follows(request):
+                before = self._pool.pages_of(request.request_id)[: -(-work.first // self._page_size)]
+                if not self._holes.isdisjoint(before):
+                    self._miss(work)
+                    continue
+                self._whole[request.request_id] = request.num_preempted
+            if self._holes:
+                # Pages that begin now. One that began before is whole, or the request would not be.
+                self._holes.difference_update(self._pages(work)[bool(work.first % self._page_size) :])
+
+    def rest(self, step: Launched) -> None:
+        """A step that is not observed."""
+        self._guesses = _Guesses()
+        for work in step.schedule:
+            self._miss(work)
+
+    def _miss(self, work: Work) -> None:
+        self._whole.pop(work.request.request_id, None)
+        self._holes.update(self._pages(work))
+
+    def _pages(self, work: Work) -> Sequence[int]:
+        """Those that the step writes to."""
+        last = (work.first + work.count - 1) // self._page_size
+        return self._pool.pages_of(work.request.request_id)[work.first // self._page_size : last + 1]
+
+    def observe(self, step: Launched, most: int) -> None:
+        if not any(self.follows(work.request) for work in step.schedule):
+            self._guesses = _Guesses()
+            return
+        with self._others.drafting(step, most):
+            self.take_in(step, most)
+
+    def take_in(self, step: Launched, most: int) -> None:
+        """What ``observe`` does where rank 0 has decided that it is done."""
         count = min(most, self._most)
         if count and not self._head.guesses_in_turn:
             count = self._most  # what a block guesses depends on its length
@@ -121,6 +177,7 @@ class HeadDrafter:
 
     def forget(self, request_id: str) -> None:
         """The request has ended: nobody may take its guesses for those of another by the same name."""
+        self._whole.pop(request_id, None)
         self._guesses = _Guesses(
             {name: row for name, row in self._guesses.rows.items() if name != request_id},
             self._guesses.tokens,

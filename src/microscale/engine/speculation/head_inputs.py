@@ -127,6 +127,7 @@ class HeadInputs:
                 self._tables.show(FULL, row, work)
             for row in range(len(drew), key.sequences):
                 self._tables.show_nobody(FULL, row)
+            self._tables.flush()
         if self._copied:
             self._copied[0].record()
 

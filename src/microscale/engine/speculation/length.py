@@ -6,11 +6,11 @@ cost.
 
     every step            + ``SHARE`` of its time
     a step with drafts    + what its tokens would have taken without drafts - what it took
-    never above           ``MOST_KEPT`` steps
+    never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
 
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
 without one, and a step or two. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
-acceptance can be learned anew.
+acceptance can be learned anew. A draft head costs time even then, so it rests (``resting``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from microscale.engine.request import Request
 from microscale.engine.speculation.acceptance import Acceptance
 from microscale.engine.speculation.arithmetic import Costs, best_lengths
 from microscale.engine.speculation.costs import Prior, StepCosts
+from microscale.engine.speculation.resting import Resting
 
 SHARE = 0.02
 MOST_KEPT = 8
@@ -28,7 +29,7 @@ LEAST_GAIN = 1.02
 """Drafts that gain less are none: costs are not known better than that."""
 PROBE_TOKENS = 2
 OUTLIER = 2.0
-"""A step that takes so many times what was expected captured a graph, or the machine was busy: its drafts are charged
+"""A step that takes so many times what was expected was not slow for its drafts: the machine was busy. They are charged
 what was expected. Where all such steps do, the next are expected to."""
 
 
@@ -46,6 +47,10 @@ class Length:
     def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
         """A step in which so many sequences decoded, some with drafts of these lengths of which so many tokens were
         accepted, ended so long after the one before it."""
+
+    def rests(self, sequences: int) -> bool:
+        """Whether a drafter that is a model need not follow steps of so many sequences: no drafts pay there."""
+        return False
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
@@ -77,6 +82,7 @@ class ByArithmetic(Length):
         self._acceptance = Acceptance(most)
         self._account = 0.0
         """In microseconds."""
+        self._resting = Resting()
 
     def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
         none = [0] * len(requests)
@@ -102,14 +108,17 @@ class ByArithmetic(Length):
 
     def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
         drafts, longest = sum(lengths), max(lengths, default=0)
-        costs = self._costs.table(sequences)
-        expected = costs.verify[drafts] + costs.drafting(longest)
+        alone, expected = self._costs.expected(sequences, 0, 0), self._costs.expected(sequences, drafts, longest)
         self._costs.timed(sequences, drafts, longest, us)
-        alone, counted = costs.verify[0], us if us <= OUTLIER * expected else expected
+        counted = us if us <= OUTLIER * expected else expected
         self._account += SHARE * counted
-        if drafts:
-            self._account += alone * (sequences + accepted) / sequences - counted
-        self._account = min(self._account, MOST_KEPT * alone)
+        gained = alone * (sequences + accepted) / sequences - counted if drafts else 0.0
+        self._account += gained
+        self._resting.stepped(sequences, counted, gained)
+        self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
+
+    def rests(self, sequences: int) -> bool:
+        return self._resting.rests(sequences)
 
     def forget(self, request_id: str) -> None:
         self._acceptance.forget(request_id)

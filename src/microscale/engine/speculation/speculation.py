@@ -25,32 +25,31 @@ class Counts:
     """Of all drafts that ran."""
 
     def __init__(self, most: int) -> None:
-        self._drafts = 0
-        self._drafted_per_pos = [0] * most
-        """How many drafts had a first token, a second, …"""
-        self._accepted_per_pos = [0] * most
-        """How often it was accepted."""
+        self._most = most
+        self._times: dict[tuple[int, int], int] = {}
+        """How often so many tokens were drafted, and so many of them accepted."""
         self._length = 0.0
         """Of drafts lately: the mean over sequences, those without drafts among them."""
 
     def add(self, drafted: int, accepted: int) -> None:
-        self._drafts += 1
-        for place in range(drafted):
-            self._drafted_per_pos[place] += 1
-            self._accepted_per_pos[place] += place < accepted
+        became = drafted, accepted
+        self._times[became] = self._times.get(became, 0) + 1
 
     def stepped(self, lengths: Sequence[int]) -> None:
         """A step in which all sequences decoded, with drafts of these lengths."""
         self._length += (sum(lengths) / len(lengths) - self._length) / RECENT_STEPS
 
     def added_to(self, stats: Stats) -> Stats:
+        times = self._times.items()
+        drafted = tuple(sum(n for (count, _), n in times if count > place) for place in range(self._most))
+        accepted = tuple(sum(n for (_, count), n in times if count > place) for place in range(self._most))
         return replace(
             stats,
-            num_drafts=self._drafts,
-            num_draft_tokens=sum(self._drafted_per_pos),
-            num_accepted_tokens=sum(self._accepted_per_pos),
-            drafted_per_pos=tuple(self._drafted_per_pos),
-            accepted_per_pos=tuple(self._accepted_per_pos),
+            num_drafts=sum(self._times.values()),
+            num_draft_tokens=sum(drafted),
+            num_accepted_tokens=sum(accepted),
+            drafted_per_pos=drafted,
+            accepted_per_pos=accepted,
             draft_length=round(self._length, 3),
         )
 
@@ -72,6 +71,8 @@ class Speculation:
         self._length: Length = FixedLength(most) if length is None else length
         self._clock = clock
         self._last_end: float | None = None
+        self._target_first_runs: Callable[[], int] = lambda: 0
+        self._seen_first_runs = 0
         self.counts = Counts(most)
 
     @classmethod
@@ -118,8 +119,13 @@ class Speculation:
 
     def attach(self, target: Target) -> None:
         """To an engine, before its first step."""
+        self._target_first_runs = target.first_runs
         if self._head is not None:
             self._head.attach(target)
+
+    def first_runs(self) -> int:
+        """Steps so far, of the target and of a head, that were the first of their kind or captured a graph."""
+        return self._target_first_runs() + (0 if self._head is None else self._head.first_runs())
 
     def prepare(self) -> None:
         """Make ready what the first steps will want."""
@@ -127,6 +133,13 @@ class Speculation:
             self._head.prepare()
 
     def observe(self, step: Launched) -> None:
+        if self._head is None:
+            self._drafter.observe(step, self.most)
+            return
+        if self._length.rests(len(step.schedule)):
+            self._head.rest(step)
+            return
+        self._head.follow(step)
         drew = [work.request for work in step.schedule if work.request.request_id in step.first_rows]
         self._drafter.observe(step, max((context.most for context in self._contexts(drew)), default=0))
 
@@ -136,13 +149,16 @@ class Speculation:
 
     def ended(self, schedule: Sequence[Work], accepted: int = 0) -> None:
         """The tokens of a step are read, though no request has them yet, and so many of its drafts were accepted. Steps
-        with prompts, and the first after an idle time, which has one, say nothing of what drafts cost."""
+        with prompts, and the first after an idle time, which has one, say nothing of what drafts cost; nor do
+        those since whose predecessor something ran for the first time, or was captured."""
         now = self._clock()
         before, self._last_end = self._last_end, now
+        seen, self._seen_first_runs = self._seen_first_runs, self.first_runs()
         if before is not None and all(work.verifies for work in schedule):
             lengths = [len(work.drafts) for work in schedule]
             self.counts.stepped(lengths)
-            self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
+            if seen == self._seen_first_runs:
+                self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
 
     def forget(self, request_id: str) -> None:
         self._drafter.forget(request_id)
@@ -150,8 +166,12 @@ class Speculation:
 
     def _contexts(self, requests: Sequence[Request]) -> list[Context]:
         """The last token that a request may have is drawn and not drafted. With penalties each token changes how the
-        next is drawn, so such a request runs without drafts."""
-        able = [r for r in requests if not r.params.penalised]
-        lengths = zip(able, self._length.choose(able, len(requests)), strict=True)
-        wanted = ((r, min(most, r.params.max_tokens - r.num_generated - 1)) for r, most in lengths)
-        return [Context(request, most) for request, most in wanted if most > 0]
+        next is drawn, so such a request runs without drafts; so does one of which a head has missed a step."""
+        head = self._head
+        able = [r for r in requests if not r.params.penalised and (head is None or head.follows(r))]
+        found = []
+        for request, length in zip(able, self._length.choose(able, len(requests)), strict=True):
+            most = min(length, request.params.max_tokens - request.num_generated - 1)
+            if most > 0:
+                found.append(Context(request, most))
+        return found

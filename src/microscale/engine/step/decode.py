@@ -111,6 +111,7 @@ class DecodeInputs:
             wide.append(slots + [pool.num_pages * self._page_size] * spare)
             for row in range(len(schedule), size):
                 self.tables.show_nobody(kind, row)
+        self.tables.flush()
         self._host.reverse()
         host, there = _lines(self._host[0], size), _lines(self._wide, size)
         host[:-1].copy_(torch.tensor(wide))

@@ -60,17 +60,19 @@ class Holdings:
     def take(self, request: Request, count: int) -> int:
         """Pages for up to ``count`` more tokens; gives for how many there are."""
         size, owner, first = self._limits.page_size, request.request_id, request.num_computed
-        if count == 1 and first % size:
-            return 1  # the token before it has its page
+        if first % size and first + count <= len(self._full.pages_of(owner)) * size:
+            return count  # the token before has its page, and there is room
         # The first new token sees from here on; what lies before is of no more use.
         self._sliding.drop(owner, max(0, first - self._limits.window + 1) // size)
-        for pool in self._pools.values():
-            room = (len(pool.pages_of(owner)) + pool.num_free) * size - first
-            count = min(count, room)
+        held = len(self._full.pages_of(owner))  # as many places as in the other pool
+        free = min(self._full.num_free, self._sliding.num_free)
+        count = min(count, (held + free) * size - first)
         if count <= 0:
             return 0
-        for pool in self._pools.values():
-            pool.grow(owner, pages_for(first + count, size))
+        total = pages_for(first + count, size)
+        if total > held:
+            self._full.grow(owner, total)
+            self._sliding.grow(owner, total)
         return count
 
     def settle(self, work: Work, accepted: int) -> None:
@@ -108,16 +110,19 @@ class Holdings:
             pool.release(request.request_id)
         request.num_computed = 0
 
-    def check(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
-        """Pools are consistent; who waits holds nothing, and who runs nothing beyond its tokens. Between steps."""
+    def check(self, running: Iterable[Request], waiting: Iterable[Request], flying: Sequence[Work] = ()) -> None:
+        """Pools are consistent; who waits holds nothing, and who runs nothing beyond its tokens, those of a step
+        that is ``flying`` among them. Between steps."""
         running = list(running)
+        ends = {id(work.request): work.first + work.count for work in flying}
         for pool in self._pools.values():
             pool.check()
             for request in waiting:
                 if pool.pages_of(request.request_id):
                     raise AssertionError(f"{request.request_id} waits and holds pages")
             for request in running:
-                held, needed = len(pool.pages_of(request.request_id)), pages_for(request.num_computed, self._size)
+                end = ends.get(id(request), request.num_computed)
+                held, needed = len(pool.pages_of(request.request_id)), pages_for(end, self._size)
                 if held != needed:
                     raise AssertionError(
                         f"{request.request_id} holds {held} pages, and its tokens in the cache take {needed}"

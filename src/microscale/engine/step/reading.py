@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from microscale.backends.ops import Sampled, Status
 from microscale.errors import BadLogits, BadRequest
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The next token of one request, or why there is none."""
 
     token: int
@@ -31,6 +31,25 @@ class Choice:
             raise BadLogits("The model's logits are not finite; the weights or the activations are broken.")
         if self.status is Status.NOTHING_ALLOWED:
             raise BadRequest("logit_bias and the grammar together allow no token here.")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was sampled, as plain lists, row by row. A ``Choice`` is made of a row that somebody wants."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    status: list[int]
+    top: tuple[list[list[int]], list[list[float]]] | None
+
+    def choice(self, row: int, wanted: int, fault: str | None = None) -> Choice:
+        """``wanted``: likeliest tokens."""
+        top: tuple[tuple[int, float], ...] = ()
+        if self.top is not None and wanted:
+            ids, values = self.top
+            top = tuple(zip(ids[row][:wanted], values[row][:wanted], strict=True))
+        status = self.status[row]
+        return Choice(self.tokens[row], self.logprobs[row], top, Status(status) if status else Status.OK, fault)
 
 
 class Reading:
@@ -58,16 +77,17 @@ class Reading:
             own = [tokens, logprobs.view(torch.float32), status]
         self._tensors = own + [_to_host(t) for t in top]
 
-    def choices(self, wanted: Sequence[int]) -> list[Choice]:
-        """The one place where sampling waits for the device. ``wanted``: likeliest tokens of each row."""
+    def found(self) -> Found:
+        """The one place where sampling waits for the device."""
         if self._there is not None:
             self._there.synchronize()
         tokens, logprobs, status, *top = (tensor.tolist() for tensor in self._tensors)
-        tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
-        if top:
-            rows = zip(*top, wanted, strict=True)
-            tops = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
-        return [Choice(*row[:3], Status(row[3])) for row in zip(tokens, logprobs, tops, status, strict=True)]
+        return Found(tokens, logprobs, status, (top[0], top[1]) if top else None)
+
+    def choices(self, wanted: Sequence[int]) -> list[Choice]:
+        """Of all rows. ``wanted``: likeliest tokens of each."""
+        found = self.found()
+        return [found.choice(row, count) for row, count in enumerate(wanted)]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

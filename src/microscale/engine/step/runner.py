@@ -203,6 +203,10 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self._model.config.vocab_size
 
+    def first_runs(self) -> int:
+        """Steps so far that were slow because nothing like them had run: see ``Graphs``."""
+        return self._graphs.first_runs
+
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling,
 from microscale.backends.ranks import likeliest
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.reading import Choice, Reading
+from microscale.engine.step.reading import Choice, Found, Reading
 from microscale.errors import Unsupported
 
 
@@ -39,6 +40,13 @@ class _Request:
     matcher: Matcher | None
     drawn: int = 0
     """Tokens of it that were drawn and are, or will be, its output."""
+
+    @cached_property
+    def plain(self) -> bool:
+        """It takes the likeliest token, whatever was drawn before, and nothing more is asked of it."""
+        p = self.params
+        changed = p.penalised or p.logit_bias or p.min_tokens or self.matcher is not None
+        return p.temperature <= 0 and not p.logprobs and not changed
 
     def bias(self, after: int = 0) -> dict[int, float]:
         """Of the token after the next ``after`` ones."""
@@ -64,7 +72,9 @@ class Drawn:
     tokens: Tensor
     """int32 on the device, row by row."""
     reading: Reading
-    rows: Sequence[_Row]
+    requests: Sequence[_Request]
+    drafts: Sequence[Sequence[int]]
+    """Of each request: it has a row more than drafts."""
     faults: Mapping[int, str]
     """Rows whose grammar has failed."""
 
@@ -94,6 +104,7 @@ class Sampler:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Rows → what ``_unread`` made for them.
         self._off: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._plain: dict[int, SamplingBatch] = {}
         # int32 [rows, words], on the host and pinned: made when the first request with a grammar comes.
         self._masks: Tensor | None = None
 
@@ -129,10 +140,15 @@ class Sampler:
         ``cut`` before; it has a row more for each, and what is drawn must be read before it is drawn again.
         """
         requests = [self._requests[request_id] for request_id in request_ids]
-        rows = _rows(requests, drafts) if any(drafts) else [_Row(request) for request in requests]
+        drafts = drafts or [()] * len(requests)
         # On the host, while the device still computes the logits.
-        allowed, faults = self._allowed(rows)
-        batch = self._batch(rows, allowed)
+        faults: Mapping[int, str] = {}
+        if all(request.plain for request in requests):
+            batch = self._plain_batch(len(requests) + sum(map(len, drafts)))
+        else:
+            rows = _rows(requests, drafts)
+            allowed, faults = self._allowed(rows)
+            batch = self._batch(rows, allowed)
         if blocks is not None and logits.shape[1] < self._vocab:
             # Of several ranks, whose logits stayed where they are: see ``engine/ranks/gathering``.
             changed = any(each is not None for each in (batch.history, batch.bias, batch.allowed))
@@ -143,35 +159,43 @@ class Sampler:
             sampled = self._sampling(logits, batch, blocks)
         for request in requests:
             request.drawn += 1
-        return Drawn(sampled.tokens, Reading(sampled, self._side), rows, faults)
+        return Drawn(sampled.tokens, Reading(sampled, self._side), requests, drafts, faults)
 
     def read(self, drawn: Drawn) -> list[list[Choice]]:
         """Wait for what was drawn. Of each request one token, and before it the drafts that were accepted."""
-        choices = drawn.reading.choices([row.request.params.logprobs or 0 for row in drawn.rows])
+        values = drawn.reading.found()
         found: list[list[Choice]] = []
-        rejected = False
-        for at, (row, drawn_here) in enumerate(zip(drawn.rows, choices, strict=True)):
-            if not row.after:
-                found.append([])
-            elif rejected:
-                continue
-            else:
-                row.request.drawn += 1
-            choice = replace(drawn_here, fault=drawn.faults[at]) if at in drawn.faults else drawn_here
-            if choice.fault is None and row.request.matcher is not None and choice.status is Status.OK:
-                row.request.matcher.accept(choice.token)
-            found[-1].append(choice)
-            rejected = choice.fault is not None or choice.status is not Status.OK or choice.token != row.draft
+        at = 0
+        for request, draft in zip(drawn.requests, drawn.drafts, strict=True):
+            accepted = self._accepted(draft, values, at, drawn.faults) if draft else 0
+            wanted, faults = request.params.logprobs or 0, drawn.faults
+            rows = range(at, at + accepted + 1)
+            choices = [values.choice(row, wanted, faults.get(row) if faults else None) for row in rows]
+            request.drawn += accepted
+            if request.matcher is not None:
+                for choice in choices:
+                    if choice.fault is None and choice.status is Status.OK:
+                        request.matcher.accept(choice.token)
+            found.append(choices)
+            at += 1 + len(draft)
         return found
+
+    def _accepted(self, draft: Sequence[int], values: Found, at: int, faults: Mapping[int, str]) -> int:
+        """How many tokens of a draft are what was drawn, from row ``at`` on. A row without a token ends it."""
+        for row, token in enumerate(draft, start=at):
+            if values.tokens[row] != token or values.status[row] or row in faults:
+                return row - at
+        return len(draft)
 
     def cut(self, request_id: int, draft: Sequence[int]) -> Sequence[int]:
         """As much of a draft as may be verified: nothing from a stop token on (the row before it draws that as well),
         and nothing that the grammar forbids."""
         request = self._requests[request_id]
-        end = next((place for place, token in enumerate(draft) if token in request.stops), len(draft))
-        if request.matcher is not None and end:
-            end = request.matcher.count_allowed(draft[:end])
-        return draft[:end]
+        if not request.stops.isdisjoint(draft):
+            draft = draft[: next(place for place, token in enumerate(draft) if token in request.stops)]
+        if request.matcher is not None and draft:
+            draft = draft[: request.matcher.count_allowed(draft)]
+        return draft
 
     def must_read(self, request_id: int) -> bool:
         """What the request may draw next depends on what it drew."""
@@ -223,6 +247,16 @@ class Sampler:
             allowed=allowed,
             top_logprobs=max((p.logprobs or 0 for p in all_params), default=0),
         )  # fmt: skip
+
+    def _plain_batch(self, rows: int) -> SamplingBatch:
+        """Of requests that are all plain: the same for each number of rows."""
+        if rows not in self._plain:
+            (temperature, top_p, min_p, repetition, presence, frequency), wide, top_k = self._unread(rows)
+            self._plain[rows] = SamplingBatch(
+                temperature, top_k, top_p, min_p, repetition, presence, frequency, wide[0], wide[1],
+                draws=False, filters=False,
+            )  # fmt: skip
+        return self._plain[rows]
 
     def _numbers(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor, Tensor]:
         """float32 [6, rows], int64 [3, rows] (seed, place, slot) and top-k: two copies to the device, however many."""

@@ -17,7 +17,6 @@ them. Who holds which pages, and what becomes of those of rejected drafts, is dr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from microscale.engine.request import Request
 from microscale.engine.step.holdings import Holdings, pages_for
@@ -172,7 +171,7 @@ class Scheduler:
             wanted = drafts.get(work.request.request_id, ())[:budget] if work.decodes else ()
             count = self._take(work.request, 1 + len(wanted)) - 1 if wanted else 0
             budget -= count
-            found.append(replace(work, count=1 + count, drafts=tuple(wanted[:count])) if count else work)
+            found.append(Work(work.request, work.first, 1 + count, drafts=tuple(wanted[:count])) if count else work)
         return found
 
     def _prompts(self, running: list[Request], budget: int) -> list[Work]:
@@ -255,9 +254,10 @@ class Scheduler:
         self.num_preemptions += 1
         self._waiting[request.request_id] = self._running.pop(request.request_id)
 
-    def check(self) -> None:
-        """Pools are consistent, and only running requests hold pages, and no more than their tokens need."""
-        self._holdings.check(self._running.values(), self._waiting.values())
+    def check(self, flying: Sequence[Work] = ()) -> None:
+        """Pools are consistent, and only running requests hold pages, and no more than their tokens need. ``flying``:
+        a step that was not ``computed`` yet, for which pages are held too."""
+        self._holdings.check(self._running.values(), self._waiting.values(), flying)
 
 
 def _part(request: Request, free: int, share: int) -> int:

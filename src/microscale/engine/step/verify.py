@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,17 @@ class VerifyKey:
     """New tokens of a sequence, at most: a power of two."""
     pages: int
     """Of a sequence, at most."""
+
+
+class _Views(NamedTuple):
+    """Where a step of one key is laid out on the host, and the copy of all of it."""
+
+    wide: Any
+    """NumPy arrays, as ``_parts`` has them."""
+    starts: Any
+    lens: Any
+    host: Tensor
+    there: Tensor
 
 
 def spare_rows(max_rows: int) -> int:
@@ -76,6 +87,7 @@ class VerifyInputs:
         self._host = torch.zeros(words, dtype=torch.int64, pin_memory=pin)
         self._copied = torch.cuda.Event() if pin else None
         self._batches: dict[VerifyKey, ForwardBatch] = {}
+        self._known_views: dict[VerifyKey, _Views] = {}
 
     def key(self, schedule: Sequence[Work]) -> VerifyKey:
         """The graph that the schedule runs in."""
@@ -97,38 +109,54 @@ class VerifyInputs:
         """Lay the schedule out as ``key`` has it, and begin the copy. It waits for the copy before."""
         if self._copied is not None:
             self._copied.synchronize()
+        views = self._views(key)
         counts = [work.count for work in schedule]
-        lens = [work.first + work.count for work in schedule]
         spare = key.tokens - sum(counts)
         nobody = [min(key.longest, spare - at) for at in range(0, spare, key.longest)]
-        starts = [0, *accumulate(counts + nobody)]
         empty = key.rows - len(counts) - len(nobody)
-        wide, query_start, context_lens = self._parts(self._host, key)
-        query_start.copy_(torch.tensor(starts + [key.tokens] * empty))
-        context_lens.copy_(torch.tensor(lens + nobody + [0] * empty))
-        spans = [range(work.first, work.first + work.count) for work in schedule] + [range(count) for count in nobody]
-        tokens = [token for work in schedule for token in work.tokens]
-        lines: list[list[int]] = [tokens + [0] * spare, [position for span in spans for position in span]]
-        lines += [self._slots(kind, schedule, nobody) for kind in KINDS]
-        wide.copy_(torch.tensor(lines))
-        words = self._places(key)[-1]
-        self._there[:words].copy_(self._host[:words], non_blocking=True)
+        tokens: list[int] = []
+        positions: list[int] = []
+        for work in schedule:
+            tokens += work.tokens
+            positions += range(work.first, work.first + work.count)
+        for count in nobody:
+            positions += range(count)
+        views.wide[0] = tokens + [0] * spare
+        views.wide[1] = positions
+        for line, kind in enumerate(KINDS, start=2):
+            views.wide[line] = self._slots(kind, schedule, nobody)
+        views.starts[:] = [*accumulate(counts + nobody, initial=0), *[key.tokens] * empty]
+        views.lens[:] = [*(work.first + work.count for work in schedule), *nobody, *[0] * empty]
+        self._tables.flush()
+        views.there.copy_(views.host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
     def _slots(self, kind: LayerKind, schedule: Sequence[Work], nobody: Sequence[int]) -> list[int]:
         """Where each token's keys and values go; the page tables are brought up to date on the way."""
-        size, slots = self._size, []
+        size, show = self._size, self._tables.show
+        slots: list[int] = []
         for row, work in enumerate(schedule):
-            pages = self._tables.show(kind, row, work)
-            places = range(work.first, work.first + work.count)
-            slots += [pages[place // size] * size + place % size for place in places]
+            pages, place, left = show(kind, row, work), work.first, work.count
+            while left:
+                index, offset = divmod(place, size)
+                part = min(left, size - offset)
+                begin = pages[index] * size + offset
+                slots += range(begin, begin + part)
+                place, left = place + part, left - part
         # The page after the last is nobody's.
         beyond = self._pools[kind].num_pages * size
         for row, count in enumerate(nobody, start=len(schedule)):
             self._tables.show_nobody(kind, row, pages_for(count, size))
             slots += [beyond + place % size for place in range(count)]
         return slots
+
+    def _views(self, key: VerifyKey) -> _Views:
+        if key not in self._known_views:
+            wide, starts, lens = (part.numpy() for part in self._parts(self._host, key))
+            words = self._places(key)[-1]
+            self._known_views[key] = _Views(wide, starts, lens, self._host[:words], self._there[:words])
+        return self._known_views[key]
 
     def batch(self, key: VerifyKey) -> ForwardBatch:
         """The step as the model takes it. The tensors are the same at every call."""

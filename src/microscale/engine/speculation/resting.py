@@ -1,0 +1,71 @@
+"""When a draft head rests: it costs time behind every step, also while nothing is drafted.
+
+    awake    ``SETTLING`` + ``WINDOW`` steps: if what drafts gave in the second part is less than ``LEAST`` of its time,
+             the head rests; else the same again
+    resting  the head takes no notice of steps, so requests that run meanwhile are drafted for no more (``head``);
+             ``FIRST_REST`` steps, and twice as many each time in a row, up to ``MOST_REST``
+
+By the number of sequences, in doublings: a head that is of no use for 64 sequences may be for one. So at worst it is
+awake in one step of seven, and the account of ``length`` holds for those steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SETTLING = 64
+"""Steps in which lengths and chances are found out."""
+WINDOW = 64
+LEAST = 0.03
+FIRST_REST = 1024
+MOST_REST = 8192
+
+
+@dataclass
+class _State:
+    """Of steps of about so many sequences."""
+
+    steps: int = 0
+    """Of the present window."""
+    us: float = 0.0
+    gained: float = 0.0
+    left: int = 0
+    """Steps to rest."""
+    rest: int = FIRST_REST
+    """Steps of the next rest."""
+
+
+class Resting:
+    """Whether it rests in steps of so many sequences."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, _State] = {}
+
+    def _of(self, sequences: int) -> _State:
+        size = max(sequences - 1, 0).bit_length()
+        state = self._states.get(size)
+        if state is None:
+            state = self._states[size] = _State()
+        return state
+
+    def rests(self, sequences: int) -> bool:
+        return self._of(sequences).left > 0
+
+    def stepped(self, sequences: int, us: float, gained: float) -> None:
+        """A step took so long; without drafts its tokens would have taken ``gained`` more."""
+        state = self._of(sequences)
+        if state.left:
+            state.left -= 1
+            return
+        state.steps += 1
+        if state.steps <= SETTLING:
+            return
+        state.us += us
+        state.gained += gained
+        if state.steps < SETTLING + WINDOW:
+            return
+        if state.gained < LEAST * state.us:
+            state.left, state.rest = state.rest, min(2 * state.rest, MOST_REST)
+        else:
+            state.rest = FIRST_REST
+        state.steps, state.us, state.gained = 0, 0.0, 0.0

@@ -1,0 +1,106 @@
+"""The engine's own choice of drafts, with step times that were measured: gpt-oss-20b on an H200, random drafts, on
+2026-11-16. In simulated time: nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from microscale.engine.speculation.costs import StepCosts
+from microscale.engine.speculation.drafter import Target
+from microscale.engine.speculation.length import ByArithmetic
+from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.models.config import LayerKind
+from support.drafters import KnowingDrafter
+from support.mock_engine import VOCAB, System, alone
+from support.simulated_drafts import Simulation, best_fixed, prior_of
+from support.simulated_runner import Clock, FirstRunsRunner
+
+MOST = 7
+MEASURED = {
+    1: (1.386, 2.162, 2.422, 2.944, 3.087, 3.184, 3.436, 3.613),
+    4: (2.362, 3.590, 4.119, 4.370, 4.937, 5.069, 5.229, 5.335),
+    16: (3.641, 5.747, 6.393, 6.651, 7.241, 7.594, 7.826, 8.089),
+    64: (5.037, 8.726, 10.229, 11.298, 14.625, 13.573, 15.456, 17.204),
+}
+PREDICTED = {
+    1: (1.363, 1.904, 2.251, 2.459, 2.637, 2.792, 2.928, 3.048),
+    4: (2.227, 3.047, 3.411, 3.652, 3.845, 3.954, 4.047, 4.133),
+    16: (3.465, 4.145, 4.427, 5.144, 5.479, 5.531, 5.604, 5.697),
+    64: (5.024, 5.774, 6.271, 6.885, 7.563, 8.280, 9.023, 9.785),
+}
+FIRST_MS = 40.0
+"""What the first steps of each size take more: they run eagerly, or capture a graph."""
+
+
+def simulate(sequences: int) -> Simulation:
+    rule = ByArithmetic(prior_of(PREDICTED), MOST)
+    return Simulation(rule, MOST, MEASURED, sequences, first_ms=FIRST_MS).told()
+
+
+@pytest.mark.parametrize("sequences", sorted(MEASURED))
+def test_first_steps_do_not_keep_it_from_the_best_length(sequences: int) -> None:
+    simulation = simulate(sequences)
+    simulation.run(300, 0.7)
+    assert simulation.run(500, 0.7) >= 0.95 * best_fixed(MEASURED, sequences, 0.7)
+
+
+@pytest.mark.parametrize("sequences", sorted(MEASURED))
+def test_a_drafter_without_any_luck_costs_at_most_three_percent(sequences: int) -> None:
+    simulation = simulate(sequences)
+    assert simulation.run(600, 0.0) >= sequences / MEASURED[sequences][0] * 1e3 / 1.03
+
+
+def test_a_step_that_was_slow_for_its_graphs_is_not_timed() -> None:
+    """The same steps, of which nobody tells that they were first ones: drafts look ten times as dear."""
+    told = simulate(1)
+    told.run(200, 0.7)
+    untold = Simulation(ByArithmetic(prior_of(PREDICTED), MOST), MOST, MEASURED, 1, first_ms=FIRST_MS)
+    untold.run(200, 0.7)
+    assert told.drafted > 2 * untold.drafted
+
+
+def test_what_looked_dear_once_is_believed_less_with_time() -> None:
+    costs = StepCosts(prior_of(MEASURED), MOST)
+    for _ in range(2):
+        costs.timed(1, 3, 3, 40_000.0)
+        costs.timed(1, 0, 0, 1386.0)
+    assert costs.table(1).verify[3] > 20_000
+    for _ in range(500):
+        costs.timed(1, 0, 0, 1386.0)
+    assert costs.table(1).verify[3] < 1.1 * 2944
+    # Tried again, it is what it was the better times.
+    costs.timed(1, 3, 3, 2944.0)
+    assert costs.table(1).verify[3] == pytest.approx(2944, rel=0.01)
+
+
+def test_what_was_seen_often_is_believed_for_long() -> None:
+    costs = StepCosts(prior_of(MEASURED), MOST)
+    costs.timed(1, 0, 0, 1386.0)
+    for _ in range(7):
+        costs.timed(1, 3, 3, 2 * 2944.0)
+    for _ in range(200):
+        costs.timed(1, 0, 0, 1386.0)
+    assert costs.table(1).verify[3] > 1.8 * 2944
+
+
+LIMITS = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=2048)
+
+
+def test_an_engine_tells_of_its_first_steps() -> None:
+    """First steps of each size take 40 ms in the runner, run-ahead ones too: the engine drafts all the same."""
+    clock = Clock()
+    drafter = KnowingDrafter(lambda tokens, count: alone(tokens, count, LIMITS.window), VOCAB, 0.9)
+    speculation = Speculation(drafter, MOST, ByArithmetic(prior_of(PREDICTED), MOST), clock)
+    system = System(LIMITS, 2000, 2000, speculation=speculation)
+    runner = FirstRunsRunner.around(system.runner, clock, MEASURED, FIRST_MS)
+    pools = {kind: PagePool(1) for kind in LayerKind}
+    speculation.attach(Target(pools, LIMITS, None, first_runs=lambda: runner.first_runs))
+    for at in range(4):
+        system.submit(f"r{at}", [at, 5, 6], 300)
+    system.run()
+    for at in range(4):
+        assert system.tokens(f"r{at}") == alone([at, 5, 6], 300, LIMITS.window)
+    plain = 300 * MEASURED[4][0] / 1e3
+    assert clock.now - runner.first_runs * FIRST_MS / 1e3 < 0.7 * plain
