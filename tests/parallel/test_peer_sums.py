@@ -13,13 +13,16 @@ from microscale.backends.ops import Activations, Ops, Preference, recording
 from microscale.backends.peer_ranks import record_sums, shape_ranks
 from microscale.backends.plan import Setup
 from microscale.backends.ranks import ALONE, Absent
+from microscale.engine.loading.description import RanksTold
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.warming import recorded
 from microscale.engine.ranks.summing import agree_on_sums, joined_as
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.errors import Unsupported
+from microscale.explain.report import Question, explain
+from microscale.explain.speed_text import prediction_lines
 from microscale.hardware import cpu, known
-from microscale.hardware.sums import PEER_ROWS, Joined
+from microscale.hardware.sums import PEER_ROWS, Joined, sums_table
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel, build_model, open_weights, preset
 from microscale.models.taps import Taps
@@ -154,3 +157,18 @@ def test_ranks_on_a_cpu_are_joined_by_gloo() -> None:
     joined = joined_as(options, Transport.GLOO, CPU)
     assert joined.library == "gloo"
     assert "CPU" in str(joined.refuses_peers())
+
+
+@pytest.mark.parametrize(("card", "ways"), [("h200", ["peers", "nccl"]), ("rtx5090", ["nccl"]), ("gb10", ["nccl"])])
+def test_explain_says_which_way_sums_go(card: str, ways: list[str]) -> None:
+    report = explain(Question("gpt-oss-120b", card, tensor_parallel_size=2))
+    told = report.to_json()["tensor_parallel"]
+    assert [line["reduction"] for line in told["sums"]] == ways
+    assert "peer-mapped memory" in " ".join(" ".join(prediction_lines(report)).split())
+    assert "tensor_parallel" not in explain(Question("gpt-oss-120b", card)).to_json()
+
+
+def test_the_plan_of_a_server_says_it_too() -> None:
+    told = RanksTold([{"weights": 5}, {"weights": 4}], sums_table(Joined(2), 5760)).to_json()
+    assert told["ranks"] == [{"weights": 5}, {"weights": 4}]
+    assert [(line["reduction"], line["up_to_rows"]) for line in told["sums"]] == [("peers", 64), ("nccl", None)]
