@@ -4,7 +4,7 @@ table says. Nothing here looks at a clock."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -14,7 +14,7 @@ from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.work import Work
 
-Table = dict[int, Sequence[float]]
+Table = Mapping[int, Sequence[float]]
 """Sequences → milliseconds of a step with 0, 1, 2 … drafts each."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,13 +27,13 @@ class FirstRunsRunner(MockRunner):
 
     first_runs = 0
     _clock: Clock
-    _table: dict[int, Sequence[float]]
+    _table: Mapping[int, Sequence[float]]
     _first_ms: float
     _ran: dict[tuple[int, int], int]
 
     @classmethod
     def around(
-        cls, runner: MockRunner, clock: Clock, table: dict[int, Sequence[float]], first_ms: float
+        cls, runner: MockRunner, clock: Clock, table: Mapping[int, Sequence[float]], first_ms: float
     ) -> FirstRunsRunner:
         """The same runner, with time. ``table``: of the most sequences, and fewer take as long."""
         runner.__class__ = cls
