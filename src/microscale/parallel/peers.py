@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
+    HashStore,
     PrefixStore,
     ProcessGroup,
     Store,
@@ -58,12 +59,17 @@ def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> Ma
     except GivenUp:
         answers.say(None)  # it is another's reason that counts
     except RuntimeError as error:
-        answers.say((str(error).splitlines() or [type(error).__name__])[0])
+        answers.say(_first_line(error))
     reason = answers.why_not()
     if reason is not None:
         return Unmapped(reason)
     assert mapped is not None  # all ranks can, so this one has
     return mapped
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Torch says in further lines where in its code it was."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _map(store: Store, shard: Shard, device: torch.device, size: int) -> Mapped:
@@ -92,10 +98,18 @@ def registered(store: Store, shard: Shard) -> Iterator[GroupName]:
         _unregister_process_group(name)
 
 
+def why_unshareable(device: torch.device, size: int) -> str | None:
+    """Why this GPU gives no memory that others could map, as far as one process can find out by itself."""
+    found = map_peers(HashStore(), Shard(0, 1), device, size)
+    return found.because if isinstance(found, Unmapped) else None
+
+
 def why_unmapped(device: torch.device, others: list[int]) -> str | None:
     """Why this GPU does not see the memory of some of these; ``None`` where it does."""
     own = device.index or 0
     for other in others:
+        if other >= torch.cuda.device_count():
+            return f"there is no GPU {other}"
         if other != own and not torch.cuda.can_device_access_peer(own, other):
             return f"GPU {own} has no access to the memory of GPU {other}"
     return None
