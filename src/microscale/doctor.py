@@ -23,7 +23,7 @@ from microscale.errors import Unsupported
 from microscale.hardware.sums import PEER_WORLDS, Joined, sums_table, sums_text
 from microscale.hardware.triton_faults import faults_of, installed_triton, users
 from microscale.parallel.peers import why_unmapped, why_unshareable
-from microscale.settings import PeerSums
+from microscale.settings import PEER_SUMS_OFF, PeerSums
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
@@ -179,7 +179,7 @@ def _sums() -> Finding:
     asked = settings.load().peer_sums
     unmapped = "this machine has one GPU" if count == 1 else None
     if asked is PeerSums.OFF:
-        unmapped = "MICROSCALE_PEER_SUMS is off"
+        unmapped = PEER_SUMS_OFF
     elif count > 1:
         unmapped = _unmapped(world)
     joined = Joined(world, on_gpus=count > 0, own_gpus=count > 1, unmapped=unmapped)

@@ -32,6 +32,10 @@ class PeerSums(StrEnum):
     """Ranks that cannot end with an error."""
 
 
+PEER_SUMS_OFF = "MICROSCALE_PEER_SUMS is off"
+"""Why ranks do not, where that is why."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the environment says, read once."""

@@ -20,7 +20,6 @@ from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon, refusal
-from microscale.engine.loading.joining import OFF
 from microscale.engine.loading.memory import Memory, Workload
 from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
 from microscale.engine.prediction.predict import Prediction, predict
@@ -37,7 +36,7 @@ from microscale.models.families import PRESETS, ModelConfig, preset, read_model_
 from microscale.models.outline import Outline, outline, shard_name
 from microscale.parallel.peers import why_unmapped
 from microscale.parallel.sharding import Shard
-from microscale.settings import PeerSums
+from microscale.settings import PEER_SUMS_OFF, PeerSums
 
 CONTEXT = 4096
 STEP_TOKENS = 8192
@@ -208,7 +207,7 @@ def _joined(gpu: Gpu, question: Question) -> Joined:
     """Ranks on cards like this one: what is known of the card, or of this machine's own where that has so many."""
     world, unmapped = question.tensor_parallel_size, why_no_peers(gpu)
     if settings.load().peer_sums is PeerSums.OFF:
-        unmapped = OFF
+        unmapped = PEER_SUMS_OFF
     elif question.gpu is None and not gpu.is_cpu and torch.cuda.device_count() >= world > 1:
         unmapped = why_unmapped(torch.device("cuda:0"), list(range(world)))
     return Joined(world, not gpu.is_cpu, unmapped=unmapped)

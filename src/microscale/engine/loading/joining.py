@@ -10,9 +10,7 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.hardware.sums import Joined
 from microscale.parallel.peers import why_unmapped
 from microscale.parallel.transport import Transport
-from microscale.settings import PeerSums
-
-OFF = "MICROSCALE_PEER_SUMS is off"
+from microscale.settings import PEER_SUMS_OFF, PeerSums
 
 
 def joined_as(options: LoadOptions, transport: Transport, device: torch.device) -> Joined:
@@ -22,7 +20,7 @@ def joined_as(options: LoadOptions, transport: Transport, device: torch.device) 
         return Joined(world, on_gpus=False, own_gpus=False)
     own_gpus, unmapped = transport is Transport.NCCL, None
     if settings.load().peer_sums is PeerSums.OFF:
-        unmapped = OFF
+        unmapped = PEER_SUMS_OFF
     elif own_gpus and options.nodes is None:
         unmapped = why_unmapped(device, list(range(world)))
     elif not own_gpus and not settings.overlapping_devices():
