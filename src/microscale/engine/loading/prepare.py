@@ -124,7 +124,9 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)
         available //= options.sharing
-    workload = replace(workload, peer_buffer=peer_buffer(options, device))
+    buffer = peer_buffer(options, device)
+    if buffer:
+        workload = replace(workload, peer_buffer=buffer)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     check_fits(shape, setup, memory)
     return Prepared(options, device, weights, setup, shape, plan, memory, head)
