@@ -43,7 +43,9 @@ class HostMemory:
 
     def _may_fail(self, name: GroupName, at: str) -> None:
         if self._fails.get(_resolve_process_group(name).rank()) == at:
-            raise RuntimeError(f"CUDA driver error: {at} is not supported.\nException raised from {at}")
+            # Not all that torch raises is a RuntimeError.
+            kind = ValueError if at == "export" else RuntimeError
+            raise kind(f"CUDA driver error: {at} is not supported.\nException raised from {at}")
 
     def empty_strided_p2p(
         self, size: tuple[int], stride: tuple[int], dtype: torch.dtype, device: torch.device, name: GroupName

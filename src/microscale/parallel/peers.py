@@ -58,7 +58,7 @@ def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> Ma
         answers.say(None)
     except GivenUp:
         answers.say(None)  # it is another's reason that counts
-    except RuntimeError as error:
+    except Exception as error:  # whatever it is, the others must hear of it
         answers.say(_first_line(error))
     reason = answers.why_not()
     if reason is not None:
@@ -67,7 +67,7 @@ def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> Ma
     return mapped
 
 
-def _first_line(error: RuntimeError) -> str:
+def _first_line(error: Exception) -> str:
     """Torch says in further lines where in its code it was."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
