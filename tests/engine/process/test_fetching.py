@@ -161,17 +161,22 @@ def test_resident_ranges_are_read_plainly(file: Path, monkeypatch: pytest.Monkey
         assert read[3:] == [(cold._direct, 0), (cold._direct, 1), (cold._direct, 4)]
 
 
-def test_which_files_are_fetched(tmp_path: Path) -> None:
+def test_which_files_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "has_own_memory", lambda device: device == "cuda:1")
     for name in ("b.safetensors", "a.safetensors", "config.json"):
         (tmp_path / name).write_bytes(b"")
     model = str(tmp_path)
-    assert [path.name for path in files_of(EngineConfig(model=model))] == ["a.safetensors", "b.safetensors"]
+    assert [path.name for path in files_of(EngineConfig(model=model, device="cuda:1"))] == [
+        "a.safetensors",
+        "b.safetensors",
+    ]
     for other in (
-        EngineConfig(model=model, load_format="dummy"),
-        EngineConfig(model=model, tensor_parallel_size=2),
-        EngineConfig(model="gpt-oss-20b"),
-        EngineConfig(model="nobody/has-this"),
-        EngineConfig(model="\0"),
+        EngineConfig(model=model, device="cuda:1", load_format="dummy"),
+        EngineConfig(model=model, device="cuda:1", tensor_parallel_size=2),
+        EngineConfig(model=model, device="cuda:2"),
+        EngineConfig(model="gpt-oss-20b", device="cuda:1"),
+        EngineConfig(model="nobody/has-this", device="cuda:1"),
+        EngineConfig(model="\0", device="cuda:1"),
     ):
         assert files_of(other) == []
 
@@ -233,6 +238,7 @@ def test_an_engine_process_fetches_until_it_loads_and_drops_what_it_has_loaded(
 ) -> None:
     happened.clear()
     monkeypatch.setattr(process, "can_fetch", lambda: pays)
+    monkeypatch.setattr(fetching, "has_own_memory", lambda device: True)
     monkeypatch.setattr(process, "Fetching", Noting)
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -7,7 +7,8 @@ there stays.
 
 Nothing is fetched where torch's own files have to come from the disk: its import reads a thousand small files, each of
 which would wait behind chunks of 8 MiB. Nor where cores are few: a GB costs one of them 0.3 s, there and back, and on
-two of them reading from the page cache is no faster than from the disk. Needs no torch.
+two of them reading from the page cache is no faster than from the disk. Nor where GPU and CPU share their memory: the
+page cache would take its part of it. Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from microscale.engine.process.ahead import has_own_memory
 from microscale.engine.process.messages import EngineConfig
 from microscale.models import hub
 from microscale.models.load_format import LoadFormat
@@ -65,10 +67,12 @@ def _is_cached(file: Path) -> bool:
 
 
 def files_of(config: EngineConfig) -> list[Path]:
-    """The files whose weights will be read, as far as they are here. Of several ranks each reads a part of its own."""
+    """The files whose weights will be read to a GPU, as far as they are here. Of several ranks each reads a part."""
     if config.load_format == LoadFormat.DUMMY or config.tensor_parallel_size > 1:
         return []
     with contextlib.suppress(Exception):  # the load tells what is wrong
+        if not has_own_memory(config.device):
+            return []
         return sorted(hub.resolve(config.model, offline=True).glob("*.safetensors"))
     return []
 
