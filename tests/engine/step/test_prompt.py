@@ -232,6 +232,19 @@ def test_long_contexts_come_after_short_ones(model: AnyModel) -> None:
     assert [key.rows for key in later if isinstance(key, GraphKey)][:12] == list(range(9, 21))
 
 
+def test_prompts_among_many_come_before_very_many_that_decode(model: AnyModel) -> None:
+    limits = Limits(PAGE, model.config.sliding_window, 200, 256, 256)
+    runner = ModelRunner(model, pools_of(60), limits, fill_up_prompts=True)
+    later = list(runner._later)
+    assert runner._prompts is not None
+    assert runner._prompts.inputs.sequences == [2, 17, 201]
+    among_many = [place for place, key in enumerate(later) if isinstance(key, PromptKey) and key.sequences == 201]
+    decoding = {key.rows: place for place, key in enumerate(later) if isinstance(key, GraphKey)}
+    assert decoding[32] < among_many[0] < among_many[-1] < decoding[33]
+    assert max(decoding) == 200
+    assert len(set(later)) == len(later)
+
+
 def test_work_ahead_is_left_between_layers_and_kept(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     on_paper(monkeypatch)
     runner = started(model, pools_of(60), fill=True)

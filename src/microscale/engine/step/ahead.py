@@ -43,12 +43,10 @@ class Ahead:
     def later(self) -> list[Key]:
         """The others, those first that are wanted first."""
         narrow = self._widths[0]
-        keys: list[Key] = [
-            *self._one_prompt(narrow),
-            *self._with_company(narrow),
-            *self._decoding(1, self.max_rows, narrow),
-            *self._drafts(1, self.max_rows, narrow),
-        ]
+        keys: list[Key] = [*self._one_prompt(narrow)]
+        # A step of the smaller sort is filled up to fewer sequences; one of twice as many to as many as there may be.
+        for place, others in enumerate((COMPANY, 2 * COMPANY), start=1):
+            keys += self._with_company(others, place, narrow)
         for pages in self._widths:
             keys += self._decoding(1, self.max_rows, pages)
             keys += self._drafts(1, self.max_rows, pages)
@@ -64,12 +62,12 @@ class Ahead:
         widths = (table_width(longest, self.page_size, self.max_pages) for longest in (1, SHORT_CONTEXT + 1))
         return list(dict.fromkeys(widths))
 
-    def _with_company(self, pages: int) -> Iterator[Key]:
-        """Some requests that come while others run."""
-        yield from self._decoding(FIRST_ROWS + 1, COMPANY, pages)
-        yield from self._drafts(2, FIRST_ROWS, pages)
-        yield from self._tails(1, COMPANY + 1, pages)
-        for sequences in self.prompts.sequences[1:2] if self.prompts is not None else ():
+    def _with_company(self, others: int, place: int, pages: int) -> Iterator[Key]:
+        """Requests that come while so many others run. ``place``: of the sequences that such a step is filled up to."""
+        yield from self._decoding(1, others, pages)
+        yield from self._drafts(1, others // 2, pages)
+        yield from self._tails(1, others + 1, pages)
+        for sequences in self.prompts.sequences[place : place + 1] if self.prompts is not None else ():
             yield from self._with_prompts(sequences, pages)
 
     def _decoding(self, first: int, last: int, pages: int) -> Iterator[GraphKey]:

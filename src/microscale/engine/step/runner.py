@@ -69,17 +69,12 @@ class ModelRunner:
         max_pages = pages_for(max(longest, most), limits.page_size)
         spare = spare_rows(limits.max_num_seqs) if draft_tokens else 0
         self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device, spare)
-        self._draft_tokens = draft_tokens
         self._verify: VerifyInputs | None = None
         if draft_tokens:
             most_drafted = min(limits.max_num_seqs * (1 + draft_tokens), limits.max_num_batched_tokens)
             self._verify = VerifyInputs(pools, self._decode.tables, most_drafted, model.device)
-        self.taps: Taps | None = None
+        self.taps = _standing_taps(model, taps, limits) if taps else None
         """What the last step's tokens gave there, row by row as its schedule has them."""
-        if taps:
-            most_tokens = graph_size(limits.max_num_batched_tokens)
-            self.taps = Taps.empty(taps, most_tokens, model.config.hidden, model.ops.dtype, model.device)
-            self.taps.rows.zero_()  # rows that fill up a step of the head are read before they are written
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
@@ -92,14 +87,8 @@ class ModelRunner:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
             self._prompts = PromptSteps(self._forward, inputs, self._graphs)
-        self._ahead = Ahead(
-            limits.page_size,
-            limits.max_num_seqs,
-            max_pages,
-            draft_tokens,
-            self._verify,
-            None if self._prompts is None else self._prompts.inputs,
-        )
+        prompts = None if self._prompts is None else self._prompts.inputs
+        self._ahead = Ahead(limits.page_size, limits.max_num_seqs, max_pages, draft_tokens, self._verify, prompts)
         self._later = deque(self._ahead.later())
         self._pause_until = 0.0
 
@@ -217,3 +206,10 @@ class ModelRunner:
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}
         return Chunk(work.tokens, work.first, pages, work.num_logits)
+
+
+def _standing_taps(model: Model, places: tuple[int, ...], limits: Limits) -> Taps:
+    rows = graph_size(limits.max_num_batched_tokens)
+    taps = Taps.empty(places, rows, model.config.hidden, model.ops.dtype, model.device)
+    taps.rows.zero_()  # rows that fill up a step of the head are read before they are written
+    return taps
