@@ -10,7 +10,7 @@ import pytest
 
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.step.ahead import Key
+from microscale.engine.step.capture_order import Key
 from microscale.engine.step.decode import GraphKey
 from microscale.engine.step.forward import TailKey
 from microscale.engine.step.graphs import PART_LAYERS, Task

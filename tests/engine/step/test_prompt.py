@@ -12,7 +12,7 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import runner as runner_file
-from microscale.engine.step.ahead import FIRST_TOKENS, Key
+from microscale.engine.step.capture_order import FIRST_TOKENS, Key
 from microscale.engine.step.decode import GraphKey
 from microscale.engine.step.forward import TailKey
 from microscale.engine.step.graphs import after_layers, whole
@@ -162,7 +162,7 @@ def test_padding_changes_nothing(model: AnyModel, monkeypatch: pytest.MonkeyPatc
 def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
     pools = pools_of(60)
     runner = started(model, pools, fill=True)
-    pages = runner._ahead.max_pages
+    pages = runner._order.max_pages
     for key in (GraphKey(1, 16), GraphKey(3, pages), PromptKey(7, 2, pages), PromptKey(16, 6, pages)):
         runner._run_nobody(key)
     for layer, kv in zip(model.layers, runner._kv.layers, strict=True):
@@ -175,8 +175,8 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
 def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start what a few users want; the first of a kind once more, as it is. Later tiny prompts and company."""
     on_paper(monkeypatch)
-    monkeypatch.setattr("microscale.engine.step.ahead.FIRST_ROWS", 2)
-    monkeypatch.setattr("microscale.engine.step.ahead.COMPANY", 3)
+    monkeypatch.setattr("microscale.engine.step.capture_order.FIRST_ROWS", 2)
+    monkeypatch.setattr("microscale.engine.step.capture_order.COMPANY", 3)
     runner = started(model, pools_of(60), fill=True)
     assert not runner.idle()  # there are no graphs on a CPU
     ran: list[Key] = []
@@ -190,7 +190,7 @@ def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch:
     enable(runner._graphs)
     runner.prepare()
     assert runner._prompts is not None
-    largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._ahead.max_pages
+    largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._order.max_pages
     prompts = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens >= FIRST_TOKENS]
     tiny = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens < FIRST_TOKENS]
     assert prompts
@@ -221,7 +221,7 @@ def test_long_contexts_come_after_short_ones(model: AnyModel) -> None:
     runner = ModelRunner(model, pools_of(4 * SHORT_CONTEXT // PAGE), limits, fill_up_prompts=True)
     later = list(runner._later)
     widths = [key.pages for key in later]
-    assert sorted(set(widths)) == [SHORT_CONTEXT // PAGE, runner._ahead.max_pages]
+    assert sorted(set(widths)) == [SHORT_CONTEXT // PAGE, runner._order.max_pages]
     assert widths == sorted(widths)
     assert runner._prompts is not None
     assert runner._prompts.inputs.sequences == [2, 17, 21]
@@ -278,7 +278,7 @@ def test_a_table_is_as_wide_as_the_sequence_that_fills_up_a_step(model: AnyModel
     assert runner._prompts is not None
     inputs = runner._prompts.inputs
     assert inputs.buckets[-1] == 64
-    for key in (k for keys in (*runner._ahead.first(), runner._later) for k in keys if isinstance(k, PromptKey)):
+    for key in (k for keys in (*runner._order.first(), runner._later) for k in keys if isinstance(k, PromptKey)):
         inputs.fill([], key)
         inputs.lay_tables(key)
         for kind, attention in inputs.batch(key).attention.items():

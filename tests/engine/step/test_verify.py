@@ -205,7 +205,7 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
     poison(runner._kv)
     assert runner._verify is not None
     for sequences, tokens in ((1, 2), (1, 8), (3, 6)):
-        runner._run_nobody(runner._verify.even_key(sequences, tokens, runner._ahead.max_pages))
+        runner._run_nobody(runner._verify.even_key(sequences, tokens, runner._order.max_pages))
     for layer, kv in zip(model.layers, runner._kv.layers, strict=True):
         held = pools[layer.kind].num_pages
         for each in (kv.k, kv.v):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Logits
-from microscale.engine.step.ahead import Ahead, Key
+from microscale.engine.step.capture_order import CaptureOrder, Key
 from microscale.engine.step.buckets import buckets
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
 from microscale.engine.step.forward import Forward, Model, PromptSteps
@@ -88,8 +88,8 @@ class ModelRunner:
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
             self._prompts = PromptSteps(self._forward, inputs, self._graphs)
         prompts = None if self._prompts is None else self._prompts.inputs
-        self._ahead = Ahead(limits.page_size, limits.max_num_seqs, max_pages, draft_tokens, self._verify, prompts)
-        self._later = deque(self._ahead.later())
+        self._order = CaptureOrder(limits.page_size, limits.max_num_seqs, max_pages, draft_tokens, self._verify, prompts)
+        self._later = deque(self._order.later())
         self._pause_until = 0.0
 
     @property
@@ -130,7 +130,7 @@ class ModelRunner:
     def prepare(self) -> None:
         """Capture what the first requests will want."""
         if self._graphs.enabled:
-            for keys in self._ahead.first():
+            for keys in self._order.first():
                 for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
             self._graphs.waited_for = 0

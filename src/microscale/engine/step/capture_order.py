@@ -23,7 +23,7 @@ Key = GraphKey | VerifyKey | PromptKey | TailKey
 
 
 @dataclass(frozen=True)
-class Ahead:
+class CaptureOrder:
     """The sizes of one runner's steps."""
 
     page_size: int
