@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Logits
+from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets
 from microscale.engine.step.capture_order import CaptureOrder, Key
-from microscale.engine.step.buckets import buckets
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
 from microscale.engine.step.forward import Forward, Model, PromptSteps
 from microscale.engine.step.graphs import PART_LAYERS, Graphs, Task, after_layers, graph_memory, graph_size
@@ -34,8 +34,6 @@ from microscale.models.config import LayerKind
 from microscale.models.recorded import kernels_by_tokens
 from microscale.models.taps import Taps
 
-PROMPT_GRAPH_TOKENS = 1024
-"""Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
 PAUSE = 40
 TOLERATED_S = 0.001
 """After a capture that a step had to wait for, more than this, there is none for so many times as long: steps lose a
@@ -88,7 +86,8 @@ class ModelRunner:
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
             self._prompts = PromptSteps(self._forward, inputs, self._graphs)
         prompts = None if self._prompts is None else self._prompts.inputs
-        self._order = CaptureOrder(limits.page_size, limits.max_num_seqs, max_pages, draft_tokens, self._verify, prompts)
+        rows, size = limits.max_num_seqs, limits.page_size
+        self._order = CaptureOrder(size, rows, max_pages, draft_tokens, self._verify, prompts)
         self._later = deque(self._order.later())
         self._pause_until = 0.0
 
