@@ -131,6 +131,20 @@ def test_a_capture_beside_a_step_does_not_wait_for_it() -> None:
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("plenty", [0, 1 << 60])
+def test_torchs_cache_is_emptied_only_where_memory_is_short(plenty: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To free memory waits for the device."""
+    graphs = Graphs(DEVICE, lambda tokens: None, enabled=True, waits=False)
+    x = torch.zeros(1024, device=DEVICE)
+    for key in (0, 1):
+        graphs.run(key, 1, whole(lambda: x + 1))
+    emptied: list[int] = []
+    monkeypatch.setattr("microscale.engine.step.graphs.PLENTY", plenty)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    graphs.run(2, 1, whole(lambda: x + 2))
+    assert len(emptied) == (plenty > 0)
+
+
 def test_tokens_are_seen_to_arrive_within_a_capture() -> None:
     """Without a call of the driver, which would end the capture."""
     graphs = Graphs(DEVICE, lambda tokens: None, enabled=True, waits=False)

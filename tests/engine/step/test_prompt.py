@@ -264,6 +264,27 @@ def test_work_ahead_is_left_between_layers_and_kept(model: AnyModel, monkeypatch
     assert len(runner._graphs) == captured + 1
 
 
+def test_large_steps_are_captured_in_parts_when_they_are_wanted(
+    model: AnyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones, and all that is captured before anybody waits, are one graph."""
+    on_paper(monkeypatch)
+    monkeypatch.setattr("microscale.engine.step.forward.PARTS_FROM", 30)
+    monkeypatch.setattr("microscale.engine.step.graphs.PART_LAYERS", 1)
+    pools = pools_of(60)
+    runner = started(model, pools, fill=True)
+    enable(runner._graphs)
+    runner.prepare()
+    assert {len(capture.parts) for capture in runner._graphs._graphs.values()} == {1}
+    assert runner._prompts is not None
+    for tokens, parts in ((14, 1), (60, len(model.layers))):
+        schedule = [make(pools, f"{tokens} {part}", 0, tokens // 2) for part in range(2)]
+        key = runner._prompts.inputs.key(schedule)
+        runner.forward(schedule)
+        assert len(runner._graphs._graphs[key].parts) == parts
+    assert runner.graphs()[1] == 3  # and the tail of two rows
+
+
 def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:
     pools = pools_of(60)
     runner = started(model, pools, fill=True)
