@@ -44,6 +44,11 @@ class MockRunner:
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
+    def beside(self, is_there: Callable[[], bool]) -> None: ...
+
+    def graphs(self) -> tuple[int, int]:
+        return 0, 0
+
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         known = (
             {}

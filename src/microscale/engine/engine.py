@@ -44,6 +44,10 @@ class Runner(Protocol):
 
     def idle(self, is_due: Callable[[], bool]) -> bool: ...
 
+    def beside(self, is_there: Callable[[], bool]) -> None: ...
+
+    def graphs(self) -> tuple[int, int]: ...
+
 
 _Said = tuple[Any, ...]
 """What an ``Output`` is made of, in its order. A step with drafts has hundreds, which are made when the next runs."""
@@ -94,6 +98,9 @@ class Engine:
         self._rows: dict[str, int] = {}
         """Request → its number in the sampler, never given twice."""
         self._flight: _Flight | None = None
+        self.captures_beside = False
+        """Whether graphs are captured while the device runs a step. A server that is never idle needs it; in a
+        benchmark it would be timed."""
 
     @property
     def has_work(self) -> bool:
@@ -134,6 +141,8 @@ class Engine:
         outputs: list[Output] = []
         said: list[_Said] = []
         flight, self._flight = self._flight, None
+        if flight is not None:
+            self._work_beside(flight)
         if flight is not None and flight.drafted:
             said = self._land_drafts(flight)
             outputs = flight.outputs + flight.last
@@ -169,7 +178,13 @@ class Engine:
         if self._run_ahead and self._can_follow(flight) and not self._expects_drafts(flight):
             self._flight = flight
             return []
+        self._work_beside(flight)
         return self._land(flight)
+
+    def _work_beside(self, flight: _Flight) -> None:
+        """While the device runs a step whose tokens will be waited for next."""
+        if self.captures_beside and flight.drawn is not None:
+            self._runner.beside(flight.drawn.reading.is_there)
 
     def _expects_drafts(self, flight: _Flight) -> bool:
         return self._speculation is not None and self._speculation.expects([request for request, _ in flight.ready])
@@ -304,6 +319,7 @@ class Engine:
             kind.value: (pool.num_pages - pool.num_free, pool.num_pages) for kind, pool in self._scheduler.pools.items()
         }
         scheduler = self._scheduler
+        graphs, waited_for = self._runner.graphs()
         stats = Stats(
             scheduler.num_waiting,
             scheduler.num_running,
@@ -311,6 +327,8 @@ class Engine:
             scheduler.prefix_queries,
             scheduler.prefix_hits,
             pages,
+            graphs=graphs,
+            graphs_waited_for=waited_for,
         )
         return stats if self._speculation is None else self._speculation.counts.added_to(stats)
 
