@@ -211,3 +211,36 @@ def test_what_can_be_captured_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(2):
         waiting.run("x", 1, whole(lambda: None))
     assert not waiting.can_capture_beside("k")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_capture_that_the_driver_refuses_is_the_last(
+    beside: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step gives what it gives without a graph; what was captured before goes on."""
+    paper = on_paper(monkeypatch)
+    graphs = made()
+    graphs.run("x", 1, whole(lambda: None))
+    assert graphs.run("before", 1, partial(paper.layers, "b", 2)) == "b"
+    refusals = iter([True])
+
+    def task() -> Parted[str]:
+        for layer in range(3):
+            if layer == 1 and next(refusals, False):
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore of it")
+            paper.launch(f"k{layer}")
+            yield
+        return "k"
+
+    paper.ran.clear()
+    with caplog.at_level(logging.WARNING):
+        if beside:
+            assert graphs.capture("k", 1, task, after_layers(100))  # nothing is left to capture
+        for _ in range(2):
+            assert graphs.run("k", 1, task) == "k"
+    assert paper.ran == names("k", 3) * 2
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().endswith("operation not permitted when stream is capturing")
+    graphs.run("before", 1, partial(paper.layers, "b", 2))
+    assert paper.ran[-2:] == names("b", 2)
+    assert len(graphs) == 1

@@ -136,6 +136,8 @@ class Graphs:
         self.waited_for = 0
         """Graphs that were captured when they were wanted."""
         self._memory: Any = None
+        self._failed = False
+        """The driver refused a capture: what is captured goes on, and nothing is added."""
         self._bytes = 0
         self._budget = budget
 
@@ -165,7 +167,8 @@ class Graphs:
         capture = self._begun.get(key) or _Capture(work())
         capture.replay()
         while not capture.done:
-            self._record(key, capture, after_layers(PART_LAYERS) if in_parts and not self._waits else _never)
+            if not self._record(key, capture, after_layers(PART_LAYERS) if in_parts and not self._waits else _never):
+                return self.run(key, tokens, work)  # from its first layer: what has run is only computed again
             capture.parts[-1].replay()
         return capture.result  # type: ignore[no-any-return]
 
@@ -180,8 +183,7 @@ class Graphs:
         if capture is None or len(capture.parts) >= MOST_PARTS:
             capture = _Capture(work())
         self.first_runs += 1
-        self._record(key, capture, _never if self._waits else is_over)
-        return capture.done
+        return not self._record(key, capture, _never if self._waits else is_over) or capture.done
 
     def has_run(self, key: Hashable) -> bool:
         """Whether the work of such a key has run as it is."""
@@ -194,6 +196,8 @@ class Graphs:
     def can_capture(self, tokens: int) -> bool:
         """Whether everything in a step can be captured; tells once why not."""
         if not self.enabled:
+            return False
+        if self._failed:
             return False
         if self._bytes > self._budget:
             self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
@@ -231,19 +235,29 @@ class Graphs:
         self._memory = graph.pool()
         self._bytes += max(0, free - torch.cuda.mem_get_info()[0])
 
-    def _record(self, key: Hashable, capture: _Capture, is_over: Callable[[], bool]) -> None:
-        """One more graph of a capture, up to its end or to where it ``is_over``. If the work fails, it begins anew."""
+    def _record(self, key: Hashable, capture: _Capture, is_over: Callable[[], bool]) -> bool:
+        """One more graph of a capture, up to its end or to where it ``is_over``. Whether it went well; if not, no more
+        are captured, and steps of other sizes run as they are."""
         self._begun.pop(key, None)
-        with self._recording() as graph, torch.inference_mode():
-            try:
-                while True:
-                    next(capture.work)
-                    if is_over():
-                        break
-            except StopIteration as end:
-                capture.done, capture.result = True, end.value
+        try:
+            with self._recording() as graph, torch.inference_mode():
+                try:
+                    while True:
+                        next(capture.work)
+                        if is_over():
+                            break
+                except StopIteration as end:
+                    capture.done, capture.result = True, end.value
+        except RuntimeError as error:  # torch's, of the driver's own
+            self._failed = True
+            log.warning(
+                "A CUDA graph cannot be captured, and no more are: steps of sizes that have not come up are slower. %s",
+                str(error).partition("\n")[0],
+            )
+            return False
         capture.parts.append(graph)
         (self._graphs if capture.done else self._begun)[key] = capture
+        return True
 
 
 def _never() -> bool:
