@@ -66,6 +66,10 @@ class PageTables:
         """The first rows and pages: the same tensor at every call."""
         return self._tables[kind][:rows, :pages]
 
+    def whole(self, kind: LayerKind) -> Tensor:
+        """All rows and pages."""
+        return self._tables[kind]
+
     def show(self, kind: LayerKind, row: int, work: Work) -> Sequence[int]:
         """Bring a row up to date, with the next ``flush``. Gives the sequence's pages."""
         request, pages = work.request, self._pools[kind].pages_of(work.request.request_id)
