@@ -203,9 +203,7 @@ class Engine:
         request, number = ready
         return self._rows.get(request.request_id) == number
 
-    def _launch(
-        self, schedule: list[Work], tokens: Tensor | None = None, ahead: Ahead | None = None
-    ) -> _Flight:
+    def _launch(self, schedule: list[Work], tokens: Tensor | None = None, ahead: Ahead | None = None) -> _Flight:
         if ahead is not None and self._ahead is not None:
             logits = self._ahead.forward_ahead(schedule, ahead)
         else:

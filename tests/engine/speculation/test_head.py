@@ -99,6 +99,7 @@ def test_the_trained_head_drafts_well_and_changes_nothing() -> None:
     found, stats = generate(demo_model(), prompts, drafter)
     assert found == want
     assert stats.num_accepted_tokens > 0.4 * stats.num_draft_tokens
+    assert drafter.num_ahead > 0.3 * stats.num_drafts  # not while requests come, nor near their ends
     check_drafts(demo_model(), trained_head(), drafter)
 
 
@@ -288,6 +289,7 @@ def test_seeded_tokens_are_those_without_drafts() -> None:
     drafter = RecordingDrafter(head, 4)
     found, _ = generate(model, tiny_prompts(model.config.vocab_size), drafter, ignore_eos=True, **options)
     assert found == tiny_alone("gpt-oss-tiny", **options)
+    assert drafter.num_ahead
     check_drafts(model, head, drafter)
 
 

@@ -36,6 +36,7 @@ from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 
 FULL = LayerKind.FULL
+KINDS = list(LayerKind)
 ROW_LINES, SEQUENCE_LINES = 6, 4
 
 
@@ -138,7 +139,7 @@ class HeadInputs:
         rows, (sequences, longest) = len(ahead.layout.owners), ahead.drafts.shape
         positions, slots, *_ = self._lines(key)
         positions = positions[:rows].add_(ahead.moved)
-        slots[:rows].copy_(ahead.slots(self._tables.whole(FULL), positions, self._size))
+        slots[:rows].copy_(self._tables.slots(ahead.layout.owners, positions)[KINDS.index(FULL)])
         each = self._of_each(key)
         each[SEQUENCE_LINES - 1, :sequences].add_(ahead.accepted)
         each[SEQUENCE_LINES : SEQUENCE_LINES + longest, :sequences].copy_(ahead.drafts.T)

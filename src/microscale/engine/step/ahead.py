@@ -1,4 +1,4 @@
-"""A step that is launched before anybody has read how many drafts the one before it accepted: what the device finds out.
+"""A step that is launched before anybody has read how many drafts the last one accepted: what the device finds out.
 
     last step    own token | draft | draft | draft         drawn in each place; drafts are accepted while they are what
     drawn        a         | b     | c     | d             was drawn a place before
@@ -6,7 +6,7 @@
 
 The host lays such a step out as if nothing was accepted, with pages for the case that all was. The device then moves
 each sequence on by what was (``moved``): its tokens, positions, slots and length, and the random numbers of its places.
-A dozen small kernels do that, about 2 us each between two steps on an H200; to wait for the host takes 260.
+Some twenty small kernels do that, of about 2 us each on an H200; to wait for the host takes 260.
 """
 
 from __future__ import annotations
@@ -52,11 +52,6 @@ class Ahead:
     def tokens(self) -> Tensor:
         """int64 [rows]."""
         return torch.cat((self.own, self.drafts.flatten()))[self.layout.sources]
-
-    def slots(self, table: Tensor, positions: Tensor, page_size: int) -> Tensor:
-        """int64 [rows]: where keys and values go. ``table``: pages of each sequence; ``positions``: as moved."""
-        pages = table[self.layout.owners, positions // page_size]
-        return torch.add(positions % page_size, pages, alpha=page_size)
 
 
 class Layouts:

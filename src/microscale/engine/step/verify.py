@@ -143,8 +143,8 @@ class VerifyInputs:
         rows, sequences = len(ahead.layout.owners), len(ahead.accepted)
         batch.token_ids[:rows].copy_(ahead.tokens())
         positions = batch.positions[:rows].add_(ahead.moved)
-        for kind in KINDS:
-            batch.slots[kind][:rows].copy_(ahead.slots(self._tables.whole(kind), positions, self._size))
+        for kind, slots in zip(KINDS, self._tables.slots(ahead.layout.owners, positions), strict=True):
+            batch.slots[kind][:rows].copy_(slots)
         # One tensor for all kinds.
         batch.attention[KINDS[0]].context_lens[:sequences].add_(ahead.accepted)
 
