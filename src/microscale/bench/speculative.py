@@ -27,7 +27,7 @@ from torch import Tensor
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.prediction.drafts import DraftedStep, DraftTime, drafted_steps, no_time, tokens_of
+from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Drafter, Launched
@@ -174,8 +174,8 @@ class Head:
 
     make: Callable[[int], Drafter]
     """For an engine of its own, with drafts of up to so many tokens."""
-    time: DraftTime
-    """What it is predicted to take."""
+    drafting: Drafting
+    """What it is predicted to add."""
 
 
 class _Batch:
@@ -229,7 +229,7 @@ class _Batch:
             self._set.tokens = drafts
         else:
             model, most, head = self._model, self._plan.most, self._head
-            drafting = no_time if head is None else head.time
+            drafting = FREE if head is None else head.drafting
             prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences, drafting)
             engine, steps = self._new_engine(ByArithmetic(prior, most), head), self._plan.auto_steps
             engine.prepare()
@@ -287,7 +287,7 @@ def run(
     for sequences in batches:
         batch = _Batch(model, shape, setup, plan, sequences, head)
         counts = [count for count in plan.drafts if isinstance(count, int)]
-        context, drafting = max(plan.depth, 1), no_time if head is None else head.time
+        context, drafting = max(plan.depth, 1), FREE if head is None else head.drafting
         steps = drafted_steps(shape, model.ops.plan, setup, sequences, counts, context, drafting)
         known = {step.drafts: step for step in steps}
         alone: float | None = None

@@ -8,14 +8,14 @@ from typing import Any
 
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
-from microscale.engine.prediction.draft_head import head_time
+from microscale.engine.prediction.draft_head import head_drafting
 from microscale.engine.prediction.drafts import (
     DraftedStep,
+    Drafting,
     acceptance_for,
     best_drafts,
     break_even,
     drafted_steps,
-    no_time,
     tokens_of,
 )
 from microscale.engine.prediction.points import preset_name
@@ -158,9 +158,9 @@ def explain_drafts(
     fits: Callable[[int, int], bool],
 ) -> DraftsReport:  # fmt: skip
     """For all batches whose sequences fit."""
-    time = no_time if head is None else head_time(head.config, shape, plan, setup, context)
+    drafting = Drafting() if head is None else head_drafting(head.config, shape, plan, setup, context)
     batches = [
-        Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, time)))
+        Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, drafting)))
         for sequences in SEQUENCES
         if fits(sequences, context)
     ]
