@@ -111,11 +111,12 @@ class HeadInputs:
         return HeadKey(rows, sequences, pages, count if sequences else 0)
 
     def fill(self, step: Launched, key: HeadKey) -> None:
-        """Lay the step out as ``key`` has it, and begin the copies. It waits until the buffers are free."""
+        """Lay the step out as ``key`` has it, and begin the copies. It waits until the buffer is free: that of the last
+        step may stand in the queue yet."""
         self._host.reverse()
         self._copied.reverse()
-        for copied in self._copied if key.count else self._copied[:1]:
-            copied.synchronize()
+        if self._copied:
+            self._copied[0].synchronize()
         lines = [line + [0] * (len(line) % 2) for line in (*self._rows(step, key), *self._sequences(step, key))]
         numbers = torch.tensor([number for line in lines for number in line], dtype=torch.int64)
         host, there = self._host[0][: len(numbers)], self._there[self._drawn :][: len(numbers)]
