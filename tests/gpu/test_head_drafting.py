@@ -107,8 +107,8 @@ def test_graphs_change_no_draft(kind: str, most: int) -> None:
 @pytest.mark.parametrize("most", [1, 3, 5])
 @pytest.mark.parametrize("eager", [False, True])
 def test_steps_that_run_ahead_change_no_token(most: int, eager: bool) -> None:
-    """Nothing here waits for the device but the engine itself, so a buffer that is written too soon would show. Near its
-    end a request has shorter drafts, and so other kernels, if steps run ahead."""
+    """Nothing here waits for the device but the engine itself, so a buffer that is written too soon would show. Near
+    its end a request has shorter drafts, and so other kernels, if steps run ahead."""
     model, head = trained(16)
     for prompt in demo_prompts(8):
         pairs = [
