@@ -64,6 +64,8 @@ class MockRunner:
     def _run(self, schedule: Sequence[Work], tokens: Sequence[Sequence[int]]) -> Logits:
         self.largest_step = max(self.largest_step, sum(work.count for work in schedule))
         for work, own in zip(schedule, tokens, strict=True):
+            if work.first + work.count > work.request.num_total:
+                raise AssertionError(f"{work.request.request_id} runs beyond the last token that it may have")
             for position, token in enumerate(own, start=work.first):
                 for kind, cache in self._cache.items():
                     cache[self._slot(kind, work.request.request_id, position)] = token

@@ -255,14 +255,13 @@ class Engine:
         return self._launch(schedule, ahead=self._sampler.after(flight.drawn, *ahead))
 
     def _can_follow(self, flight: _Flight) -> bool:
-        """All requests of a decoding step are still there, and none of them ends with it (but by a stop token) or must
-        know its tokens."""
+        """All requests of a decoding step are still there, and none of them must end with it or know its tokens. One
+        may end with it, by a stop token or the drafts that are accepted: what follows of it is dropped."""
         if flight.last or not flight.decodes or len(flight.ready) < len(flight.schedule):
             return False
         for work, (request, number) in zip(flight.schedule, flight.ready, strict=True):
-            drafted = len(work.drafts)
-            ends = request.num_generated + 1 + drafted >= request.params.max_tokens
-            if ends or not self._alive((request, number)) or self._sampler.must_read(number, drafted):
+            ends = request.num_generated + 1 >= request.params.max_tokens
+            if ends or not self._alive((request, number)) or self._sampler.must_read(number, len(work.drafts)):
                 return False
         return True
 

@@ -65,7 +65,7 @@ def test_tokens_are_those_without_drafts(luck: float) -> None:
 
 
 def test_all_steps_of_one_sequence_run_ahead() -> None:
-    """But for its prompt, and the last: a step that may be a request's last is read."""
+    """But for its prompt, and the last ones, after which there may be nothing to draft."""
     system = system_with(0.6, most=3)
     system.submit("r", [1, 2, 3], 60)
     steps = system.run()
@@ -181,6 +181,21 @@ def test_drafts_preempt_nobody(luck: float) -> None:
         for index in range(4):
             assert system.tokens(f"r{index}") == alone([index, 5, 6, 7], 36, LIMITS.window)
     assert 0 < counts[1] <= counts[0]
+
+
+def test_one_that_may_end_holds_nobody_up() -> None:
+    """Its next step has no drafts. If it has ended, what that step computes for it is dropped."""
+    system = system_with(1.0, most=5)
+    system.submit("short", [1, 2, 3], 14)  # 1 + 6 + 6 + 1
+    system.submit("long", [4, 5], 60)
+    ahead = []
+    while system.engine.has_work:
+        before = system.runner.steps_ahead
+        system.step()
+        ahead.append(system.runner.steps_ahead > before)
+    assert system.tokens("short") == alone([1, 2, 3], 14, LIMITS.window)
+    assert system.tokens("long") == alone([4, 5], 60, LIMITS.window)
+    assert ahead.count(False) <= 6  # two prompts, the first drafts, where one left, and the end
 
 
 def test_a_step_has_no_more_tokens_than_it_may() -> None:

@@ -178,10 +178,10 @@ class HeadDrafter:
         return [[] if row is None else guesses[row][: c.most] for row, c in zip(found, contexts, strict=True)]
 
     def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
-        guesses = self._guesses
-        if guesses.on_device is None or list(guesses.rows) != [request.request_id for request in requests]:
-            return None
-        return guesses.on_device[:, :most]
+        rows, guessed = self._guesses.rows, self._guesses.on_device
+        if guessed is None or [rows.get(request.request_id) for request in requests] != list(range(len(guessed))):
+            return None  # they are not all the sequences of the last step, in its order
+        return guessed[:, :most]
 
     def forget(self, request_id: str) -> None:
         """The request has ended: nobody may take its guesses for those of another by the same name."""
