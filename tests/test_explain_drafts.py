@@ -84,6 +84,15 @@ def test_a_head_costs_its_passes() -> None:
     assert best.step.drafts <= plain.batches[0].best(2.5).step.drafts
 
 
+def test_several_ranks_read_every_step_with_drafts() -> None:
+    both = (ask("gpt-oss-120b", "gb10", drafter, tensor_parallel_size=2).drafts for drafter in ("ngram", "eagle3"))
+    plain, head = both
+    assert plain is not None
+    assert head is not None
+    for without, with_head in zip(plain.batches[0].steps, head.batches[0].steps, strict=True):
+        assert with_head.us == pytest.approx(without.us + with_head.draft_us)
+
+
 def test_a_head_that_is_not_known_is_refused() -> None:
     with pytest.raises(BadSetting, match="--speculative eagle3: no shape of a head for gemma-4-26b-a4b is known here"):
         ask("gemma-4-26b-a4b", "gb10", "eagle3")
