@@ -101,6 +101,9 @@ EVERY = [
     Options("all", {"temperature": 0.8, "top_k": 4, "top_p": 0.9, "min_p": 0.05, "logit_bias": {1: 0.7}}),
 ]
 
+UNREAD = [options for options in EVERY if not options.grammar and "min_tokens" not in options.params]
+"""With which a request may draw again before anybody has read what it drew."""
+
 
 def allowed(options: Options, before: Sequence[int]) -> set[int]:
     if options.grammar:

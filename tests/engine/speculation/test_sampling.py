@@ -13,7 +13,19 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.reading import Choice
 from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadLogits, BadRequest
-from support.draws import EVERY, GRAMMAR, LENGTH, STOP, VOCAB, Options, check_distribution, new_sampler, run, run_ahead
+from support.draws import (
+    EVERY,
+    GRAMMAR,
+    LENGTH,
+    STOP,
+    UNREAD,
+    VOCAB,
+    Options,
+    check_distribution,
+    new_sampler,
+    run,
+    run_ahead,
+)
 
 
 @pytest.mark.parametrize("options", EVERY, ids=lambda options: options.name)
@@ -36,10 +48,7 @@ def test_seeded_tokens_are_those_without_drafts(options: Options) -> None:
         assert [tokens[:LENGTH] for tokens in drafted] == [tokens[:LENGTH] for tokens in plain]
 
 
-UNBOUND = [options for options in EVERY if not options.grammar and "min_tokens" not in options.params]
-
-
-@pytest.mark.parametrize("options", UNBOUND, ids=lambda options: options.name)
+@pytest.mark.parametrize("options", UNREAD, ids=lambda options: options.name)
 def test_drafts_on_the_device_change_no_distribution_and_no_seeded_token(options: Options) -> None:
     """Each step is drawn before the one before it is read."""
     check_distribution(options, 20_000, ahead=True)
