@@ -19,7 +19,6 @@ A step without drafts runs ahead as ever, unless a drafter of the second kind ex
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,8 +32,9 @@ from microscale.engine.speculation.drafter import Launched
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.decode import take_rows
+from microscale.engine.step.flight import Flight
 from microscale.engine.step.reading import Choice
-from microscale.engine.step.sampler import Drawn, Sampler
+from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import NO_DRAFTS, Scheduler
 from microscale.engine.step.scoring import score_prompts
 from microscale.engine.step.work import Work
@@ -60,35 +60,6 @@ class AheadRunner(Runner, Protocol):
 
 _Said = tuple[Any, ...]
 """What an ``Output`` is made of, in its order. A step with drafts has hundreds, which are made when the next runs."""
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A step that was launched and whose tokens nobody has read."""
-
-    schedule: list[Work]
-    outputs: list[Output]
-    """What is known already."""
-    ready: list[tuple[Request, int]]
-    """The requests whose next token it chooses, with their numbers in the sampler."""
-    drawn: Drawn | None
-    last: list[Output]
-    """Of requests that end with it and have no token of it."""
-    drafted: bool = False
-    """Some request has drafts in it: how far it was computed is known when it is read."""
-
-    @property
-    def decodes(self) -> bool:
-        """All of its requests do, with drafts or without."""
-        return all(work.verifies for work in self.schedule)
-
-    def moved(self, accepted: Mapping[str, Sequence[int]]) -> _Flight:
-        """Where it is, now that the step before it is read."""
-        schedule = [
-            replace(work, first=work.first + len(accepted.get(work.request.request_id, ())), slack=0)
-            for work in self.schedule
-        ]
-        return replace(self, schedule=schedule)
 
 
 class Engine:
@@ -118,7 +89,7 @@ class Engine:
         """Runs steps with drafts before the last one is read."""
         self._rows: dict[str, int] = {}
         """Request → its number in the sampler, never given twice."""
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
 
     @property
     def has_work(self) -> bool:
@@ -183,7 +154,7 @@ class Engine:
 
         return self._speculation.propose(self._scheduler.drafted(), cut)
 
-    def _keep_or_land(self, flight: _Flight) -> list[Output]:
+    def _keep_or_land(self, flight: Flight) -> list[Output]:
         """Leave a step in the air if it has drafts, or while another can follow it unread; else wait for its tokens."""
         if flight.drafted:
             self._flight = flight
@@ -195,7 +166,7 @@ class Engine:
             return []
         return self._land(flight)
 
-    def _expects_drafts(self, flight: _Flight) -> bool:
+    def _expects_drafts(self, flight: Flight) -> bool:
         return self._speculation is not None and self._speculation.expects([request for request, _ in flight.ready])
 
     def _alive(self, ready: tuple[Request, int]) -> bool:
@@ -203,7 +174,7 @@ class Engine:
         request, number = ready
         return self._rows.get(request.request_id) == number
 
-    def _launch(self, schedule: list[Work], tokens: Tensor | None = None, ahead: Ahead | None = None) -> _Flight:
+    def _launch(self, schedule: list[Work], tokens: Tensor | None = None, ahead: Ahead | None = None) -> Flight:
         if ahead is not None and self._ahead is not None:
             logits = self._ahead.forward_ahead(schedule, ahead)
         else:
@@ -233,9 +204,9 @@ class Engine:
         drawn = self._sampler.draw(logits.values, numbers, logits, drafts, ahead) if ready else None
         if self._speculation is not None:
             self._speculation.observe(Launched(schedule, None if drawn is None else drawn.tokens, first_rows, ahead))
-        return _Flight(schedule, outputs, ready, drawn, last, drafted=any(drafts))
+        return Flight(schedule, outputs, ready, drawn, last, drafted=any(drafts))
 
-    def _launch_after(self, flight: _Flight) -> _Flight | None:
+    def _launch_after(self, flight: Flight) -> Flight | None:
         """The step after ``flight``, if it can do without knowing its tokens."""
         if flight.drawn is None or not self._can_follow(flight):
             return None
@@ -254,7 +225,7 @@ class Engine:
             return self._launch(schedule, flight.drawn.tokens)
         return self._launch(schedule, ahead=self._sampler.after(flight.drawn, *ahead))
 
-    def _can_follow(self, flight: _Flight) -> bool:
+    def _can_follow(self, flight: Flight) -> bool:
         """All requests of a decoding step are still there, and none of them must end with it or know its tokens. One
         may end with it, by a stop token or the drafts that are accepted: what follows of it is dropped."""
         if flight.last or not flight.decodes or len(flight.ready) < len(flight.schedule):
@@ -265,7 +236,7 @@ class Engine:
                 return False
         return True
 
-    def _land(self, flight: _Flight) -> list[Output]:
+    def _land(self, flight: Flight) -> list[Output]:
         """Read the tokens of a step and hand them to the requests that are still there."""
         for output in flight.last:
             self._finish(output.request_id)
@@ -277,7 +248,7 @@ class Engine:
             self._speculation.ended(flight.schedule)
         return outputs + [Output(*self._advance(ready[0], choice)) for ready, [choice] in choices if self._alive(ready)]
 
-    def _land_drafts(self, flight: _Flight, later: _Flight | None) -> tuple[list[_Said], _Flight | None]:
+    def _land_drafts(self, flight: Flight, later: Flight | None) -> tuple[list[_Said], Flight | None]:
         """The same for a step with drafts: first of all pages and counts follow what was accepted, and the step that
         was launched meanwhile."""
         assert flight.drawn is not None  # who has drafts is ready
