@@ -212,9 +212,10 @@ $(LOCK)/.installed: Makefile
 
 coverage: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test and say which lines none of them reached (an hour on two cores)
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal
-	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report --skip-covered --sort=cover
+	status=0; $(BIN)/python -m coverage run -m pytest -n auto --dist worksteal --timeout 1200 || status=$$?; \
+	$(BIN)/python -m coverage combine --quiet; \
+	$(BIN)/python -m coverage report --skip-covered --sort=cover; \
+	exit $$status
 
 lock: $(LOCK)/.installed ## Write locks/ anew after a change of the dependencies
 	$(LOCK)/bin/python tools/lock.py --uv $(LOCK)/bin/uv $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -35,6 +36,8 @@ NEVER = {"transformers", "matplotlib", "torch._dynamo", "torch._inductor"}
 )
 def test_a_command_imports_what_it_needs(command: str, absent: set[str], most: int) -> None:
     found = subprocess.run([sys.executable, "-c", RUN, *command.split()], capture_output=True, text=True, check=True)
+    counted = os.environ.get("COVERAGE_PROCESS_START") or os.environ.get("COVERAGE_PROCESS_CONFIG")
+    most += 40 if counted else 0  # it imports itself and what it needs
     modules = set(json.loads(found.stdout.splitlines()[-1]))
     assert len(modules) > 200
     assert not absent & modules

@@ -13,16 +13,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from microscale import hardware
+from microscale import hardware, settings
 from microscale.errors import Unsupported
 from microscale.hardware.sums import PEER_WORLDS, Joined, sums_table, sums_text
 from microscale.hardware.triton_faults import faults_of, installed_triton, users
+from microscale.parallel.peers import why_unmapped, why_unshareable
+from microscale.settings import PEER_SUMS_OFF, PeerSums
 from microscale.version import __version__
 
 # Distribution → least version, as in pyproject.toml.
@@ -33,6 +34,8 @@ SERVER_LINE = re.compile(r"([\w-]+)>=([\d.]+);.*extra == ['\"]server['\"]")
 
 SUM_BYTES = 5760
 """Of one token's row in a sum of gpt-oss's ranks."""
+TRIED_BYTES = 1 << 20
+"""That each GPU is to share, for seeing whether it can."""
 
 
 class Status(StrEnum):
@@ -173,14 +176,32 @@ def _sums() -> Finding:
     """How ranks of one model on this machine would add up, a GPU for each where there are several."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     world = max((each for each in PEER_WORLDS if each <= count), default=2)
-    pairs = permutations(range(world), 2) if count > 1 else ()
-    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    asked = settings.load().peer_sums
     unmapped = "this machine has one GPU" if count == 1 else None
-    if apart:
-        unmapped = "GPU {} has no access to the memory of GPU {}".format(*apart[0])
+    if asked is PeerSums.OFF:
+        unmapped = PEER_SUMS_OFF
+    elif count > 1:
+        unmapped = _unmapped(world)
     joined = Joined(world, on_gpus=count > 0, own_gpus=count > 1, unmapped=unmapped)
-    told = sums_text(sums_table(joined, SUM_BYTES), SUM_BYTES)
-    return Finding("Sums of ranks", Status.OK, f"{world} ranks, {told}")
+    told = f"{world} ranks, {sums_text(sums_table(joined, SUM_BYTES), SUM_BYTES)}"
+    if asked is PeerSums.REQUIRED and count and joined.refuses_peers() is not None:
+        mend = "MICROSCALE_PEER_SUMS=1 makes an error of this; without it the library adds up."
+        return Finding("Sums of ranks", Status.BROKEN, told, mend)
+    return Finding("Sums of ranks", Status.OK, told)
+
+
+def _unmapped(world: int) -> str | None:
+    """Why the first GPUs do not see each other's memory: by the driver's word, then by trying what one process can."""
+    devices = [torch.device("cuda", index) for index in range(world)]
+    for device in devices:
+        reason = why_unmapped(device, list(range(world)))
+        if reason is not None:
+            return reason
+    for device in devices:
+        reason = why_unshareable(device, TRIED_BYTES)
+        if reason is not None:
+            return f"GPU {device.index} shares no memory: {reason}"
+    return None
 
 
 def _memory() -> Finding:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from triton import knobs
+from typer.testing import CliRunner
 
 from microscale.backends.ops import Activations, Kernel, Ops, Preference
-from microscale.cli.warm import fill, show
+from microscale.cli import app
+from microscale.cli import warm as command
+from microscale.cli.warm import Summary, fill, show
 from microscale.compiling.cache import use_cache
-from microscale.hardware import KNOWN, known
+from microscale.hardware import KNOWN, Gpu, known
 from microscale.models.recorded import bind_shapes, record
 from microscale.prove import inventory
 
@@ -50,6 +53,33 @@ def test_a_folder_is_filled_once(folder: Path, capsys: pytest.CaptureFixture[str
     assert f"demo on NVIDIA GB10: 3 kernels, 0 compiled in {again.seconds} s, 2 were there." in shown.out
     assert str(folder) in shown.out
     assert "power of 2" in shown.err
+
+
+def test_the_command_fills_the_named_folder_with_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling all of it takes minutes, so what would be compiled is looked at instead."""
+    asked: list[tuple[Gpu, set[str]]] = []
+
+    def look(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_workers: int) -> Summary:
+        assert folder == tmp_path / "kernels"
+        asked.append((gpu, {kernel.label for kernel in kernels}))
+        failed = ["one: no"] if len(asked) == 2 else []
+        return Summary(model, gpu.name, len(kernels), 0, failed, 0.0, 0.0, str(folder))
+
+    monkeypatch.setattr(command, "fill", look)
+    arguments = ["warm", "demo", "--gpu", "gb10", "--kernel-cache", str(tmp_path / "kernels"), "--json"]
+    drafts = '{"method": "eagle3", "num_speculative_tokens": 2}'
+    with knobs.cache.scope(), knobs.compilation.scope():
+        plain = CliRunner().invoke(app, arguments)
+        drafted = CliRunner().invoke(app, [*arguments, "--speculative-config", drafts])
+    (gpu, without), (_, with_head) = asked
+    assert gpu == GB10
+    assert len(without) > 30
+    assert without < with_head
+    assert (plain.exit_code, drafted.exit_code) == (0, 1)
+    assert json.loads(plain.stdout)["model"] == "demo"
+    assert json.loads(drafted.stdout)["failed"] == ["one: no"]
 
 
 def test_without_a_gpu_a_card_must_be_named() -> None:

@@ -46,6 +46,7 @@ LOUDER = 64.0
 @pytest.fixture(autouse=True)
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERLAPPING, "1")
+    monkeypatch.setenv("MICROSCALE_PEER_SUMS", "1")  # what cannot be mapped is an error, with its reason
 
 
 @pytest.mark.parametrize("world", [2])

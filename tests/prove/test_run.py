@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from microscale import settings
+from microscale.cli import app
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import known
 from microscale.hardware.targets import SAME_PTX
@@ -25,7 +27,7 @@ from microscale.prove.cases.moe import ExpertsCase
 from microscale.prove.cases.small import SmallCase
 from microscale.prove.compiler import compile_to_ptx
 from microscale.prove.execute import execute
-from microscale.prove.executed_report import KEYS, RunRow, rows_of
+from microscale.prove.executed_report import KEYS, RunRow, print_rows, rows_of
 from microscale.prove.selection import CPU, Selection, rehearse, select
 
 pytestmark = pytest.mark.timeout(600)
@@ -200,3 +202,48 @@ def test_without_a_gpu_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("microscale.prove.command.cuda_device", lambda: None)
     with pytest.raises(Unsupported, match="there is no CUDA device here"):
         run_cases(device="cuda")
+
+
+def shown(selected: Selection, rows: list[RunRow]) -> list[str]:
+    console = Console(file=StringIO(), width=120)
+    print_rows(rows, selected, console)
+    assert isinstance(console.file, StringIO)
+    return [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
+
+
+def test_the_table_of_what_is_right(tmp_path: Path) -> None:
+    selected, rows = executed(["rtx5090", "gb10"], [small_case("rms_norm")], tmp_path)
+    lines = shown(selected, rows)
+    assert lines[0].split() == ["op", "variant", "card", "kernels", "cases", "worst", "RMS", "spelled", "out", "ok"]
+    cards = [line for line in lines if line.startswith("small") and line.endswith("yes")]
+    assert len(cards) == 2
+    assert all(re.search(r"NVIDIA (GeForce RTX 5090|GB10) +1 +1 +0 +0 +- +yes", line) for line in cards)
+    assert sum("PTX is SM 12.1's but for its header" in line for line in lines) == 1
+    sentence = (
+        r"1 kernels of NVIDIA GeForce RTX 5090, NVIDIA GB10 executed in 1 cases on cpu: all as the reference says\."
+    )
+    assert re.fullmatch(sentence, lines[-1])
+
+
+def test_the_table_of_what_is_wrong_or_was_not_executed(tmp_path: Path) -> None:
+    lines = shown(*executed(["gb10"], [small_case("gated")], tmp_path, edit=sums_instead_of_products))
+    assert any(line.startswith("small") and line.endswith("1 not") for line in lines)
+    (fault,) = (line for line in lines if line.startswith("✗"))
+    assert re.match(r"✗ small .* on SM 12\.1: .*the worst error is", fault)
+    assert lines[-1].endswith("1 not as the reference says.")
+    lines = shown(*executed(["gb10"], [small_case("gated")], tmp_path, edit=with_an_unknown_instruction))
+    assert any(line.startswith("small") and line.endswith("not run") for line in lines)
+    assert any(line.startswith("· small") and "1 not executed" in line for line in lines)
+    assert lines[-1] == "Nothing was executed."
+
+
+def test_prove_run_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MICROSCALE_CACHE_DIR", str(tmp_path))
+    asked = ["prove", "--run", "--gpu", "gb10", "--op", "sums", "--quick", "--device", "cpu"]
+    ran = CliRunner().invoke(app, asked)
+    assert ran.exit_code == 0, ran.output
+    assert "executed in 2 cases on cpu: all as the reference says." in ran.output
+    with pytest.raises(BadSetting, match="--device and --quick belong to --run"):
+        CliRunner().invoke(app, ["prove", "--quick"], catch_exceptions=False)
+    with pytest.raises(BadSetting, match="--markdown shows what was compiled"):
+        CliRunner().invoke(app, ["prove", "--run", "--markdown", str(tmp_path / "page.md")], catch_exceptions=False)

@@ -29,6 +29,8 @@ def run_cases(name: str, beside: str, timeout: float = 280) -> None:
     env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", str(path), "-p", "no:cacheprovider", "--tb=short"]
     command += ["-p", "pytest_timeout", "-p", "support.interpreter_patches"]
+    if "COVERAGE_PROCESS_CONFIG" in env:
+        timeout *= 4  # every line of the interpreter is traced
     command += ["-W", "ignore::RuntimeWarning"]  # numpy's, for inf - inf: a GPU does the same in silence
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     report = (done.stdout + done.stderr)[-6000:]

@@ -29,6 +29,7 @@ from microscale.integrations import vllm as plugin
 from microscale.integrations import vllm_experts
 from microscale.kernels.moe.reference import moe
 from microscale.kernels.moe.spec import MoeWeights, Routing
+from support.cpu_flags import NEEDS_AMX
 from support.moe_cases import GELU, Case, check_rounded, make_routing, make_tokens, make_weights
 from support.tiny_checkpoints import CASES, write_hf
 
@@ -270,6 +271,7 @@ def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "not triton_w4a16: needs bf16 matrix units, which CPU does not have" in message
 
 
+@NEEDS_AMX
 def test_a_compiled_model_on_a_cpu_is_vllms(tmp_path: Path) -> None:
     vllm_experts.decided.cache_clear()
     folder = write_hf(tmp_path, CASES["heads_6_3"])

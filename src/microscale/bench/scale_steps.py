@@ -2,7 +2,6 @@
 
 Times come from the same prediction as ``explain``: kernels as they were measured, mended by whole models as they were
 measured (docs/predictions.md). On an H200 the batches and prompts in between are interpolated, on another card fitted.
-Steps with up to ``GRAPH_TOKENS`` tokens are captured graphs and do not wait for the host, larger ones may.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from microscale.backends.precision import PRECISIONS
 from microscale.engine.loading.fit import plan_and_reckon
 from microscale.engine.loading.memory import Workload
 from microscale.engine.prediction.interval import interval
-from microscale.engine.prediction.predict import decode_parts, predict_prompt, prompt_parts
-from microscale.engine.step.runner import PROMPT_GRAPH_TOKENS as GRAPH_TOKENS
+from microscale.engine.prediction.predict import decode_parts, predict_prompt
 from microscale.errors import BadSetting
 from microscale.hardware.whole_models import Case, Kind
 from microscale.models.config import LayerKind
@@ -83,10 +81,7 @@ def measured_steps(
         return interval(parts, Case(model, precision, Kind.DECODE, batch, context), setup.gpu).us
 
     def prompt(tokens: int, chunk: int) -> float:
-        if tokens <= GRAPH_TOKENS:
-            parts = total([part.forecast for part in prompt_parts(shape, plan, setup, tokens, 0, True)])
-        else:
-            parts = predict_prompt(shape, plan, setup, tokens, chunk)
+        parts = predict_prompt(shape, plan, setup, tokens, chunk)
         return interval(parts, Case(model, precision, Kind.PREFILL, 1, tokens), setup.gpu).us
 
     batches = [batch for batch in BATCHES if batch < 2 * max_num_seqs]

@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from microscale import hardware
+import torch
+
+from microscale import hardware, settings
 from microscale.backends import registry
 from microscale.backends.decision import Decision, Plan
 from microscale.backends.forecast import Forecast, forecast
 from microscale.backends.ops import Activations
 from microscale.backends.oracle import Preference
+from microscale.backends.peer_ranks import peer_bytes
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.drafting import prepare_head
@@ -23,6 +26,7 @@ from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import COUNTED_AT, DraftsReport, explain_drafts, find_head
+from microscale.hardware import Gpu
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.sums import Joined, Sums, sums_table, why_no_peers
@@ -30,7 +34,9 @@ from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline, shard_name
+from microscale.parallel.peers import why_unmapped
 from microscale.parallel.sharding import Shard
+from microscale.settings import PEER_SUMS_OFF, PeerSums
 
 CONTEXT = 4096
 STEP_TOKENS = 8192
@@ -75,6 +81,8 @@ class Report:
     """What others say of their engines, on this kind of card."""
     refusal: str | None
     """Why the model does not fit and what would help; ``None`` where it fits."""
+    joined: Joined
+    """How the ranks are, one on each such card; those of one machine where it holds so many."""
     drafts: DraftsReport | None = None
     """Whether drafts pay, where that was asked."""
 
@@ -108,11 +116,8 @@ class Report:
 
     @property
     def sums(self) -> list[Sums]:
-        """Which way sums go between cards like this one, one for each rank; those of one machine where it holds so
-        many."""
-        gpu = self.setup.gpu
-        joined = Joined(self.question.tensor_parallel_size, not gpu.is_cpu, unmapped=why_no_peers(gpu))
-        return sums_table(joined, self.row_bytes)
+        """Which way sums go between cards like this one, one for each rank."""
+        return sums_table(self.joined, self.row_bytes)
 
     @property
     def sums_a_step(self) -> int:
@@ -175,6 +180,9 @@ def explain(question: Question) -> Report:
         head = find_head(question.speculative, question.model, config, offline=question.offline)
         need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
         workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
+    joined = _joined(gpu, question)
+    if shard.world > 1 and joined.refuses_peers() is None:
+        workload = replace(workload, peer_buffer=peer_bytes(shard.world))
     shape = outline(shard_name(question.model, shard), config, activations, PAGE_SIZE, context)
     plan, memory = plan_and_reckon(shape, setup, workload, available)
     why = None if memory.fits else refusal(shape, setup, memory)
@@ -191,7 +199,17 @@ def explain(question: Question) -> Report:
     drafts = None
     if question.speculative is not None:
         drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits, shard.world)
-    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, drafts)
+    return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, joined, drafts)
+
+
+def _joined(gpu: Gpu, question: Question) -> Joined:
+    """Ranks on cards like this one: what is known of the card, or of this machine's own where that has so many."""
+    world, unmapped = question.tensor_parallel_size, why_no_peers(gpu)
+    if settings.load().peer_sums is PeerSums.OFF:
+        unmapped = PEER_SUMS_OFF
+    elif question.gpu is None and not gpu.is_cpu and torch.cuda.device_count() >= world > 1:
+        unmapped = why_unmapped(torch.device("cuda:0"), list(range(world)))
+    return Joined(world, not gpu.is_cpu, unmapped=unmapped)
 
 
 def read_model(model: str, offline: bool = False, overrides: Mapping[str, object] | None = None) -> ModelConfig:

@@ -1,18 +1,31 @@
 """Memory of GPUs that every rank of a machine maps: each has a buffer, and writes into those of the others.
 
-``torch.distributed``'s symmetric memory makes and exchanges the handles; nothing of it is global here but a name.
+Torch's symmetric memory makes and exchanges the handles. It finds the ranks through a process group that is registered
+under a name; ours is there while memory is mapped, and has no backend: torch asks it for store, rank and size alone.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, _SymmetricMemory
+from torch._C._distributed_c10d import (
+    HashStore,
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    _register_process_group,
+    _SymmetricMemory,
+    _unregister_process_group,
+)
+from torch.distributed.distributed_c10d import GroupName
 
-from microscale.errors import RankFailed
+from microscale.parallel.answers import Answers
+from microscale.parallel.exchange import Exchange, GivenUp
 from microscale.parallel.sharding import Shard
 
 NAME = "microscale-peers"
@@ -27,35 +40,76 @@ class Mapped:
     """The library's."""
 
 
-def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> Mapped:
-    """Buffers of ``size`` zeros. All ranks call it, or none; it returns when all buffers are there."""
+@dataclass(frozen=True)
+class Unmapped:
+    """Not all ranks could map the others' memory."""
+
+    because: str
+
+
+def map_peers(store: Store, shard: Shard, device: torch.device, size: int) -> Mapped | Unmapped:
+    """Buffers of ``size`` zeros. All ranks call it, or none; it returns when all buffers are there, or on every rank
+    with the reason of one that cannot."""
     store = PrefixStore(NAME, store)
-    # The library knows a group by a name that a process uses once, and that all ranks must use.
-    if shard.is_first:
-        store.set("name", f"{NAME}-{secrets.token_hex(8)}")
-    name = store.get("name").decode()
+    answers = Answers(store, shard, "mapped")
+    mapped: Mapped | None = None
     try:
-        _SymmetricMemory.set_group_info(name, shard.rank, shard.world, store)
+        mapped = _map(Exchange(store, answers.refused), shard, device, size)
+        answers.say(None)
+    except GivenUp:
+        answers.say(None)  # it is another's reason that counts
+    except Exception as error:  # whatever it is, the others must hear of it
+        answers.say(_first_line(error))
+    reason = answers.why_not()
+    if reason is not None:
+        return Unmapped(reason)
+    assert mapped is not None  # all ranks can, so this one has
+    return mapped
+
+
+def _first_line(error: Exception) -> str:
+    """Torch says in further lines where in its code it was."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _map(store: Store, shard: Shard, device: torch.device, size: int) -> Mapped:
+    with registered(store, shard) as name:
         own = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device, name)
         own.zero_()
-        torch.cuda.synchronize(device)  # nobody may write before
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # nobody may write before
         handle = _SymmetricMemory.rendezvous(own, name)
-        others = [
+        every = [
             own if rank == shard.rank else handle.get_buffer(rank, (size,), torch.uint8, 0)
             for rank in range(shard.world)
         ]
-    except RuntimeError as error:
-        raise RankFailed(
-            f"Rank {shard.rank} cannot map the other GPUs' memory: {str(error).splitlines()[0]}; "
-            f"MICROSCALE_PEER_SUMS=0 leaves all sums to NCCL."
-        ) from error
-    return Mapped(tuple(others), handle)
+    return Mapped(tuple(every), handle)
+
+
+@contextmanager
+def registered(store: Store, shard: Shard) -> Iterator[GroupName]:
+    """A name under which torch finds store, rank and number of ranks meanwhile. It opens no connections."""
+    name = GroupName(f"{NAME}-{secrets.token_hex(8)}")
+    group = ProcessGroup(store, shard.rank, shard.world)
+    _register_process_group(name, group)  # which keeps no reference: the group must last as long
+    try:
+        yield name
+    finally:
+        _unregister_process_group(name)
+
+
+def why_unshareable(device: torch.device, size: int) -> str | None:
+    """Why this GPU gives no memory that others could map, as far as one process can find out by itself."""
+    found = map_peers(HashStore(), Shard(0, 1), device, size)
+    return found.because if isinstance(found, Unmapped) else None
 
 
 def why_unmapped(device: torch.device, others: list[int]) -> str | None:
     """Why this GPU does not see the memory of some of these; ``None`` where it does."""
     own = device.index or 0
     for other in others:
+        if other >= torch.cuda.device_count():
+            return f"there is no GPU {other}"
         if other != own and not torch.cuda.can_device_access_peer(own, other):
             return f"GPU {own} has no access to the memory of GPU {other}"
     return None

@@ -156,6 +156,8 @@ def _figure(value: float | None) -> str:
 
 def summary(rows: Sequence[RunRow]) -> str:
     """One sentence on the whole."""
+    if not any(row.ran for row in rows):
+        return "Nothing was executed."
     units = {id(entry.unit): entry for row in rows for entry in row.ran}
     failed = {id(entry.unit) for row in rows for entry in row.failed}
     where = " and ".join(dict.fromkeys(row.executed_on for row in rows)) or "nothing"

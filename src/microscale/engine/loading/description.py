@@ -67,6 +67,7 @@ def _memory(memory: Memory, pages: Mapping[LayerKind, int]) -> dict[str, Any]:
         "activations": memory.activations,
         "graphs": memory.graphs,
         "runtime": memory.runtime,
+        "peer_buffer": memory.peer_buffer,
         "usable": memory.usable,
         "usable_because": memory.usable_because,
         "full_positions": pages[LayerKind.FULL] * kv.page_size,

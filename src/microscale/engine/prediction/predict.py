@@ -6,7 +6,8 @@ of ``context`` tokens from an empty cache, in steps; only the last token of a pr
 what follows the keys and values of the last layer. The ceiling is the same work at the card's full rates: its bytes
 over the bandwidth, or its operations over the peak where they take longer.
 
-No CUDA graph holds a prompt: its kernels are started one by one, and a short prompt waits for the host.
+CUDA graphs hold steps of up to ``PROMPT_GRAPH_TOKENS`` tokens. The kernels of larger ones are started one by one, and
+may wait for the host.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from microscale.backends.forecast import Forecast, forecast, total
 from microscale.backends.measured_as import FUSED_SEQUENCES
 from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, Use
+from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS
 from microscale.models.outline import Outline
 
 HOST_US = {"moe": 330.0, "dense": 60.0, "attention": 80.0, "small": 150.0, "sampling": 100.0}
-"""What starting one use of an op takes on the host, in a prompt. From 120b's prompt of 512 tokens: 27 ms on an H200,
-whose kernels take 24. Hosts differ by a third."""
+"""What starting one use of an op takes on the host, where no graph holds a prompt. From 120b's prompt of 512 tokens
+before graphs did: 27 ms on an H200, whose kernels take 24. Hosts differ by a third."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,15 @@ def predict(outline: Outline, plan: Plan, setup: Setup, batch: int, context: int
 
 def predict_prompt(outline: Outline, plan: Plan, setup: Setup, context: int, step_tokens: int) -> Forecast:
     """One prompt of ``context`` tokens to its first token."""
-    chunks = []
+    host_us = sum(use.count * HOST_US.get(use.op, 60.0) for use in outline.uses)
+    steps = []
     for cached in range(0, context, step_tokens):
         tokens = min(step_tokens, context - cached)
         last = cached + tokens == context
-        chunks += [part.forecast for part in prompt_parts(outline, plan, setup, tokens, cached, last)]
-    steps = -(-context // step_tokens)
-    host = 0.0 if setup.gpu.is_cpu else steps * sum(use.count * HOST_US.get(use.op, 60.0) for use in outline.uses)
-    return _with_host(total(chunks), host)
+        parts = total([part.forecast for part in prompt_parts(outline, plan, setup, tokens, cached, last)])
+        in_graph = tokens <= PROMPT_GRAPH_TOKENS
+        steps.append(parts if in_graph or setup.gpu.is_cpu else _with_host(parts, host_us))
+    return total(steps)
 
 
 def _with_host(kernels: Forecast, host_us: float) -> Forecast:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from microscale.engine.loading.drafting import load_head
+from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
@@ -18,7 +19,7 @@ from microscale.engine.ranks.gathering import gather
 from microscale.engine.ranks.link import Link
 from microscale.engine.ranks.mirror import HeldPages, Mirror
 from microscale.engine.ranks.progress import Progress
-from microscale.engine.ranks.summing import agree_on_sums, joined_as
+from microscale.engine.ranks.summing import agree_on_sums
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.step.limits import Limits

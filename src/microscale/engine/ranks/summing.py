@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
 from microscale import settings
 from microscale.backends.ops import Ranks
 from microscale.backends.peer_ranks import PeerRanks, peer_bytes
-from microscale.engine.loading.options import LoadOptions
+from microscale.errors import RankFailed
 from microscale.hardware.sums import Joined, Reduction
+from microscale.parallel.answers import Answers
 from microscale.parallel.group import Group
-from microscale.parallel.peers import map_peers, why_unmapped
-from microscale.parallel.transport import Transport
+from microscale.parallel.peers import Mapped, Unmapped, map_peers
+from microscale.settings import PeerSums
 
 log = logging.getLogger(__name__)
 
 
-def joined_as(options: LoadOptions, transport: Transport, device: torch.device) -> Joined:
-    """What this rank knows of how it is joined with the others."""
-    world = options.shard.world
-    if device.type == "cpu":
-        return Joined(world, on_gpus=False, own_gpus=False)
-    own_gpus, unmapped = transport is Transport.NCCL, None
-    if not settings.load().peer_sums:
-        unmapped = "MICROSCALE_PEER_SUMS is off"
-    elif own_gpus and options.nodes is None:
-        unmapped = why_unmapped(device, list(range(world)))
-    elif not own_gpus and not settings.overlapping_devices():
-        unmapped = "ranks share a GPU"
-    return Joined(world, one_machine=options.nodes is None, own_gpus=own_gpus, unmapped=unmapped)
-
-
 def agree_on_sums(group: Group, joined: Joined, device: torch.device) -> tuple[Ranks, Joined]:
-    """The ranks as a model asks them, and how they are joined as all of them see it."""
+    """The ranks as a model asks them, and how they are joined: all know the same. Where one of them cannot map the
+    others' memory, all leave their sums to the library."""
     if not joined.on_gpus:
         return group, joined
-    # One that cannot map the others' memory would leave those waiting for it.
-    able = group.sum(torch.tensor([float(joined.refuses_peers() is None)], device=device))
-    if joined.refuses_peers() is None and int(able) < group.world:
-        joined = Joined(joined.world, True, joined.one_machine, joined.own_gpus, "another rank cannot")
-    if joined.refuses_peers() is not None:
-        log.info("All sums go by %s: %s.", joined.library, joined.refuses_peers())
-        return group, joined
-    mapped = map_peers(group.store, group.shard, device, peer_bytes(group.world))
-    log.info("Small sums go through %s, others by %s.", Reduction.PEERS, joined.library)
-    return PeerRanks.over(group, group.shard.rank, mapped), joined
+    found = _map_if_all_can(group, joined, device)
+    if isinstance(found, Mapped):
+        _say(group, f"Small sums go through {Reduction.PEERS}, others by {joined.library}.")
+        return PeerRanks.over(group, group.shard.rank, found), joined
+    if settings.load().peer_sums is PeerSums.REQUIRED:
+        raise RankFailed(
+            f"No sum can go through peer-mapped memory, as MICROSCALE_PEER_SUMS=1 demands: {found.because}; without it "
+            f"all go by {joined.library}."
+        )
+    _say(group, f"All sums go by {joined.library}, none through peer-mapped memory: {found.because}.")
+    return group, replace(joined, unmapped=found.because)
+
+
+def _map_if_all_can(group: Group, joined: Joined, device: torch.device) -> Mapped | Unmapped:
+    # One that knows already that it cannot would let the others wait for it.
+    able = Answers(group.store, group.shard, "microscale-able")
+    able.say(joined.refuses_peers())
+    reason = able.why_not()
+    if reason is not None:
+        return Unmapped(reason)
+    return map_peers(group.store, group.shard, device, peer_bytes(group.world))
+
+
+def _say(group: Group, text: str) -> None:
+    """One rank does, for all."""
+    if group.shard.is_first:
+        log.info("%s", text)

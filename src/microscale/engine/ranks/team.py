@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Logits, Ranks
+from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.team import Assembly, Placement, place
 from microscale.engine.process.config import engine_config
@@ -28,7 +29,7 @@ from microscale.engine.ranks.gathering import gather as gather_logits
 from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.nodes import gather, listen
-from microscale.engine.ranks.summing import agree_on_sums, joined_as
+from microscale.engine.ranks.summing import agree_on_sums
 from microscale.engine.ranks.watch import Patience, Peer, Watch
 from microscale.engine.speculation.drafter import Launched
 from microscale.engine.step.pages import PagePool

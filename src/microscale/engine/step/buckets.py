@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
+PROMPT_GRAPH_TOKENS = 1024
+"""Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
 EVERY_SIZE_TO = 16
 GROWTH = 1.12
 ALIGNED_FROM, ALIGNMENT = 64, 8

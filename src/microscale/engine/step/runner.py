@@ -20,7 +20,7 @@ from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.buckets import buckets
+from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
 from microscale.engine.step.graphs import Graphs, graph_memory, graph_size, table_width
 from microscale.engine.step.holdings import pages_for
@@ -38,8 +38,6 @@ from microscale.models.families import ModelConfig
 from microscale.models.recorded import SHORT_CONTEXT, kernels_by_tokens
 from microscale.models.taps import Taps
 
-PROMPT_GRAPH_TOKENS = 1024
-"""Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
 FIRST_ROWS = 8
 """Sequences that decode together from the first second on without a capture in between."""
 FIRST_TOKENS = 16
