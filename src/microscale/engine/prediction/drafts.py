@@ -24,13 +24,13 @@ from microscale.engine.prediction.predict import decode_parts
 from microscale.hardware.whole_models import Case, Kind
 from microscale.models.outline import Outline
 
-HOST_US = 240.0
-"""What the GPU waits for where steps are read one by one: reading tokens, launching the next step. On an H200's machine
-(2026-11-16, gpt-oss-20b) a step of 1 x 4 tokens took 0.26 ms more than one of 4 x 1, which runs ahead."""
-HOST_SEQUENCE_US = 16.0
+HOST_US = 220.0
+"""What the GPU waits for where steps are read one by one: reading tokens, launching the next step."""
+HOST_SEQUENCE_US = 35.0
 HOST_DRAFT_US = 1.5
-"""The same for each sequence, and for each draft of it: acceptance, pages, tables, inputs. By the Python between two
-steps on a CPU, 1.5 ms at 64 x 8 tokens; not measured with a GPU. The engine corrects it by the times that it sees."""
+"""The same for each sequence, and for each draft of it: acceptance, pages, tables, inputs. On an H200 (gpt-oss-20b, K =
+3, 2026-11-17) steps of 1, 4 and 16 sequences took 0.26, 0.45 and 0.84 ms more than steps of as many tokens that ran
+ahead; the part of a draft is from a CPU. The engine corrects all of it by the times that it sees."""
 MOVE_US = 50.0
 """The small kernels of ``step.ahead``. Not measured yet."""
 
