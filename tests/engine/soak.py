@@ -41,6 +41,11 @@ class Flat:
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
+    def beside(self, is_there: Callable[[], bool]) -> None: ...
+
+    def graphs(self) -> tuple[int, int]:
+        return 0, 0
+
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         return summarise(torch.zeros(sum(work.wants_logits for work in schedule), VOCAB))
 

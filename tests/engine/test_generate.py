@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.decoder import Parted
 from microscale.models.pre_norm import PreNormLayer
 from microscale.models.taps import Taps
 from support.families import gpt_oss_preset
@@ -60,8 +60,13 @@ class Scripted:
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
         return summarise(torch.nn.functional.one_hot((q + 1) % VOCAB, VOCAB).float() * 4)
 
-    def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]:
-        return nullcontext()
+    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]:
+        yield
+        return self.forward(batch, kv, taps)
+
+    def body_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[tuple[Tensor, Tensor]]:
+        yield
+        return self.body(batch, kv, taps)
 
 
 def complete(prompt: list[int], **params: object) -> tuple[list[int], str]:

@@ -24,8 +24,8 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.forward import Model
 from microscale.engine.step.limits import Limits
-from microscale.engine.step.runner import Model
 from microscale.kernels.dense import dequantized, unpack
 from microscale.kernels.small import norms
 from microscale.models.config import LayerKind
@@ -92,14 +92,19 @@ def run(
     eager: bool = False,
     fill: bool | None = None,
     run_ahead: bool = True,
+    beside: bool = False,
     **limits: object,
 ) -> Tokens:
+    """``beside``: as a server, which captures while steps run."""
     asked = prompts() if asked is None else asked
     numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 1024} | limits
     sizes = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
     pages = {LayerKind.FULL: full // model.page_size, LayerKind.SLIDING: 4096 // model.page_size}
     engine: Engine = assemble(model, sizes, pages, enforce_eager=eager, fill_up_prompts=fill)
     engine._run_ahead = run_ahead
+    if beside:
+        engine.prepare()
+        engine.captures_beside = True
     found: Tokens = [[] for _ in asked]
     for index, prompt in enumerate(asked):
         engine.submit(Request(str(index), prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, logprobs=2)))
@@ -111,6 +116,10 @@ def run(
             assert output.logprob is not None
             found[int(output.request_id)].append((output.token, output.logprob, second))
         engine.check()
+    if beside:
+        captured = engine._runner._graphs._graphs.values()  # type: ignore[attr-defined]
+        assert any(len(each.parts) > 1 for each in captured)
+        assert engine.stats().graphs > engine.stats().graphs_waited_for
     return found
 
 
@@ -137,6 +146,18 @@ def test_graphs_and_running_ahead_change_no_bit() -> None:
     assert run(model) == graphs
     assert run(model, eager=True) == graphs
     assert run(model, run_ahead=False) == graphs
+
+
+@pytest.mark.starts("gpt-oss-20b", MANY_EXPERTS)
+def test_graphs_that_are_captured_in_parts_beside_steps_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer by layer, without a pause: some while their steps run, others are wanted half captured."""
+    model = load(shape=MANY_EXPERTS)
+    eager = run(model, eager=True)
+    monkeypatch.setattr("microscale.engine.step.runner.PART_LAYERS", 1)
+    monkeypatch.setattr("microscale.engine.step.graphs.PART_LAYERS", 1)
+    monkeypatch.setattr("microscale.engine.step.runner.PAUSE", 0)
+    for run_ahead in (True, False):
+        assert run(model, beside=True, run_ahead=run_ahead) == eager
 
 
 @pytest.fixture

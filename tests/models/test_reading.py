@@ -37,6 +37,7 @@ from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry
 from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
+from support.cold_files import settle
 from support.tiny_checkpoints import write_hf
 from support.tiny_gemma4 import random_gemma4, write_gemma4
 from support.tiny_qwen3_moe import random_qwen3_moe, write_qwen3_moe
@@ -61,13 +62,6 @@ def write(folder: Path, sizes: tuple[int, ...] = SIZES, pad: int = 0, dtype: str
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
     settle(path)
     return Checkpoint(folder)
-
-
-def settle(path: Path) -> None:
-    """On disk, and out of the page cache, so that it is read as a cold file is."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def raw(entry: TensorEntry) -> bytes:

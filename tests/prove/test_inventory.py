@@ -19,11 +19,11 @@ from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs, GraphKey
+from microscale.engine.step.forward import Forward, PromptSteps, TailKey
 from microscale.engine.step.graphs import Graphs
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.prompt import PromptInputs, PromptKey
-from microscale.engine.step.runner import Forward, PromptSteps
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.verify import VerifyInputs
 from microscale.hardware import known
@@ -141,7 +141,7 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
             key = PromptKey(tokens, sequences, width)
             filled.body(key)
             for rows in (0, 1, 3, 64, 70, 280):
-                filled.tail(key, rows)
+                filled.tail(TailKey(rows, width))
     assert started
     assert_listed(started, listed)
 

@@ -49,6 +49,11 @@ class Chance:
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
+    def beside(self, is_there: Callable[[], bool]) -> None: ...
+
+    def graphs(self) -> tuple[int, int]:
+        return 0, 0
+
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         newest: list[list[int]] = [[] for _ in schedule] if tokens is None else tokens[:, None].tolist()
         seen = [work.request.tokens + new for work, new in zip(schedule, newest, strict=True)]

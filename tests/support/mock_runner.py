@@ -48,6 +48,11 @@ class MockRunner:
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
+    def beside(self, is_there: Callable[[], bool]) -> None: ...
+
+    def graphs(self) -> tuple[int, int]:
+        return 0, 0
+
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         known = [work.tokens for work in schedule] if tokens is None else [[token] for token in tokens.tolist()]
         return self._run(schedule, known)

@@ -26,6 +26,8 @@ class Scripted:
         self._scripts = scripts
         self._step_s = step_s
         self._open: dict[int, tuple[Iterator[int], Sampling, Iterator[int], int]] = {}
+        self._graphs = 0
+        """Captured so far: one for each request, and for every second one it waited."""
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
@@ -40,6 +42,7 @@ class Scripted:
             raise QueueFull("1 request waits, and the queue holds 1.")
         if not message.prompt:
             raise BadRequest("The prompt is empty; give at least one token id.")
+        self._graphs += 1
         tokens = itertools.cycle(self.script(message))
         self._open[message.number] = (tokens, message.params, itertools.count(1), len(message.prompt) // 2)
 
@@ -78,7 +81,8 @@ class Scripted:
         return outputs
 
     def stats(self) -> StatsReply:
-        return StatsReply(0, len(self._open), 0, 10, 5, {"full": (1, 4)})
+        graphs = self._graphs
+        return StatsReply(0, len(self._open), 0, 10, 5, {"full": (1, 4)}, graphs=graphs, graphs_waited_for=graphs // 2)
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Scripted:

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 from microscale.bench.serve_client import Answer, Ask, BenchFailed, client_floor_s, exchange, post, round_trip_s
@@ -130,6 +131,18 @@ class Burst:
 
 
 @dataclass(frozen=True)
+class GraphCounts:
+    """CUDA graphs of a server. Steps that were never captured take longer, so gaps depend on them."""
+
+    before: int
+    """When a phase began, from whatever phases came before it."""
+    captured: int
+    """Meanwhile."""
+    waited_for: int
+    """Those of them whose capture a step had to wait for; the others were captured beside steps."""
+
+
+@dataclass(frozen=True)
 class Gaps:
     """Between the tokens of streams that run together."""
 
@@ -141,6 +154,8 @@ class Gaps:
     """Above 1 the server sent several tokens together, or some had no text; None where streams were hung up."""
     arrivals_first: Spread | None = None
     """First tokens of those that arrived."""
+    graphs: GraphCounts | None = None
+    """None where the server does not tell."""
 
 
 @dataclass
@@ -189,11 +204,27 @@ class Load:
         ratio, length, seconds = max((1e3 * s / steady[n].p50, n, s) for n, s in firsts)
         found.slowest = Slowest(len(firsts), ratio, length, 1e3 * seconds)
         found.burst = burst
-        found.gaps = [self._streams(number) for number in plan.streams] + [self._arrivals()]
+        found.gaps = [self._counted(partial(self._streams, number)) for number in plan.streams]
+        found.gaps.append(self._counted(self._arrivals))
         found.cached_tokens = self._cached
-        late = re.search(rb"^\S*kernels_compiled_after_ready_total\S* ([\d.e+]+)$", self._server.get("/metrics"), re.M)
-        found.kernels_compiled_after_ready = None if late is None else int(float(late[1]))
+        [found.kernels_compiled_after_ready] = self._metrics("kernels_compiled_after_ready_total")
         return found
+
+    def _metrics(self, *names: str) -> list[int | None]:
+        """Numbers of the server's ``/metrics``; None for those that it does not have."""
+        text = self._server.get("/metrics").decode()
+        found = (re.search(rf"^\w+:{name}(?:{{.*}})? ([\d.e+]+)$", text, re.M) for name in names)
+        return [None if each is None else int(float(each[1])) for each in found]
+
+    def _counted(self, phase: Callable[[], Gaps]) -> Gaps:
+        """What a phase finds, and the graphs that were captured before and during it."""
+        names = ("cuda_graphs", "cuda_graphs_waited_for_total")
+        before, waited_before = self._metrics(*names)
+        gaps = phase()
+        after, waited_after = self._metrics(*names)
+        if before is None or after is None or waited_before is None or waited_after is None:
+            return gaps
+        return replace(gaps, graphs=GraphCounts(before, after - before, waited_after - waited_before))
 
     def _first_requests(self) -> list[tuple[int, float]]:
         """Sizes and seconds to the first token. The sizes of the table come early, in a mixed order."""

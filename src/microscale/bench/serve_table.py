@@ -71,6 +71,10 @@ def _gaps(gaps: Gaps) -> Iterator[str]:
     yield f"{name:<26} {_spread(gaps.gaps)}{note}"
     if gaps.arrivals_first is not None:
         yield f"{'  their first tokens':<26} {_spread(gaps.arrivals_first)}"
+    counts = gaps.graphs
+    if counts is not None and (gaps.arrivals or counts.captured):
+        meanwhile = f"{counts.captured} captured meanwhile, of which {counts.waited_for} made a step wait"
+        yield f"  graphs: {counts.before} before, {meanwhile}"
 
 
 def as_json(about: Mapping[str, object], runs: Mapping[str, Found]) -> dict[str, object]:

@@ -50,6 +50,10 @@ class Runner(Protocol):
 
     def idle(self, is_due: Callable[[], bool]) -> bool: ...
 
+    def beside(self, is_there: Callable[[], bool]) -> None: ...
+
+    def graphs(self) -> tuple[int, int]: ...
+
 
 @runtime_checkable
 class AheadRunner(Runner, Protocol):
@@ -90,6 +94,9 @@ class Engine:
         self._rows: dict[str, int] = {}
         """Request → its number in the sampler, never given twice."""
         self._flight: Flight | None = None
+        self.captures_beside = False
+        """Whether graphs are captured while the device runs a step. A server that is never idle needs it; in a
+        benchmark it would be timed."""
 
     @property
     def has_work(self) -> bool:
@@ -130,6 +137,8 @@ class Engine:
         outputs: list[Output] = []
         said: list[_Said] = []
         flight, self._flight = self._flight, None
+        if flight is not None:
+            self._work_beside(flight)
         if flight is not None and (flight.drafted or any(map(self._alive, flight.ready))):
             later = self._launch_after(flight)
             if flight.drafted:
@@ -164,7 +173,13 @@ class Engine:
         if self._run_ahead and self._can_follow(flight) and not waits:
             self._flight = flight
             return []
+        self._work_beside(flight)
         return self._land(flight)
+
+    def _work_beside(self, flight: Flight) -> None:
+        """While the device runs a step whose tokens will be waited for next."""
+        if self.captures_beside and flight.drawn is not None:
+            self._runner.beside(flight.drawn.reading.is_there)
 
     def _expects_drafts(self, flight: Flight) -> bool:
         return self._speculation is not None and self._speculation.expects([request for request, _ in flight.ready])
@@ -317,6 +332,7 @@ class Engine:
             kind.value: (pool.num_pages - pool.num_free, pool.num_pages) for kind, pool in self._scheduler.pools.items()
         }
         scheduler = self._scheduler
+        graphs, waited_for = self._runner.graphs()
         stats = Stats(
             scheduler.num_waiting,
             scheduler.num_running,
@@ -324,6 +340,8 @@ class Engine:
             scheduler.prefix_queries,
             scheduler.prefix_hits,
             pages,
+            graphs=graphs,
+            graphs_waited_for=waited_for,
         )
         return stats if self._speculation is None else self._speculation.counts.added_to(stats)
 

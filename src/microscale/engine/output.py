@@ -50,6 +50,10 @@ class Stats:
     """After the engine was ready. Somebody waited for each; there should be none."""
     kernels_loaded_late: int = 0
     """Compiled before, and brought to the GPU after it was ready."""
+    graphs: int = 0
+    """Kinds of step that are captured as CUDA graphs."""
+    graphs_waited_for: int = 0
+    """Those of them, since the engine was ready, whose capture a step had to wait for."""
     num_drafts: int = 0
     """Times that a request had drafts in a step."""
     num_draft_tokens: int = 0

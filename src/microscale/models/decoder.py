@@ -5,6 +5,9 @@ the rest, attention of the last layer on: it runs the tokens whose logits are wa
 wants one. The two are apart because a captured graph of the body is of one number of tokens, and one of the tail of one
 number of logits.
 
+Both can be run some layers at a time (``Parted``): whoever captures a graph stops between two layers when something
+else is due, and goes on later.
+
 Either way the residual stream may be tapped between layers (``taps.py``), for a draft head. Taps change no logits:
 nothing else is computed in another way, and without taps nothing is done at all.
 """
@@ -12,9 +15,8 @@ nothing else is computed in another way, and without taps nothing is done at all
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +28,18 @@ from microscale.models.taps import Taps
 
 State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
+Result = TypeVar("Result")
+Parted: TypeAlias = Generator[None, None, Result]
+"""Work that yields wherever it may be left for a while, and gives its result at the end."""
 
 
-class GaveWay(Exception):
-    """A step was left undone between two layers, because its owner has something better to do."""
+def run_through(work: Parted[Result]) -> Result:
+    """All of it, at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 class DecoderLayer(Protocol[State]):
@@ -57,16 +67,6 @@ class Decoder(ABC, Generic[State]):
 
     rope: Mapping[LayerKind, RopeTable]
     layers: Sequence[DecoderLayer[State]]
-    _is_due: Callable[[], bool] | None = None
-
-    @contextmanager
-    def giving_way(self, is_due: Callable[[], bool]) -> Iterator[None]:
-        """Inside, a step raises ``GaveWay`` before its next layer once ``is_due``. For steps that nobody waits for."""
-        self._is_due = is_due
-        try:
-            yield
-        finally:
-            self._is_due = None
 
     @abstractmethod
     def begin(self, token_ids: Tensor) -> tuple[Tensor, State]:
@@ -84,27 +84,12 @@ class Decoder(ABC, Generic[State]):
     def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
         """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache, and what
         is tapped to ``taps``."""
-        wanted = batch.logits
-        if wanted is not None:
-            q, x = self.body(batch, kv, taps)
-            q, x = (each.index_select(0, wanted.rows) for each in (q, x))
-            return self.tail(q, x, wanted.attention, kv)
-        x, state = self._run(len(self.layers), batch, kv, taps)
-        return self.end(x, state)
+        return run_through(self.forward_parts(batch, kv, taps))
 
     @torch.inference_mode()
     def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
-        """Queries of the last layer and its residual stream, of all tokens.
-
-        A tap behind the last layer needs all tokens there too; the tail then computes its few rows again.
-        """
-        x, state = self._run(len(self.layers) - 1, batch, kv, taps)
-        self._give_way()
-        last, last_kv = self.layers[-1], kv.layers[-1]
-        q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
-        if taps is not None and taps.at(len(self.layers)) is not None:
-            self._tap(taps, len(self.layers), *last.attend(q, x, last_kv, batch.attention[last.kind]))
-        return q, x
+        """Queries of the last layer and its residual stream, of all tokens."""
+        return run_through(self.body_parts(batch, kv, taps))
 
     @torch.inference_mode()
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
@@ -112,24 +97,44 @@ class Decoder(ABC, Generic[State]):
         last = self.layers[-1]
         return self.end(*last.attend(q, x, kv.layers[-1], queries[last.kind]))
 
-    def _run(self, num_layers: int, batch: ForwardBatch, kv: KvCache, taps: Taps | None) -> tuple[Tensor, State]:
-        """The first layers, and the taps up to behind them."""
+    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]:
+        """``forward`` in parts, for whoever runs it in ``torch.inference_mode``."""
+        wanted = batch.logits
+        if wanted is not None:
+            q, x = yield from self.body_parts(batch, kv, taps)
+            q, x = (each.index_select(0, wanted.rows) for each in (q, x))
+            return self.tail(q, x, wanted.attention, kv)
+        x, state = yield from self._run(len(self.layers), batch, kv, taps)
+        return self.end(x, state)
+
+    def body_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[tuple[Tensor, Tensor]]:
+        """``body`` in parts, likewise.
+
+        A tap behind the last layer needs all tokens there too; the tail then computes its few rows again.
+        """
+        x, state = yield from self._run(len(self.layers) - 1, batch, kv, taps)
+        last, last_kv = self.layers[-1], kv.layers[-1]
+        q, x = last.queries(x, state, batch, last_kv, self.rope[last.kind])
+        if taps is not None and taps.at(len(self.layers)) is not None:
+            self._tap(taps, len(self.layers), *last.attend(q, x, last_kv, batch.attention[last.kind]))
+        return q, x
+
+    def _run(
+        self, num_layers: int, batch: ForwardBatch, kv: KvCache, taps: Taps | None
+    ) -> Parted[tuple[Tensor, State]]:
+        """The first layers, and the taps up to behind them. It yields behind each layer but the last of the model."""
         assert len(kv.layers) == len(self.layers)
         x, state = self.begin(batch.token_ids)
         for place in range(num_layers):
-            self._give_way()
             if taps is not None:
                 self._tap(taps, place, x, state)
             layer = self.layers[place]
             x, state = layer.forward(x, state, batch, kv.layers[place], self.rope[layer.kind])
+            if place < len(self.layers) - 1:
+                yield
         if taps is not None:
             self._tap(taps, num_layers, x, state)
         return x, state
-
-    def _give_way(self) -> None:
-        """Before each layer: is something else due?"""
-        if self._is_due is not None and self._is_due():
-            raise GaveWay
 
     def _tap(self, taps: Taps, place: int, x: Tensor, state: State) -> None:
         out = taps.at(place)

@@ -14,6 +14,7 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.decoder import Parted
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.random_checkpoint import Published
 from microscale.models.taps import Taps
@@ -102,7 +103,11 @@ class AnyModel(Protocol):
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
 
-    def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]: ...
+    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]: ...
+
+    def body_parts(
+        self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None
+    ) -> Parted[tuple[Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Metrics:
                 ("num_requests_running", "Requests that the engine computes."),
                 ("num_requests_waiting", "Requests in the engine's queue."),
                 ("kv_cache_usage_perc", "The part of the KV pages in use, 0 to 1; of the kind with least left."),
+                ("cuda_graphs", "Kinds of step that are captured as CUDA graphs."),
             )
         }
         self.first_token = self._histogram(f"{prefix}:time_to_first_token_seconds", FIRST_TOKEN).labels(model)
@@ -61,6 +62,7 @@ class Metrics:
             self._gauges["num_requests_waiting"].set(stats.num_waiting)
             used = max((used / max(total, 1) for used, total in stats.pages.values()), default=0.0)
             self._gauges["kv_cache_usage_perc"].set(used)
+            self._gauges["cuda_graphs"].set(stats.graphs)
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -117,6 +119,7 @@ class _EngineCounters(Collector):
             "prefix_cache_hits": last.prefix_hits,
             "kernels_compiled_after_ready": last.kernels_compiled_late,
             "kernels_loaded_after_ready": last.kernels_loaded_late,
+            "cuda_graphs_waited_for": last.graphs_waited_for,
         }
         if last.accepted_per_pos:
             counts |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
@@ -20,6 +21,7 @@ from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
+from microscale.engine.prediction.points import Point
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
 from microscale.models import embedded
@@ -83,6 +85,26 @@ def test_the_engine_has_the_pages_that_were_reckoned() -> None:
     # Without one it is the model's, as far as the pages reach.
     longest = replace(TINY, workload=Workload(sequences=1))
     assert build_engine(prepare.prepare(longest), Queueing()).max_model_len == prepared.config.max_context
+
+
+def test_speeds_are_predicted_while_the_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other's beginning. What goes wrong with them is told."""
+    reading, predicting = threading.Event(), threading.Event()
+
+    def points(prepared: prepare.Prepared, max_model_len: int) -> list[Point]:
+        predicting.set()
+        assert reading.wait(60)
+        raise ZeroDivisionError("of a prediction")
+
+    def read(*arguments: object) -> object:
+        reading.set()
+        assert predicting.wait(60)
+        return load(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build, "_points", points)
+    monkeypatch.setattr(build, "load", read)
+    with pytest.raises(ZeroDivisionError, match="of a prediction"):
+        build_engine(prepare.prepare(TINY), Queueing())
 
 
 def test_what_is_told_of_an_engine_holds_the_speeds_that_explain_predicts() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.engine.process.ahead import open_gpu, torch_has_cuda
+from microscale.engine.process.ahead import has_own_memory, open_gpu, torch_has_cuda
 
 DRIVER = """
 #include <stdio.h>
@@ -34,6 +34,11 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     tell("context", device);
     *context = (void *)1;
     return refuses("context");
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    tell("asked", attribute);
+    *value = device == 41;
+    return refuses("asked");
 }
 """
 
@@ -74,6 +79,21 @@ def test_a_driver_that_refuses_is_left_to_torch(
     monkeypatch.setenv("STUB_REFUSES", refused)
     assert not open_gpu("auto", driver)
     assert log.read_text().splitlines()[-1].startswith(refused)
+
+
+def test_a_gpu_that_shares_the_cpus_memory_is_known(driver: str, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the stub's GPUs it is the second."""
+    assert [has_own_memory(device, driver) for device in ("auto", "cuda:1", "cuda:2", "cpu")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert log.read_text().splitlines()[:3] == ["init 0", "device 0", "asked 18"]
+    for refused in ("init", "device", "asked"):
+        monkeypatch.setenv("STUB_REFUSES", refused)
+        assert not has_own_memory("cuda:2", driver)
+    assert not has_own_memory("auto", driver + ".none")
 
 
 def test_without_a_driver_there_is_nothing_to_open(tmp_path: Path) -> None:

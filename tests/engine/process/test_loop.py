@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,3 +63,15 @@ def test_nothing_is_done_ahead_before_it_is_quiet() -> None:
 def test_it_waits_where_there_is_nothing_to_do_ahead() -> None:
     script = turns([[], [GetStats()], []], ahead=1)
     assert (script.waits, script.done) == ([QUIET_S, None, None, None], [1])
+
+
+def test_a_server_captures_beside_its_steps() -> None:
+    """A benchmark's engine does not: see ``Engine.captures_beside``."""
+    code = """
+from microscale.engine.process.messages import EngineConfig
+from microscale.engine.process.service import load
+service = load(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"), lambda *_, **kinds: None)
+print(service._engine.captures_beside, service.stats().graphs)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "0"]

@@ -1,17 +1,37 @@
-"""Graphs: how batches are filled up, what is captured, and what cannot be."""
+"""Graphs: how batches are filled up, what is captured, in which parts, and what cannot be."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from types import SimpleNamespace
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
-from microscale.engine.step.graphs import LEAST_GRAPH_MEMORY, Graphs, graph_memory, graph_size, table_width
+from microscale.engine.step.graphs import (
+    LEAST_GRAPH_MEMORY,
+    MOST_PARTS,
+    PART_LAYERS,
+    Graphs,
+    after_layers,
+    graph_memory,
+    graph_size,
+    table_width,
+    whole,
+)
 from microscale.hardware import known
+from microscale.models.decoder import Parted
+from support.paper_graphs import on_paper
+
+CUDA = torch.device("cuda")
+
+
+def made(*, waits: bool = False) -> Graphs:
+    return Graphs(CUDA, lambda tokens: None, enabled=True, waits=waits)
+
+
+def names(name: str, layers: int) -> list[str]:
+    return [f"{name}{layer}" for layer in range(layers)]
 
 
 def test_graphs_are_hardly_padded_and_large_batches_share_them() -> None:
@@ -29,40 +49,33 @@ def test_a_table_has_one_of_two_widths() -> None:
 
 def test_what_no_graph_holds_runs_as_it_is(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every time, and the reason is told once; other sizes are captured."""
-    runs: list[int] = []
-    replayed: list[object] = []
-
-    def capture(graphs: Graphs, key: Hashable, work: Callable[[], object]) -> None:
-        graph: Any = SimpleNamespace(replay=lambda: replayed.append(key))
-        graphs._graphs[key] = graph, "captured"
-
-    monkeypatch.setattr(Graphs, "_capture", capture)
-    graphs = Graphs(torch.device("cuda"), lambda tokens: "it reads on the host" if tokens > 1 else None, enabled=True)
-
-    def work() -> str:
-        runs.append(1)
-        return "logits"
-
+    paper = on_paper(monkeypatch)
+    graphs = Graphs(CUDA, lambda tokens: "it reads on the host" if tokens > 1 else None, enabled=True)
     with caplog.at_level(logging.INFO):
         for _ in range(4):
-            assert graphs.run("two", 2, work) == "logits"
-    assert (len(runs), replayed) == (4, [])
+            assert graphs.run("two", 2, partial(paper.layers, "t", 1)) == "t"
+    assert (paper.ran, paper.captures) == (["t0"] * 4, [])
     assert [record.getMessage() for record in caplog.records] == [
         "Steps of 2 tokens run without a CUDA graph: it reads on the host."
     ]
-    assert [graphs.run("one", 1, work) for _ in range(2)] == ["captured"] * 2
+    assert [graphs.run("one", 1, partial(paper.layers, "o", 1)) for _ in range(3)] == ["o"] * 3
     # The first of another kind of key runs as it is: it makes what is kept between runs.
-    assert [graphs.run((1, 2), 1, work) for _ in range(2)] == ["logits", "captured"]
-    assert replayed == ["one", "one", (1, 2)]
+    assert [graphs.run((1, 2), 1, partial(paper.layers, "k", 1)) for _ in range(2)] == ["k"] * 2
+    assert paper.captures == [["o0"], ["k0"]]
+    assert paper.ran == [*["t0"] * 4, *["o0"] * 3, *["k0"] * 2]
+    assert len(graphs) == 2
 
 
 def test_graphs_have_a_budget(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Graphs, "_capture", lambda graphs, key, work: pytest.fail("captured"))
-    graphs = Graphs(torch.device("cuda"), lambda tokens: None, enabled=True)
+    paper = on_paper(monkeypatch)
+    graphs = made()
     graphs._bytes = LEAST_GRAPH_MEMORY + 1
     with caplog.at_level(logging.INFO):
-        assert [graphs.run("key", 1, lambda: 7) for _ in range(4)] == [7] * 4
+        assert [graphs.run("key", 1, whole(lambda: 7)) for _ in range(4)] == [7] * 4
     assert [record.getMessage() for record in caplog.records] == ["0 graphs take 512 MiB, and no more are captured."]
+    # There is nothing left to do ahead of time either.
+    assert graphs.capture("key", 1, partial(paper.layers, "k", 3), lambda: True)
+    assert not paper.captures
 
 
 def test_large_cards_have_room_for_more_graphs() -> None:
@@ -72,23 +85,129 @@ def test_large_cards_have_room_for_more_graphs() -> None:
 
 
 def test_nothing_is_captured_on_a_cpu_or_where_graphs_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Graphs, "_capture", lambda graphs, key, work: pytest.fail("captured"))
+    paper = on_paper(monkeypatch)
     for device, enabled in (("cpu", True), ("cuda", False)):
         graphs = Graphs(torch.device(device), lambda tokens: None, enabled=enabled)
-        assert [graphs.run("key", 1, lambda: 7) for _ in range(3)] == [7] * 3
+        assert [graphs.run("key", 1, whole(lambda: 7)) for _ in range(3)] == [7] * 3
+        assert graphs.capture("other", 1, whole(lambda: 7), lambda: False)
+    assert not paper.captures
 
 
 def test_first_runs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of a kind, and each capture: what they take says nothing of the next."""
-
-    def capture(graphs: Graphs, key: Hashable, work: Callable[[], object]) -> None:
-        graph: Any = SimpleNamespace(replay=lambda: None)
-        graphs._graphs[key] = graph, "captured"
-
-    monkeypatch.setattr(Graphs, "_capture", capture)
-    graphs = Graphs(torch.device("cuda"), lambda tokens: "too many" if tokens > 8 else None, enabled=True)
+    on_paper(monkeypatch)
+    graphs = Graphs(CUDA, lambda tokens: "too many" if tokens > 8 else None, enabled=True)
     counts = []
     for key, tokens in (("a", 1), ("a", 1), ("a", 1), ("b", 1), ("b", 1), ("c", 9), ("c", 9), ((1,), 1)):
-        graphs.run(key, tokens, lambda: "as it is")
+        graphs.run(key, tokens, whole(lambda: "as it is"))
         counts.append(graphs.first_runs)
     assert counts == [1, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_a_capture_is_left_behind_a_layer_and_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was captured is kept; other keys are captured and run meanwhile. Nothing is run before it is wanted."""
+    paper = on_paper(monkeypatch)
+    graphs = made()
+    graphs.run("x", 1, partial(paper.layers, "x", 2))
+    task = partial(paper.layers, "k", 7)
+    assert not graphs.capture("k", 1, task, after_layers(3))
+    assert len(graphs) == 0
+    graphs.run("x", 1, partial(paper.layers, "x", 2))
+    assert not graphs.capture("k", 1, task, after_layers(2))
+    assert graphs.capture("k", 1, task, after_layers(100))
+    assert graphs.capture("k", 1, task, lambda: pytest.fail("captured again"))
+    assert paper.captures == [names("k", 3), names("x", 2), ["k3", "k4"], ["k5", "k6"]]
+    assert paper.ran == names("x", 2) * 2
+    assert (len(graphs), graphs.waited_for, graphs.first_runs) == (2, 1, 5)
+    paper.ran.clear()
+    for _ in range(2):
+        assert graphs.run("k", 1, lambda: pytest.fail("captured again")) == "k"
+    assert paper.ran == names("k", 7) * 2
+    assert graphs.waited_for == 1
+
+
+def test_who_wants_what_is_half_captured_has_the_first_half_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = on_paper(monkeypatch)
+    graphs = made()
+    graphs.run("x", 1, whole(lambda: None))
+    task = partial(paper.layers, "k", 5)
+    graphs.capture("k", 1, task, after_layers(2))
+    assert graphs.run("k", 1, task) == "k"
+    assert paper.captures == [["k0", "k1"], ["k2", "k3", "k4"]]
+    assert paper.ran == names("k", 5)
+    assert (len(graphs), graphs.waited_for) == (1, 1)
+
+
+def test_in_parts_the_device_begins_before_all_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = on_paper(monkeypatch)
+    graphs = made()
+    graphs.run("x", 1, whole(lambda: None))
+    ran_before: list[int] = []
+
+    def task() -> Parted[str]:
+        for layer in range(2 * PART_LAYERS + 1):
+            ran_before.append(len(paper.ran))
+            paper.launch(f"k{layer}")
+            yield
+        return "k"
+
+    assert graphs.run("k", 1, task, in_parts=True) == "k"
+    assert ran_before == [*[0] * PART_LAYERS, *[PART_LAYERS] * PART_LAYERS, 2 * PART_LAYERS]
+    assert paper.ran == names("k", 2 * PART_LAYERS + 1)
+    assert graphs.run("k", 1, task, in_parts=True) == "k"
+    assert paper.ran == names("k", 2 * PART_LAYERS + 1) * 2
+    # Those that wait for the device at each capture have nothing of parts.
+    for graphs, in_parts in ((made(), False), (made(waits=True), True)):
+        paper.captures.clear()
+        graphs.run("x", 1, whole(lambda: None))
+        graphs.run("k", 1, partial(paper.layers, "k", 3 * PART_LAYERS), in_parts=in_parts)
+        assert [len(capture) for capture in paper.captures] == [3 * PART_LAYERS]
+
+
+def test_a_capture_that_is_left_too_often_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = on_paper(monkeypatch)
+    graphs = made()
+    graphs.run("x", 1, whole(lambda: None))
+    task = partial(paper.layers, "k", MOST_PARTS + 4)
+    for _ in range(MOST_PARTS):
+        assert not graphs.capture("k", 1, task, after_layers(1))
+    assert graphs.capture("k", 1, task, after_layers(100))
+    graphs.run("k", 1, task)
+    assert paper.captures[-1] == paper.ran == names("k", MOST_PARTS + 4)
+
+
+def test_work_that_fails_in_a_capture_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = on_paper(monkeypatch)
+    graphs = made()
+    graphs.run("x", 1, whole(lambda: None))
+    fails = [True]
+
+    def task() -> Parted[str]:
+        yield from paper.layers("a", 3)
+        if fails[0]:
+            raise ValueError("out of memory")
+        return "k"
+
+    assert not graphs.capture("k", 1, task, after_layers(1))
+    with pytest.raises(ValueError, match="out of memory"):
+        graphs.run("k", 1, task)
+    fails.clear()
+    fails.append(False)
+    paper.ran.clear()
+    assert graphs.run("k", 1, task) == "k"
+    assert paper.ran == names("a", 3)
+
+
+def test_what_can_be_captured_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what needs no run before; and the first capture, or every one of ranks, waits for the device."""
+    on_paper(monkeypatch)
+    graphs = made()
+    assert not graphs.can_capture_beside("k")
+    for _ in range(2):
+        graphs.run("x", 1, whole(lambda: None))
+    assert graphs.can_capture_beside("k")
+    assert not graphs.can_capture_beside(1)
+    waiting = made(waits=True)
+    for _ in range(2):
+        waiting.run("x", 1, whole(lambda: None))
+    assert not waiting.can_capture_beside("k")

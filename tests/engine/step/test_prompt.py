@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import pytest
 import torch
@@ -13,17 +12,22 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import runner as runner_file
+from microscale.engine.step.capture_order import FIRST_TOKENS, Key
 from microscale.engine.step.decode import GraphKey
+from microscale.engine.step.forward import TailKey
+from microscale.engine.step.graphs import after_layers, whole
 from microscale.engine.step.inputs import build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.prompt import PromptInputs, PromptKey
-from microscale.engine.step.runner import FIRST_TOKENS, ModelRunner
+from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from microscale.models.recorded import SHORT_CONTEXT
 from support.forward import poison
 from support.loading import load_model
+from support.paper_graphs import enable, on_paper
 
 CPU = torch.device("cpu")
 PAGE = 4
@@ -85,7 +89,7 @@ def test_the_tensors_say_what_the_schedule_says() -> None:
         # The page after the last is nobody's.
         assert attention.page_table[3, 0] == pool.num_pages
         assert slots[12:] == [pool.num_pages * PAGE + offset for offset in range(4)]
-        tail = inputs.tail_batch(key, 2, kind)
+        tail = inputs.tail_batch(2, key.pages, kind)
         assert tail.sizes == (2, 1, 64)
         assert (tail.context_lens.tolist(), tail.query_start.tolist()) == ([15, 8], [0, 1, 2])
         assert torch.equal(tail.page_table[:, :2], attention.page_table[:2, :2])
@@ -158,7 +162,7 @@ def test_padding_changes_nothing(model: AnyModel, monkeypatch: pytest.MonkeyPatc
 def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
     pools = pools_of(60)
     runner = started(model, pools, fill=True)
-    pages = runner._max_pages
+    pages = runner._order.max_pages
     for key in (GraphKey(1, 16), GraphKey(3, pages), PromptKey(7, 2, pages), PromptKey(16, 6, pages)):
         runner._run_nobody(key)
     for layer, kv in zip(model.layers, runner._kv.layers, strict=True):
@@ -169,50 +173,116 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
 
 
 def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start what a few users want, later tiny prompts and company; the first of a kind once more, as it is."""
+    """At the start what a few users want; the first of a kind once more, as it is. Later tiny prompts and company."""
+    on_paper(monkeypatch)
+    monkeypatch.setattr("microscale.engine.step.capture_order.FIRST_ROWS", 2)
+    monkeypatch.setattr("microscale.engine.step.capture_order.COMPANY", 3)
     runner = started(model, pools_of(60), fill=True)
     assert not runner.idle()  # there are no graphs on a CPU
-    ran: list[GraphKey | PromptKey] = []
-    monkeypatch.setattr(runner, "_run_nobody", ran.append)
-    monkeypatch.setattr("microscale.engine.step.runner.FIRST_ROWS", 2)
-    runner._later = deque(runner._later_keys())
-    runner._graphs.enabled = True
+    ran: list[Key] = []
+    run_nobody = runner._run_nobody
+
+    def noted(key: Key) -> None:
+        ran.append(key)
+        run_nobody(key)
+
+    monkeypatch.setattr(runner, "_run_nobody", noted)
+    enable(runner._graphs)
     runner.prepare()
     assert runner._prompts is not None
-    largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._max_pages
+    largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._order.max_pages
     prompts = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens >= FIRST_TOKENS]
     tiny = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens < FIRST_TOKENS]
     assert prompts
     assert len(tiny) == FIRST_TOKENS - 1
     assert ran == [GraphKey(1, pages), GraphKey(1, pages), GraphKey(2, pages), prompts[0], *prompts]
+    first = [GraphKey(1, pages), GraphKey(2, pages), prompts[0], TailKey(1, pages), *prompts[1:]]
+    assert sorted(map(str, runner._graphs._graphs)) == sorted(map(str, first))
+    assert runner.graphs() == (len(first), 0)
     ran.clear()
+    # A capture runs nothing, whatever the inputs hold. On paper it would.
+    monkeypatch.setattr(runner, "_task", lambda key: (1, whole(lambda: None)))
     while runner.idle():
         pass
-    assert ran == [
+    assert not ran
+    assert [key for key in runner._graphs._graphs if key not in first] == [
         *tiny,
-        *(GraphKey(rows, pages) for rows in (3, 4, 5)),
+        GraphKey(3, pages),
+        *(TailKey(rows, pages) for rows in (2, 3, 4)),
         *(PromptKey(tokens, 6, pages) for tokens in largest_first),
+        *(GraphKey(rows, pages) for rows in (4, 5)),
+        TailKey(5, pages),
     ]
+    assert runner.graphs() == (len(runner._graphs), 0)
 
 
-def test_work_ahead_gives_way_between_layers(model: AnyModel) -> None:
-    """What was begun is begun again when there is time."""
+def test_long_contexts_come_after_short_ones(model: AnyModel) -> None:
+    limits = Limits(PAGE, model.config.sliding_window, 20, 64, 4 * SHORT_CONTEXT)
+    runner = ModelRunner(model, pools_of(4 * SHORT_CONTEXT // PAGE), limits, fill_up_prompts=True)
+    later = list(runner._later)
+    widths = [key.pages for key in later]
+    assert sorted(set(widths)) == [SHORT_CONTEXT // PAGE, runner._order.max_pages]
+    assert widths == sorted(widths)
+    assert runner._prompts is not None
+    assert runner._prompts.inputs.sequences == [2, 17, 21]
+    first = [type(key).__name__ for key in later if key.pages == widths[0]]
+    kinds = [kind for kind, before in zip(first, [None, *first], strict=False) if kind != before]
+    # Tiny prompts; decoding of 9 to 16; tails of up to 17; prompts with company; then more company.
+    assert kinds == ["PromptKey", "GraphKey", "TailKey", "PromptKey", "GraphKey", "TailKey", "PromptKey"]
+    assert [key.rows for key in later if isinstance(key, GraphKey)][:12] == list(range(9, 21))
+
+
+def test_prompts_among_many_come_before_very_many_that_decode(model: AnyModel) -> None:
+    limits = Limits(PAGE, model.config.sliding_window, 200, 256, 256)
+    runner = ModelRunner(model, pools_of(60), limits, fill_up_prompts=True)
+    later = list(runner._later)
+    assert runner._prompts is not None
+    assert runner._prompts.inputs.sequences == [2, 17, 201]
+    among_many = [place for place, key in enumerate(later) if isinstance(key, PromptKey) and key.sequences == 201]
+    decoding = {key.rows: place for place, key in enumerate(later) if isinstance(key, GraphKey)}
+    assert decoding[32] < among_many[0] < among_many[-1] < decoding[33]
+    assert max(decoding) == 200
+    assert len(set(later)) == len(later)
+
+
+def test_work_ahead_is_left_between_layers_and_kept(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_paper(monkeypatch)
     runner = started(model, pools_of(60), fill=True)
-    runner._graphs.enabled = True
-    runner._graphs._uncapturable = lambda tokens: "there is no GPU"
-    asked: list[int] = []
-
-    def is_due() -> bool:
-        asked.append(len(asked))
-        return len(asked) == len(model.layers)
-
-    waiting = list(runner._later)
-    assert runner.idle(is_due)
-    assert list(runner._later) == waiting
-    assert len(asked) == len(model.layers)
+    enable(runner._graphs)
+    runner.prepare()
+    waiting, captured = list(runner._later), len(runner._graphs)
+    is_due = after_layers(1)
+    assert len(model.layers) > 1
+    assert runner._prompts is not None
+    assert isinstance(waiting[0], PromptKey)
+    runner._prompts.inputs.fill([], waiting[0])  # on paper the layers run
+    for _ in range(len(model.layers) - 1):  # the last layer and the queries of a prompt's last are one part
+        assert runner.idle(is_due)
+        assert list(runner._later) == waiting
     assert runner.idle(is_due)
     assert list(runner._later) == waiting[1:]
-    assert len(asked) == 2 * len(model.layers)
+    assert len(runner._graphs) == captured + 1
+
+
+def test_large_steps_are_captured_in_parts_when_they_are_wanted(
+    model: AnyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones, and all that is captured before anybody waits, are one graph."""
+    on_paper(monkeypatch)
+    monkeypatch.setattr("microscale.engine.step.forward.PARTS_FROM", 30)
+    monkeypatch.setattr("microscale.engine.step.graphs.PART_LAYERS", 1)
+    pools = pools_of(60)
+    runner = started(model, pools, fill=True)
+    enable(runner._graphs)
+    runner.prepare()
+    assert {len(capture.parts) for capture in runner._graphs._graphs.values()} == {1}
+    assert runner._prompts is not None
+    for tokens, parts in ((14, 1), (60, len(model.layers))):
+        schedule = [make(pools, f"{tokens} {part}", 0, tokens // 2) for part in range(2)]
+        key = runner._prompts.inputs.key(schedule)
+        runner.forward(schedule)
+        assert len(runner._graphs._graphs[key].parts) == parts
+    assert runner.graphs()[1] == 3  # and the tail of two rows
 
 
 def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:
@@ -229,7 +299,7 @@ def test_a_table_is_as_wide_as_the_sequence_that_fills_up_a_step(model: AnyModel
     assert runner._prompts is not None
     inputs = runner._prompts.inputs
     assert inputs.buckets[-1] == 64
-    for key in (*runner._prompt_keys(2, runner._max_pages), *(k for k in runner._later if isinstance(k, PromptKey))):
+    for key in (k for keys in (*runner._order.first(), runner._later) for k in keys if isinstance(k, PromptKey)):
         inputs.fill([], key)
         inputs.lay_tables(key)
         for kind, attention in inputs.batch(key).attention.items():

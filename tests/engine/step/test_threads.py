@@ -21,6 +21,7 @@ from microscale.engine.step import threads
 from microscale.engine.step.threads import StepThreads, product_us, wanted_threads
 from microscale.errors import BadSetting
 from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.decoder import Parted
 from microscale.models.families import PRESETS
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import outline
@@ -87,13 +88,13 @@ def test_a_generation_decodes_with_one_and_reads_its_prompt_with_all(given_threa
     model = load_model(options)
     assert isinstance(model, GptOss)
     seen: list[tuple[int, int]] = []
-    forward = model.forward
+    forward = model.forward_parts
 
-    def counted(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
+    def counted(batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]:
         seen.append((len(batch.token_ids), torch.get_num_threads()))
         return forward(batch, kv, taps)
 
-    model.forward = counted  # type: ignore[method-assign]
+    model.forward_parts = counted  # type: ignore[method-assign]
     Generation(model, [[1] * 600], SamplingParams(max_tokens=3, ignore_eos=True)).run()
     assert seen == [(600, fixed or MOST), (1, fixed or 1), (1, fixed or 1)]
     # A model that is loaded after it is packed with all again.

@@ -26,6 +26,7 @@ from microscale.models.families import AnyModel
 from microscale.models.recorded import SHORT_CONTEXT
 from support.forward import poison
 from support.loading import load_model
+from support.paper_graphs import enable, on_paper
 
 CPU = torch.device("cpu")
 PAGE = 4
@@ -250,7 +251,7 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
     poison(runner._kv)
     assert runner._verify is not None
     for sequences, tokens in ((1, 2), (1, 8), (3, 6)):
-        runner._run_nobody(runner._verify.even_key(sequences, tokens, runner._max_pages))
+        runner._run_nobody(runner._verify.even_key(sequences, tokens, runner._order.max_pages))
     for layer, kv in zip(model.layers, runner._kv.layers, strict=True):
         held = pools[layer.kind].num_pages
         for each in (kv.k, kv.v):
@@ -264,13 +265,14 @@ def test_graphs_of_drafts_are_captured_when_there_is_time(model: AnyModel, monke
     runner = ModelRunner(model, pools_of(60), limits, draft_tokens=3)
     ran: list[object] = []
     monkeypatch.setattr(runner, "_run_nobody", ran.append)
-    runner._graphs.enabled = True
+    on_paper(monkeypatch)
+    enable(runner._graphs)
     runner.prepare()
     first = [key for key in ran if isinstance(key, VerifyKey)]
     # The first of them runs as it is, and is then captured.
     assert [(key.rows, key.tokens, key.longest) for key in first] == [(1, 2, 2), (1, 2, 2), (1, 3, 4), (1, 4, 4)]
-    ran.clear()
+    later = {key for key in runner._later if isinstance(key, VerifyKey)}
     while runner.idle():
         pass
-    later = {key for key in ran if isinstance(key, VerifyKey)}
+    assert later <= runner._graphs._graphs.keys()
     assert {(key.rows, key.tokens, key.longest) for key in later} == {(2, 8, 4), (4, 12, 4)}

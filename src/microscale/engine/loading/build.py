@@ -6,6 +6,7 @@ Needs nothing of the server's: benchmarks build their engine here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +26,10 @@ from microscale.engine.speculation.description import describe_drafts
 from microscale.engine.speculation.drafter import NOBODY, Target
 from microscale.engine.speculation.predicted import CONTEXT, predicted_costs
 from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.forward import Model
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import Model, ModelRunner
+from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
 from microscale.hardware.sums import sums_table
@@ -80,7 +82,9 @@ def build_engine(
         max_queue=queueing.max_queue,
         prefix_caching=queueing.prefix_caching,
     )
-    model = load(prepared, on_progress)
+    with ThreadPoolExecutor(1, "predictions") as beside:  # the disk leaves them time
+        predicted = beside.submit(_points, prepared, max_model_len)
+        model = load(prepared, on_progress)
     prior = None if prepared.options.speculative is None else _predicted_costs(prepared)
     speculation = load_speculation(prepared, model, prior)
     laps("weights")
@@ -94,11 +98,10 @@ def build_engine(
         team=prepared.team,
     )
     laps("KV cache and inputs")
-    points = _points(prepared, max_model_len)
     ranks = None if prepared.team is None else _told_of_ranks(prepared, prepared.team)
     drafts = _drafts(prepared, prior)
-    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, points, drafts, ranks)
-    laps("predictions")
+    told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, predicted.result(), drafts, ranks)
+    laps("description")
     return Built(engine, config, max_model_len, told)
 
 

@@ -2,8 +2,8 @@
 
 Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
 greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported in a thread meanwhile, and once the device is known another opens it: a wrong version or option
-shows at once.
+comes. torch is imported in a thread meanwhile, and once the options are known others open the device and fetch weights:
+a wrong version or option shows at once.
 
 Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
 """
@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 from microscale.engine.process.ahead import start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
+from microscale.engine.process.fetching import Fetching, can_fetch, files_of
 from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
     VERSION,
@@ -59,16 +60,21 @@ def greet(connection: Connection) -> EngineConfig:
 
 def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
+    fetches = can_fetch()
     # The owner may have started this process ahead, and not yet know what to ask for.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
     config = greet(connection)
     start_opening(config.device)
+    fetching = Fetching(files_of(config) if fetches else [])
     load: Factory = getattr(importlib.import_module(module), name)
     # What was imported stays: the collector need not walk through it, now or at any time.
     gc.freeze()
     gc.enable()
+    fetching.stop()
 
     def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
+        if done == total and not kernels:
+            fetching.drop()  # before the engine counts and takes what memory is left
         connection.send(Loading(done, total, kernels))
 
     service = load(config, on_progress)

@@ -28,7 +28,7 @@ from microscale.engine.process.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 6
+VERSION = 7
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -232,6 +232,8 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     pages: Annotated[dict[str, tuple[Natural, Natural]], Meta(max_length=16)]
     kernels_compiled_late: Natural = 0
     kernels_loaded_late: Natural = 0
+    graphs: Natural = 0
+    graphs_waited_for: Natural = 0
     num_drafts: Natural = 0
     num_draft_tokens: Natural = 0
     num_accepted_tokens: Natural = 0

@@ -136,6 +136,7 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     laps("waiting for kernels")
     # Captures graphs, in which nothing may be loaded: after the kernels are.
     built.engine.prepare()
+    built.engine.captures_beside = True
     laps("graphs")
     log.info("The engine is ready: %s.", laps)
     model = built.config

@@ -63,3 +63,9 @@ class LeadingRunner:
         self._team.begin(Idle(number))
         with self._team.running(number):
             return self._runner.idle()
+
+    def beside(self, is_there: Callable[[], bool]) -> None:
+        """Nothing: ranks that stop behind different layers would capture different graphs."""
+
+    def graphs(self) -> tuple[int, int]:
+        return self._runner.graphs()

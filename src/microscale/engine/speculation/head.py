@@ -24,7 +24,7 @@ from torch import Tensor
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head_inputs import HeadInputs, HeadKey
-from microscale.engine.step.graphs import Graphs, graph_memory
+from microscale.engine.step.graphs import Graphs, graph_memory, whole
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
@@ -103,7 +103,7 @@ class HeadDrafter:
         if self._inputs.holds(rows, sequences):
             key = self._inputs.sized(rows, sequences, self._most)
             self._inputs.fill(Launched(()), key)
-            self._graphs.run(key, key.rows, partial(self._draft, key))
+            self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
 
     def follows(self, request: Request) -> bool:
         """Whether it has taken in all of the request so far."""
@@ -153,7 +153,7 @@ class HeadDrafter:
         rows = sum(work.count for work in step.schedule)
         key = self._inputs.key(step, count, padded=self._padded and rows <= GRAPH_ROWS)
         self._inputs.fill(step, key)
-        guessed = self._graphs.run(key, key.rows, partial(self._draft, key))
+        guessed = self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
         self._guesses = self._to_host(guessed[: len(step.first_rows)], step) if key.count else _Guesses()
 
     def _draft(self, key: HeadKey) -> Tensor:

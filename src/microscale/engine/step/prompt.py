@@ -242,12 +242,11 @@ class PromptInputs:
         """The tokens that give logits."""
         return self._parts(key).rows
 
-    def tail_batch(self, key: PromptKey, rows: int, kind: LayerKind) -> AttentionBatch:
-        """The tokens that give logits, as queries of their sequences. It depends on the width of the tables alone, not
-        on the rest of the key."""
-        parts = self._parts(key)
-        table = self._tables[key.pages][:, KINDS.index(kind)].index_select(0, parts.row_sequences[:rows])
-        return AttentionBatch(self._starts[: rows + 1], parts.row_lens[:rows], table[:, : key.pages], 1)
+    def tail_batch(self, rows: int, pages: int, kind: LayerKind) -> AttentionBatch:
+        """The tokens that give logits, as queries of their sequences, of a step whose tables are so wide."""
+        parts = self._parts(PromptKey(1, 1, pages))  # they are at the same place in every step
+        table = self._tables[pages][:, KINDS.index(kind)].index_select(0, parts.row_sequences[:rows])
+        return AttentionBatch(self._starts[: rows + 1], parts.row_lens[:rows], table[:, :pages], 1)
 
     def _parts(self, key: PromptKey) -> _Parts[Tensor]:
         return _Parts.of(self._there, self._there.view(torch.int32), key, self.most_rows)

@@ -8,141 +8,37 @@ anew and run as they are (``inputs``).
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
+from microscale.backends.ops import Logits
 from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets
+from microscale.engine.step.capture_order import CaptureOrder, Key
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
-from microscale.engine.step.graphs import Graphs, graph_memory, graph_size, table_width
+from microscale.engine.step.forward import Forward, Model, PromptSteps
+from microscale.engine.step.graphs import PART_LAYERS, Graphs, Task, after_layers, graph_memory, graph_size
 from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prompt import FEW_SEQUENCES, PromptInputs, PromptKey
+from microscale.engine.step.prompt import PromptInputs, PromptKey
 from microscale.engine.step.threads import StepThreads
 from microscale.engine.step.verify import VerifyInputs, VerifyKey, spare_rows
 from microscale.engine.step.work import Work
-from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.decoder import GaveWay
-from microscale.models.families import ModelConfig
-from microscale.models.recorded import SHORT_CONTEXT, kernels_by_tokens
+from microscale.models.recorded import kernels_by_tokens
 from microscale.models.taps import Taps
 
-FIRST_ROWS = 8
-"""Sequences that decode together from the first second on without a capture in between."""
-FIRST_TOKENS = 16
-"""Prompts of fewer tokens are captured right after the start: a quarter of all sizes, and chats begin with more."""
-
-
-Key = GraphKey | VerifyKey | PromptKey
-
-
-class HasKind(Protocol):
-    @property
-    def kind(self) -> LayerKind: ...
-
-
-class Model(Protocol):
-    """What an engine needs of a model."""
-
-    device: torch.device
-    page_size: int
-    ops: Ops
-    sampling: Sampling
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def layers(self) -> Sequence[HasKind]: ...
-
-    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
-
-    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
-
-    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
-
-    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
-
-    def giving_way(self, is_due: Callable[[], bool]) -> AbstractContextManager[None]: ...
-
-
-@dataclass(frozen=True)
-class Forward:
-    """A model on its cache; what a draft head reads of a step goes to the first rows of ``taps``."""
-
-    model: Model
-    kv: KvCache
-    taps: Taps | None
-
-    def __call__(self, batch: ForwardBatch) -> Logits:
-        return self.model.forward(batch, self.kv, self.tapped(batch.token_ids.shape[0]))
-
-    def tapped(self, tokens: int) -> Taps | None:
-        return None if self.taps is None else self.taps.first(tokens)
-
-
-class PromptSteps:
-    """Steps of a model with prompts, as graphs of its body and of its tail."""
-
-    def __init__(self, forward: Forward, inputs: PromptInputs, graphs: Graphs) -> None:
-        self._model, self._kv = forward.model, forward.kv
-        self._forward = forward
-        self.inputs = inputs
-        self._graphs = graphs
-        self._gathered: tuple[Tensor, Tensor] | None = None
-        """Of the body, for rows that give logits: queries of the last layer and its residual stream."""
-
-    def run(self, schedule: Sequence[Work], key: PromptKey) -> Logits:
-        """Logits of the sequences whose next token is due. They last until the next step."""
-        self.inputs.fill(schedule, key)
-        self._graphs.run(key, key.tokens, partial(self.body, key))
-        count = sum(work.num_logits for work in schedule)
-        if not count:
-            return self.tail(key, 0)
-        return take_rows(self._run_tail(key, graph_size(count)), slice(count))
-
-    def run_nobody(self, key: PromptKey) -> None:
-        """A step of padding alone, of which one row gives logits."""
-        self.inputs.fill([], key)
-        self._graphs.run(key, key.tokens, partial(self.body, key))
-        self._run_tail(key, 1)
-
-    def _run_tail(self, key: PromptKey, rows: int) -> Logits:
-        return self._graphs.run((rows, key.pages), rows, partial(self.tail, key, rows))
-
-    @torch.inference_mode()
-    def body(self, key: PromptKey) -> None:
-        """The model's body on the standing inputs; what the tail needs of it is left in place."""
-        self.inputs.lay_tables(key)
-        found = self._model.body(self.inputs.batch(key), self._kv, self._forward.tapped(key.tokens))
-        if self._gathered is None:
-            q, x = (
-                torch.zeros((self.inputs.most_rows, *each.shape[1:]), dtype=each.dtype, device=each.device)
-                for each in found
-            )
-            self._gathered = q, x
-        for each, gathered in zip(found, self._gathered, strict=True):
-            torch.index_select(each, 0, self.inputs.rows(key), out=gathered)
-
-    @torch.inference_mode()
-    def tail(self, key: PromptKey, rows: int) -> Logits:
-        """The model's tail for the first rows. It depends on the width of the tables alone, not on the key."""
-        assert self._gathered is not None  # the body has run
-        q, x = self._gathered
-        kind = self._model.layers[-1].kind
-        queries = self.inputs.tail_batch(key, rows, kind)
-        return self._model.tail(q[:rows], x[:rows], {kind: queries}, self._kv)
+PAUSE = 40
+TOLERATED_S = 0.001
+"""After a capture that a step had to wait for, more than this, there is none for so many times as long: steps lose a
+fortieth to captures, and 99 of 100 gaps between the tokens of one stream have none."""
 
 
 class ModelRunner:
@@ -172,23 +68,17 @@ class ModelRunner:
         max_pages = pages_for(max(longest, most), limits.page_size)
         spare = spare_rows(limits.max_num_seqs) if draft_tokens else 0
         self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device, spare)
-        self._draft_tokens = draft_tokens
         self._verify: VerifyInputs | None = None
         if draft_tokens:
             most_drafted = min(limits.max_num_seqs * (1 + draft_tokens), limits.max_num_batched_tokens)
             self._verify = VerifyInputs(pools, self._decode.tables, most_drafted, model.device)
-        self.taps: Taps | None = None
+        self.taps = _standing_taps(model, taps, limits) if taps else None
         """What the last step's tokens gave there, row by row as its schedule has them."""
-        if taps:
-            most_tokens = graph_size(limits.max_num_batched_tokens)
-            self.taps = Taps.empty(taps, most_tokens, model.config.hidden, model.ops.dtype, model.device)
-            self.taps.rows.zero_()  # rows that fill up a step of the head are read before they are written
         # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
         self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         ops, waits, budget = model.ops, model.ops.ranks.world > 1, graph_memory(model.ops.gpu)
         self._graphs = Graphs(model.device, ops.uncapturable, enabled=not enforce_eager, waits=waits, budget=budget)
-        self._max_rows, self._max_pages = limits.max_num_seqs, max_pages
         self._prompts: PromptSteps | None = None
         if fill_up_prompts is None:
             fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
@@ -196,7 +86,11 @@ class ModelRunner:
             ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
             self._prompts = PromptSteps(self._forward, inputs, self._graphs)
-        self._later = deque(self._later_keys())
+        prompts = None if self._prompts is None else self._prompts.inputs
+        rows, size = limits.max_num_seqs, limits.page_size
+        self._order = CaptureOrder(size, rows, max_pages, draft_tokens, self._verify, prompts)
+        self._later = deque(self._order.later())
+        self._pause_until = 0.0
 
     @property
     def vocab_size(self) -> int:
@@ -216,7 +110,7 @@ class ModelRunner:
         if all(work.decodes for work in schedule):
             key = self._decode.key(schedule)
             self._decode.fill(schedule, key.rows, tokens)
-            logits = self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+            logits = self._graphs.run(key, *self._logits_task(key))
             return take_rows(logits, slice(len(schedule)))
         if self._verify is not None and all(work.verifies for work in schedule):
             return self._run_drafts(self._verify, schedule)
@@ -236,75 +130,92 @@ class ModelRunner:
     def _run_drafts(self, inputs: VerifyInputs, schedule: Sequence[Work], ahead: Ahead | None = None) -> Logits:
         key = inputs.key(schedule)
         inputs.fill(schedule, key, ahead)
-        logits = self._graphs.run(key, key.tokens, partial(self._forward, inputs.batch(key)))
+        logits = self._graphs.run(key, *self._logits_task(key))
         return take_rows(logits, slice(sum(work.count for work in schedule)))
 
     def prepare(self) -> None:
-        """Capture what the first requests will want: a few sequences that decode, one prompt of all but tiny sizes."""
+        """Capture what the first requests will want."""
         if self._graphs.enabled:
-            pages = table_width(1, self._model.page_size, self._max_pages)
-            decoding, drafted = self._decode_keys(1, FIRST_ROWS, pages), self._draft_keys(1, 1, pages)
-            prompts = [key for key in self._prompt_keys(FEW_SEQUENCES[0], pages) if key.tokens >= FIRST_TOKENS]
-            for keys in (list(decoding), list(drafted), prompts):
+            for keys in self._order.first():
                 for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
+            self._graphs.waited_for = 0
 
     def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
-        """Capture one more graph, unless something ``is_due`` meanwhile. Whether there may be others."""
+        """Capture one more graph, or what of it can be had before something ``is_due``. Whether there may be others."""
         if not self._graphs.enabled or not self._later:
             return False
-        try:
-            with self._model.giving_way(is_due):
-                self._run_nobody(self._later[0])
-            self._later.popleft()
-        except GaveWay:
-            pass
+        key = self._later[0]
+        if not self._graphs.has_run(key):
+            self._run_nobody(key)
+        self._capture(key, is_due)
         return True
 
-    def _later_keys(self) -> Iterator[Key]:
-        """Tiny prompts; then what may come when more sequences run at once, and then with long contexts."""
-        widths = [table_width(longest, self._model.page_size, self._max_pages) for longest in (1, SHORT_CONTEXT + 1)]
-        yield from (key for key in self._prompt_keys(FEW_SEQUENCES[0], widths[0]) if key.tokens < FIRST_TOKENS)
-        for pages in dict.fromkeys(widths):
-            yield from self._decode_keys(1 if pages > widths[0] else FIRST_ROWS + 1, self._max_rows, pages)
-            yield from self._draft_keys(1 if pages > widths[0] else 2, self._max_rows, pages)
-            for sequences in self._prompts.inputs.sequences if self._prompts is not None else ():
-                if pages > widths[0] or sequences > FEW_SEQUENCES[0]:
-                    yield from self._prompt_keys(sequences, pages)
+    def graphs(self) -> tuple[int, int]:
+        """How many are captured, and for how many of them a step had to wait."""
+        return len(self._graphs), self._graphs.waited_for
 
-    def _decode_keys(self, first: int, last: int, pages: int) -> Iterator[GraphKey]:
-        for rows in range(first, min(last, self._max_rows) + 1):
-            if rows == graph_size(rows):
-                yield GraphKey(rows, pages)
+    def beside(self, is_there: Callable[[], bool]) -> None:
+        """While the device runs a step: capture some layers of one more graph, until its tokens are there. It takes the
+        host a few ms at least, so it pauses where steps are shorter."""
+        if not self._later or time.monotonic() < self._pause_until:
+            return
+        enough = after_layers(PART_LAYERS)
+        there_at: float | None = None
 
-    def _draft_keys(self, first: int, last: int, pages: int) -> Iterator[VerifyKey]:
-        """One sequence with drafts of every length; several with the longest, each of them."""
-        most = self._draft_tokens
-        for rows in range(first, last + 1):
-            for drafts in range(1 if rows == 1 else most, most + 1):
-                if self._verify is not None and rows * (1 + drafts) <= self._verify.max_tokens:
-                    yield self._verify.even_key(rows, 1 + drafts, pages)
+        def is_over() -> bool:
+            nonlocal there_at
+            if there_at is None and is_there():
+                there_at = time.monotonic()
+            return enough() and there_at is not None
 
-    def _prompt_keys(self, sequences: int, pages: int) -> Iterator[PromptKey]:
-        """The largest first: the others then fit into its memory."""
-        if self._prompts is not None and sequences in self._prompts.inputs.sequences:
-            for tokens in reversed(self._prompts.inputs.buckets):
-                yield PromptKey(tokens, sequences, pages)
+        while self._later and self._graphs.can_capture_beside(self._later[0]):
+            self._capture(self._later[0], is_over)
+            if there_at is not None or is_there():
+                break
+        if there_at is not None:
+            now = time.monotonic()
+            self._pause_until = now + PAUSE * max(0.0, now - there_at - TOLERATED_S)
+
+    def _capture(self, key: Key, is_over: Callable[[], bool]) -> None:
+        """Go on with the first of those that are captured later."""
+        if self._graphs.capture(key, *self._task(key), is_over):
+            self._later.popleft()
+
+    def _task(self, key: Key) -> Task[object]:
+        if isinstance(key, GraphKey | VerifyKey):
+            return self._logits_task(key)
+        assert self._prompts is not None
+        return self._prompts.task(key)
+
+    def _logits_task(self, key: GraphKey | VerifyKey) -> Task[Logits]:
+        if isinstance(key, GraphKey):
+            return key.rows, partial(self._forward.parts, self._decode.batch(key))
+        assert self._verify is not None
+        return key.tokens, partial(self._forward.parts, self._verify.batch(key))
 
     def _run_nobody(self, key: Key) -> None:
         """A step of padding alone. It writes to pages that are nobody's."""
         if isinstance(key, GraphKey):
             self._decode.fill([], key.rows)
-            self._graphs.run(key, key.rows, partial(self._forward, self._decode.batch(key)))
+            self._graphs.run(key, *self._task(key))
             if self._model.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()  # it has two buffers, and no token tells that one is free
         elif isinstance(key, VerifyKey):
             assert self._verify is not None
             self._verify.fill([], key)
-            self._graphs.run(key, key.tokens, partial(self._forward, self._verify.batch(key)))
-        elif self._prompts is not None:
+            self._graphs.run(key, *self._task(key))
+        elif isinstance(key, PromptKey):
+            assert self._prompts is not None
             self._prompts.run_nobody(key)
 
     def _chunk(self, work: Work) -> Chunk:
         pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}
         return Chunk(work.tokens, work.first, pages, work.num_logits)
+
+
+def _standing_taps(model: Model, places: tuple[int, ...], limits: Limits) -> Taps:
+    rows = graph_size(limits.max_num_batched_tokens)
+    taps = Taps.empty(places, rows, model.config.hidden, model.ops.dtype, model.device)
+    taps.rows.zero_()  # rows that fill up a step of the head are read before they are written
+    return taps

@@ -13,8 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.page_cache import resident_bytes
+from microscale.models.reading.page_cache import PAGE, resident_pages
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +61,13 @@ class WeightFile:
         self._stamp = stamp
         self._plain = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._direct: int | None = None
+        self._resident: NDArray[np.bool_] | None = None
+        """Page by page whether it was in the page cache when it was opened, if the system tells."""
         self.way = Way.PLAIN
         try:
             self.check_unchanged()
-            if (resident_bytes(self._plain) or 0) >= CACHED_SHARE * stamp.size:
+            self._resident = resident_pages(self._plain)
+            if self._resident is not None and np.count_nonzero(self._resident) * PAGE >= CACHED_SHARE * stamp.size:
                 self.way = Way.CACHED
             elif direct:
                 self._open_direct()
@@ -73,6 +79,7 @@ class WeightFile:
     def cold(cls, path: Path) -> WeightFile:
         """A file as it is now, read past the page cache whatever is in that."""
         file = cls(path, Stamp.of(path.stat()))
+        file._resident = None
         if file.way is Way.CACHED:
             file._open_direct()
         return file
@@ -119,7 +126,7 @@ class WeightFile:
 
     def _read(self, memory: memoryview, offset: int) -> int:
         direct = self._direct
-        if direct is not None and self.way is Way.DIRECT:
+        if direct is not None and self.way is Way.DIRECT and not self._was_resident(offset, len(memory)):
             try:
                 return os.preadv(direct, [memory], offset)
             except OSError as error:
@@ -127,6 +134,11 @@ class WeightFile:
                     raise
                 self._fall_back(error)  # some file systems open a file and then refuse to read it so
         return os.preadv(self._plain, [memory], offset)
+
+    def _was_resident(self, offset: int, size: int) -> bool:
+        """A range that was in the page cache as a whole is read from there too, whatever of the file was not."""
+        pages = self._resident
+        return pages is not None and bool(pages[offset // PAGE : -(-(offset + size) // PAGE)].all())
 
     def _open_direct(self) -> None:
         try:

@@ -7,19 +7,26 @@ import mmap
 import os
 
 import numpy as np
+from numpy.typing import NDArray
 
 PAGE = mmap.PAGESIZE
 
 
 def resident_bytes(fd: int) -> int | None:
-    """Bytes of an open file that are in the page cache, by ``mincore``; ``None`` where the system does not tell.
+    """Bytes of an open file that are in the page cache; ``None`` where the system does not tell."""
+    pages = resident_pages(fd)
+    return None if pages is None else min(int(np.count_nonzero(pages)) * PAGE, os.fstat(fd).st_size)
+
+
+def resident_pages(fd: int) -> NDArray[np.bool_] | None:
+    """Page by page whether an open file is in the page cache, by ``mincore``; ``None`` where the system does not tell.
 
     For files that the user could not write Linux answers "all of it", so as to tell nothing of what others read.
     """
-    size = os.fstat(fd).st_size
-    if size == 0:
-        return 0
     stat = os.fstat(fd)
+    size = stat.st_size
+    if size == 0:
+        return np.empty(0, dtype=np.bool_)
     if os.geteuid() not in (0, stat.st_uid):
         return None
     try:
@@ -33,4 +40,4 @@ def resident_bytes(fd: int) -> int | None:
             del view  # a mapping with views cannot be closed
     except (OSError, ValueError, AttributeError):
         return None
-    return None if failed else min(int(np.count_nonzero(pages & 1)) * PAGE, size)
+    return None if failed else (pages & 1).astype(np.bool_)
