@@ -10,7 +10,7 @@ from rich.markup import render as render_markup
 from typer.testing import CliRunner
 
 from microscale.cli import app
-from microscale.engine.prediction.drafts import HOST_US, acceptance_for, best_drafts, tokens_of
+from microscale.engine.prediction.drafts import HOST_US, MOVE_US, acceptance_for, best_drafts, host_us, tokens_of
 from microscale.errors import BadSetting
 from microscale.explain import Question, Report, explain, render
 from microscale.explain.speculative import DRAFTS, LENGTHS, SEQUENCES
@@ -73,13 +73,24 @@ def test_a_head_costs_its_passes() -> None:
     assert head is not None
     for without, with_head in zip(plain.batches[0].steps, head.batches[0].steps, strict=True):
         assert without.draft_us == 0
-        assert with_head.us == pytest.approx(without.us + with_head.draft_us)
+        # Steps with a head's drafts run ahead, those with the host's are read.
+        between = MOVE_US - host_us(1, without.drafts) if without.drafts else 0.0
+        assert with_head.us == pytest.approx(without.us + with_head.draft_us + between)
     one, two, three = (step.draft_us for step in head.batches[0].steps[1:4])
     # A pass of a chain reads the head once more: 0.57 GB without fc, at 241 GB/s or less.
     assert three - two == pytest.approx(two - one, rel=0.1)
     assert 0.5e9 / 251e3 < two - one < 0.7e9 / 200e3
     best = head.batches[0].best(2.5)
     assert best.step.drafts <= plain.batches[0].best(2.5).step.drafts
+
+
+def test_several_ranks_read_every_step_with_drafts() -> None:
+    both = (ask("gpt-oss-120b", "gb10", drafter, tensor_parallel_size=2).drafts for drafter in ("ngram", "eagle3"))
+    plain, head = both
+    assert plain is not None
+    assert head is not None
+    for without, with_head in zip(plain.batches[0].steps, head.batches[0].steps, strict=True):
+        assert with_head.us == pytest.approx(without.us + with_head.draft_us)
 
 
 def test_a_head_that_is_not_known_is_refused() -> None:

@@ -79,9 +79,11 @@ def test_two_ranks_with_the_trained_head_give_the_tokens_of_one() -> None:
         head = load_head(prepared.head, two)
         for name, run in runs.items():
             drafts = run.speculative is EAGLE3
-            wanted, engine = run_engine(one, run, head=whole_head if drafts else None)
+            ahead, _ = run_engine(one, run, head=whole_head if drafts else None)
+            wanted, engine = run_engine(one, run, head=whole_head if drafts else None, read_drafts=True)
             found, both = run_engine(two, run, team, head if drafts else None)
             check_same(name, wanted, found)
+            check_same(name, ahead, found)
             assert both.stats() == engine.stats(), name  # as many drafts, and as many of them accepted
             assert both.stats().num_accepted_tokens > 0, name
         # Of lm_head a rank has its rows; of the rest of the head everything.

@@ -66,14 +66,18 @@ def test_every_schedule_arrives_as_it_is(seed: int) -> None:
                 assert list(pool.pages_of(work.request.request_id)) == list(
                     held[kind].pages_of(other.request.request_id)
                 )
-        accepted = {work.request.request_id: chance.randint(0, len(work.drafts)) for work in schedule if work.drafts}
+        accepted = {
+            work.request.request_id: work.drafts[: chance.randint(0, len(work.drafts))]
+            for work in schedule
+            if work.drafts
+        }
         scheduler.computed(schedule, accepted)
         for work in schedule:
             request = work.request
             if request.scoring and work.first + work.count > request.num_scored:
                 request.num_scored = min(work.first + work.count, len(request.prompt) - 1)
             if work.wants_logits:
-                request.tokens += [*work.drafts[: accepted.get(request.request_id, 0)], chance.randrange(9)]
+                request.tokens += [*accepted.get(request.request_id, ()), chance.randrange(9)]
                 if request.num_generated >= request.params.max_tokens:
                     scheduler.remove(request.request_id)
     assert scheduler.num_preemptions > 0

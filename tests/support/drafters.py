@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
+from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
@@ -33,14 +37,49 @@ class KnowingDrafter:
         return [self._propose(context) for context in contexts]
 
     def _propose(self, context: Context) -> list[int]:
-        right = self._after(context.request.tokens, context.most)
-        return [
-            token if self._chance.random() < self._luck else (token + 1 + self._chance.randrange(3)) % self._vocab
-            for token in right
-        ]
+        return [self._guess(token) for token in self._after(context.request.tokens, context.most)]
+
+    def _guess(self, token: int) -> int:
+        return token if self._chance.random() < self._luck else (token + 1 + self._chance.randrange(3)) % self._vocab
 
     def forget(self, request_id: str) -> None:
         self.known.discard(request_id)
+
+
+class AheadDrafter(KnowingDrafter):
+    """The same with drafts on the device, as a draft head has them: made behind each step, before it is read."""
+
+    def __init__(self, after: Callable[[Sequence[int], int], Sequence[int]], vocab: int, luck: float = 1.0) -> None:
+        super().__init__(after, vocab, luck)
+        self._guesses: dict[str, list[int]] = {}
+
+    def observe(self, step: Launched, most: int) -> None:
+        self._guesses = {}
+        if step.tokens is None:
+            return
+        drawn, ahead = step.tokens.tolist(), step.ahead
+        for at, work in enumerate(step.schedule):
+            row = step.first_rows.get(work.request.request_id)
+            if row is None:
+                continue
+            moved = 0 if ahead is None else int(ahead.accepted[at])
+            drafts = work.drafts if ahead is None else ahead.drafts[at].tolist()[: len(work.drafts)]
+            pairs = zip(drafts, drawn[row:], strict=False)
+            accepted = next((n for n, (draft, token) in enumerate(pairs) if draft != token), len(drafts))
+            known = work.first + work.count - len(work.drafts) + moved + accepted + 1
+            prompt = work.request.prompt
+            whole = [*prompt, *self._after(prompt, known + most - len(prompt))]
+            assert whole[known - 1] == drawn[row + accepted]
+            self._guesses[work.request.request_id] = [self._guess(token) for token in whole[known:]]
+
+    def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
+        if any(request.request_id not in self._guesses for request in requests):
+            return None
+        return torch.tensor([self._guesses[request.request_id][:most] for request in requests])
+
+    def forget(self, request_id: str) -> None:
+        super().forget(request_id)
+        self._guesses.pop(request_id, None)
 
 
 class Uneven(Length):

@@ -11,7 +11,7 @@ import torch
 
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.sampler import Drawn, Sampler
 from support.fast_sampling import all_rows
 from support.sampling import sampling_on_cpu
 
@@ -35,13 +35,15 @@ def rows_after(said: Sequence[int], draft: Sequence[int]) -> list[int]:
     return [said[-1] if said else VOCAB, *draft]
 
 
-def run(options: dict[str, Any], count: int, drafts: Sequence[Sequence[int]], *, fast: bool = False) -> list[list[int]]:
-    """``LENGTH`` tokens or more of so many requests, each of which has one of ``drafts`` in every step by turns."""
+def run(
+    options: dict[str, Any], count: int, drafts: Sequence[Sequence[int]], *, fast: bool = False, length: int = LENGTH
+) -> list[list[int]]:
+    """So many tokens or more of so many requests, each of which has one of ``drafts`` in every step by turns."""
     sampler = new_sampler(fast=fast)
     numbers = [sampler.add(SamplingParams(max_tokens=8, seed=seed, **options)) for seed in range(count)]
     said: list[list[int]] = [[] for _ in numbers]
     step = 0
-    while waiting := [at for at, tokens in enumerate(said) if len(tokens) < LENGTH]:
+    while waiting := [at for at, tokens in enumerate(said) if len(tokens) < length]:
         mine = [sampler.cut(numbers[at], drafts[(at + step) % len(drafts)]) for at in waiting]
         rows = [row for at, draft in zip(waiting, mine, strict=True) for row in rows_after(said[at], draft)]
         drawn = sampler.draw(CHAIN[rows], [numbers[at] for at in waiting], None, mine)
@@ -50,6 +52,31 @@ def run(options: dict[str, Any], count: int, drafts: Sequence[Sequence[int]], *,
                 choice.check()
                 said[at].append(choice.token)
         step += 1
+    return said
+
+
+def run_ahead(
+    options: dict[str, Any], count: int, drafts: Sequence[Sequence[int]], steps: int, *, fast: bool = False
+) -> list[list[int]]:
+    """The same with drafts on the device, in so many steps of which each is drawn before the one before it is read."""
+    sampler = new_sampler(fast=fast)
+    numbers = [sampler.add(SamplingParams(max_tokens=8, seed=seed, **options)) for seed in range(count)]
+    said: list[list[int]] = [[] for _ in numbers]
+    longest = max(map(len, drafts))
+
+    def read(drawn: Drawn) -> None:
+        for tokens, choices in zip(said, sampler.read(drawn), strict=True):
+            tokens += [choice.token for choice in choices]
+
+    drawn = sampler.draw(CHAIN[[VOCAB] * count], numbers)
+    for step in range(steps):
+        mine = [drafts[(at + step) % len(drafts)] for at in range(count)]
+        there = torch.tensor([[*draft, *[0] * (longest - len(draft))] for draft in mine])
+        ahead = sampler.after(drawn, there, [len(draft) for draft in mine])
+        later = sampler.draw(CHAIN[ahead.tokens()], numbers, None, [(0,) * len(draft) for draft in mine], ahead)
+        read(drawn)
+        drawn = later
+    read(drawn)
     return said
 
 
@@ -73,6 +100,9 @@ EVERY = [
     Options("grammar", {"temperature": 1.0, "grammar": GRAMMAR}, grammar=True),
     Options("all", {"temperature": 0.8, "top_k": 4, "top_p": 0.9, "min_p": 0.05, "logit_bias": {1: 0.7}}),
 ]
+
+UNREAD = [options for options in EVERY if not options.grammar and "min_tokens" not in options.params]
+"""With which a request may draw again before anybody has read what it drew."""
 
 
 def allowed(options: Options, before: Sequence[int]) -> set[int]:
@@ -107,10 +137,15 @@ def chi_square_bound(freedom: int, sigmas: float = 3.72) -> float:
     return float(freedom * (1 - part + sigmas * part**0.5) ** 3)
 
 
-def check_distribution(options: Options, draws: int) -> None:
-    """Pairs of tokens, in one step where the draft was accepted and in two where it was not: chi-square."""
+def check_distribution(options: Options, draws: int, *, ahead: bool = False) -> None:
+    """Pairs of tokens, in one step where the draft was accepted and in two where it was not: chi-square.
+    ``ahead``: with drafts on the device."""
     requests = draws // LENGTH
-    said = run(options.params, requests, [(), (1,), (4, 0), (0,), (2,)], fast=True)
+    drafts = [(), (1,), (4, 0), (0,), (2,)]
+    if ahead:
+        said = run_ahead(options.params, requests, drafts, 2, fast=True)
+    else:
+        said = run(options.params, requests, drafts, fast=True)
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.float64)
     firsts, seconds = (torch.tensor([tokens[place] for tokens in said]) for place in range(LENGTH))
     counts.index_put_((firsts, seconds), torch.ones(requests, dtype=torch.float64), accumulate=True)

@@ -8,7 +8,8 @@ from functools import cache
 
 import torch
 
-from microscale.engine.speculation.drafter import Context, Target
+from microscale.engine.request import Request
+from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models import embedded
@@ -59,13 +60,30 @@ class RecordingDrafter(HeadDrafter):
 
     def __init__(self, head: DraftHead, most: int) -> None:
         super().__init__(head, most)
-        self.said: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._asked: list[tuple[Request, int, tuple[int, ...]]] = []
+        self.num_ahead = 0
+        """Drafts that ran before anybody had read what they follow."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
         found = super().propose(contexts)
         for context, draft in zip(contexts, found, strict=True):
-            self.said.append((tuple(context.request.tokens), tuple(draft)))
+            self._asked.append((context.request, len(context.request.tokens), tuple(draft)))
         return found
+
+    def observe(self, step: Launched, most: int) -> None:
+        if step.ahead is not None:
+            each = zip(step.schedule, step.ahead.accepted.tolist(), step.ahead.drafts.tolist(), strict=True)
+            for work, accepted, draft in each:
+                known = work.first + accepted + 1
+                self._asked.append((work.request, known, tuple(draft[: len(work.drafts)])))
+                self.num_ahead += bool(work.drafts)
+        super().observe(step, most)
+
+    @property
+    def said(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Tokens, and the draft after them. A request may have ended in the midst of what was drafted ahead."""
+        asked = ((request.tokens, known, draft) for request, known, draft in self._asked)
+        return [(tuple(tokens[:known]), draft) for tokens, known, draft in asked if len(tokens) >= known]
 
 
 class PaddedDrafter(RecordingDrafter):

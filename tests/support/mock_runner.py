@@ -8,10 +8,12 @@ wrongly or freed too soon changes the answer. Pages that were never written hold
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import NOWHERE, PagePool
 from microscale.engine.step.work import Work
@@ -32,6 +34,8 @@ class MockRunner:
         self._vocab = vocab
         self._cache = {kind: [-1] * (pool.num_pages * limits.page_size) for kind, pool in pools.items()}
         self.largest_step = 0
+        self.steps_ahead = 0
+        """With drafts, launched before the last one was read."""
 
     def _slot(self, kind: LayerKind, request_id: str, position: int) -> int:
         page = self._pools[kind].pages_of(request_id)[position // self._limits.page_size]
@@ -50,18 +54,26 @@ class MockRunner:
         return 0, 0
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
-        known = (
-            {}
-            if tokens is None
-            else dict(zip((work.request.request_id for work in schedule), tokens.tolist(), strict=True))
-        )
-        self.largest_step = max(self.largest_step, sum(work.count for work in schedule))
+        known = [work.tokens for work in schedule] if tokens is None else [[token] for token in tokens.tolist()]
+        return self._run(schedule, known)
+
+    def forward_ahead(self, schedule: Sequence[Work], ahead: Ahead) -> Logits:
+        self.steps_ahead += 1
+        tokens, known = ahead.tokens().tolist(), []
         for work in schedule:
-            for position in range(work.first, work.first + work.count):
+            known.append(tokens[: work.count])
+            del tokens[: work.count]
+        each = zip(schedule, ahead.accepted.tolist(), strict=True)
+        return self._run([replace(work, first=work.first + accepted) for work, accepted in each], known)
+
+    def _run(self, schedule: Sequence[Work], tokens: Sequence[Sequence[int]]) -> Logits:
+        self.largest_step = max(self.largest_step, sum(work.count for work in schedule))
+        for work, own in zip(schedule, tokens, strict=True):
+            if work.first + work.count > work.request.num_total:
+                raise AssertionError(f"{work.request.request_id} runs beyond the last token that it may have")
+            for position, token in enumerate(own, start=work.first):
                 for kind, cache in self._cache.items():
-                    slot = self._slot(kind, work.request.request_id, position)
-                    token = known.get(work.request.request_id)
-                    cache[slot] = work.tokens[position - work.first] if token is None else token
+                    cache[self._slot(kind, work.request.request_id, position)] = token
         rows = []
         for work in schedule:
             for end in range(work.first + work.count - work.num_logits + 1, work.first + work.count + 1):

@@ -76,8 +76,9 @@ class Said:
 
 
 def run_engine(
-    model: AnyModel, run: Run, team: Team | None = None, head: DraftHead | None = None
+    model: AnyModel, run: Run, team: Team | None = None, head: DraftHead | None = None, *, read_drafts: bool = False
 ) -> tuple[list[Said], Engine]:
+    """``read_drafts``: launch nothing before a step with drafts is read, as several ranks do."""
     limits = Limits(
         run.page_size, run.window, run.sequences, run.step_tokens, 4096, 64, prefix_caching=run.prefix_caching
     )
@@ -89,6 +90,8 @@ def run_engine(
         speculation=None if run.speculative is None else Speculation.of(run.speculative, head=head),
         team=team,
     )
+    if read_drafts:
+        engine._ahead = None
     said: Mapping[str, Said] = {str(index): Said() for index in range(len(run.prompts))}
     for index, (prompt, params) in enumerate(zip(run.prompts, run.params, strict=True)):
         engine.submit(Request(str(index), prompt, params))

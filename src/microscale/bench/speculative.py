@@ -15,26 +15,29 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.prediction.drafts import DraftedStep, DraftTime, drafted_steps, no_time, tokens_of
+from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Drafter, Launched
 from microscale.engine.speculation.length import ByArithmetic, Length
 from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.ahead import Layout
 from microscale.engine.step.limits import Limits
-from microscale.engine.step.reading import Found
-from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.reading import Found, Reading
+from microscale.engine.step.sampler import Drawn, Sampler
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
@@ -103,11 +106,12 @@ class _Set(Length):
 
 
 class _AnyTokens:
-    """Drafts at random, which cost nothing."""
+    """Drafts at random, which cost nothing. They are on the device too, as a head's are."""
 
-    def __init__(self, vocab: int) -> None:
+    def __init__(self, vocab: int, device: torch.device) -> None:
         chance = random.Random(0)
         self._tokens = [chance.randrange(vocab) for _ in range(ANY_TOKENS)]
+        self._there = torch.tensor(self._tokens, device=device).view(-1, MAX_DRAFT)
         self._turn = 0
 
     def observe(self, step: Launched, most: int) -> None:
@@ -124,6 +128,11 @@ class _AnyTokens:
     def _draft(self, first: int, count: int) -> Sequence[int]:
         return self._tokens[first : first + count]
 
+    def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
+        self._turn += 1
+        first = self._turn % (len(self._there) - len(requests) + 1)
+        return self._there[first : first + len(requests), :most]
+
     def forget(self, request_id: str) -> None:
         pass
 
@@ -135,11 +144,28 @@ class _ByChance(Sampler):
         super().__init__(*given)
         self._acceptance = acceptance
         self._chance = random.Random(1)
+        self._counts_of: WeakKeyDictionary[Reading, list[int]] = WeakKeyDictionary()
+        """Drafts of each request that are accepted of what was drawn: the host knows it at once, and acts as if not."""
 
-    def _accepted(self, draft: Sequence[int], values: Found, at: int, faults: Mapping[int, str]) -> int:
-        accepted = next((n for n in range(len(draft)) if self._chance.random() >= self._acceptance), len(draft))
-        values.tokens[at : at + accepted] = draft[:accepted]
-        return accepted
+    def _chosen(self, drawn: Drawn) -> list[int]:
+        if drawn.reading not in self._counts_of:
+            self._counts_of[drawn.reading] = [self._choose(len(draft)) for draft in drawn.drafts]
+        return self._counts_of[drawn.reading]
+
+    def _choose(self, drafted: int) -> int:
+        return next((n for n in range(drafted) if self._chance.random() >= self._acceptance), drafted)
+
+    def _count_accepted(self, drawn: Drawn, layout: Layout) -> Tensor:
+        super()._count_accepted(drawn, layout)  # its time is in the figures
+        return self._layouts.there(torch.tensor(self._chosen(drawn)))
+
+    def _accepted(self, drawn: Drawn, values: Found) -> list[int]:
+        counts, at = self._chosen(drawn), 0
+        drafts = drawn.drafts if drawn.ahead is None else drawn.reading.drafts()
+        for count, draft, own in zip(counts, drafts, drawn.drafts, strict=True):
+            values.tokens[at : at + count] = draft[:count]
+            at += 1 + len(own)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -148,8 +174,8 @@ class Head:
 
     make: Callable[[int], Drafter]
     """For an engine of its own, with drafts of up to so many tokens."""
-    time: DraftTime
-    """What it is predicted to take."""
+    drafting: Drafting
+    """What it is predicted to add."""
 
 
 class _Batch:
@@ -184,7 +210,7 @@ class _Batch:
         )
         full = count * (-(-plan.longest // size) + 1)
         sliding = count * (-(-(limits.window + plan.most) // size) + 2) + -(-budget // size)
-        drafter = _AnyTokens(model.config.vocab_size) if head is None else head.make(plan.most)
+        drafter = _AnyTokens(model.config.vocab_size, model.device) if head is None else head.make(plan.most)
         speculation = Speculation(drafter, plan.most, rule)
         engine = assemble(
             model,
@@ -203,7 +229,7 @@ class _Batch:
             self._set.tokens = drafts
         else:
             model, most, head = self._model, self._plan.most, self._head
-            drafting = no_time if head is None else head.time
+            drafting = FREE if head is None else head.drafting
             prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences, drafting)
             engine, steps = self._new_engine(ByArithmetic(prior, most), head), self._plan.auto_steps
             engine.prepare()
@@ -261,7 +287,7 @@ def run(
     for sequences in batches:
         batch = _Batch(model, shape, setup, plan, sequences, head)
         counts = [count for count in plan.drafts if isinstance(count, int)]
-        context, drafting = max(plan.depth, 1), no_time if head is None else head.time
+        context, drafting = max(plan.depth, 1), FREE if head is None else head.drafting
         steps = drafted_steps(shape, model.ops.plan, setup, sequences, counts, context, drafting)
         known = {step.drafts: step for step in steps}
         alone: float | None = None

@@ -22,7 +22,7 @@ from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
-from microscale.engine.prediction.draft_head import head_time
+from microscale.engine.prediction.draft_head import head_drafting
 from microscale.engine.speculation.config import parse_config
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.errors import BadSetting
@@ -123,8 +123,8 @@ def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative
     if prepared.head is None:
         return None
     head = load_head(prepared.head, model)
-    time = head_time(prepared.head.config, prepared.outline, prepared.plan, prepared.setup, depth)
-    return speculative.Head(partial(HeadDrafter, head), time)
+    drafting = head_drafting(prepared.head.config, prepared.outline, prepared.plan, prepared.setup, depth)
+    return speculative.Head(partial(HeadDrafter, head), drafting)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

@@ -6,17 +6,21 @@ While the same requests decode, a step is launched before the tokens of the one 
 device, and the GPU never waits for the host. A request that turns out to have ended has run one step too many, whose
 token is dropped.
 
-With a drafter (``speculation``) a step may carry drafts. Its tokens are read before the next is scheduled: which drafts
-were accepted decides what was computed. All that the next step does not need, its outputs first of all, is made after
-that one is launched. A step without drafts runs ahead as ever, unless the drafter expects to have one next.
+With a drafter (``speculation``) a step may carry drafts. Which of them were accepted decides where the next one begins.
+
+    drafts on the device (a draft head)    the device moves the next step on by what was accepted (``step.ahead``), so
+                                           that one is launched before the tokens are read, as without drafts
+    drafts on the host (ngram)             the tokens are read before the next step is scheduled; all that it does not
+                                           need, outputs first of all, is made after it is launched
+
+A step without drafts runs ahead as ever, unless a drafter of the second kind expects to have one next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,9 +30,11 @@ from microscale.engine.output import Output, Stats
 from microscale.engine.request import Finish, Request
 from microscale.engine.speculation.drafter import Launched
 from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.decode import take_rows
+from microscale.engine.step.flight import Flight
 from microscale.engine.step.reading import Choice
-from microscale.engine.step.sampler import Drawn, Sampler
+from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import NO_DRAFTS, Scheduler
 from microscale.engine.step.scoring import score_prompts
 from microscale.engine.step.work import Work
@@ -49,28 +55,15 @@ class Runner(Protocol):
     def graphs(self) -> tuple[int, int]: ...
 
 
+@runtime_checkable
+class AheadRunner(Runner, Protocol):
+    """One that also runs steps with drafts before the last one is read. That of several ranks does not."""
+
+    def forward_ahead(self, schedule: Sequence[Work], ahead: Ahead) -> Logits: ...
+
+
 _Said = tuple[Any, ...]
 """What an ``Output`` is made of, in its order. A step with drafts has hundreds, which are made when the next runs."""
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A step that was launched and whose tokens nobody has read."""
-
-    schedule: list[Work]
-    outputs: list[Output]
-    """What is known already."""
-    ready: list[tuple[Request, int]]
-    """The requests whose next token it chooses, with their numbers in the sampler."""
-    drawn: Drawn | None
-    last: list[Output]
-    """Of requests that end with it and have no token of it."""
-    drafted: bool = False
-    """Some request has drafts in it: how far it was computed is known when it is read."""
-
-    @property
-    def decodes(self) -> bool:
-        return all(work.decodes for work in self.schedule)
 
 
 class Engine:
@@ -95,9 +88,12 @@ class Engine:
         self._eos = tuple(eos_token_ids)
         self._run_ahead = run_ahead
         self._speculation = speculation
+        on_device = run_ahead and speculation is not None and speculation.drafts_ahead
+        self._ahead = runner if on_device and isinstance(runner, AheadRunner) else None
+        """Runs steps with drafts before the last one is read."""
         self._rows: dict[str, int] = {}
         """Request → its number in the sampler, never given twice."""
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self.captures_beside = False
         """Whether graphs are captured while the device runs a step. A server that is never idle needs it; in a
         benchmark it would be timed."""
@@ -143,25 +139,19 @@ class Engine:
         flight, self._flight = self._flight, None
         if flight is not None:
             self._work_beside(flight)
-        if flight is not None and flight.drafted:
-            said = self._land_drafts(flight)
-            outputs = flight.outputs + flight.last
-        elif flight is not None and any(map(self._alive, flight.ready)):
+        if flight is not None and (flight.drafted or any(map(self._alive, flight.ready))):
             later = self._launch_after(flight)
-            outputs = self._land(flight)
+            if flight.drafted:
+                said, later = self._land_drafts(flight, later)
+                outputs = flight.outputs + flight.last
+            else:
+                outputs = self._land(flight)
             if later is not None:
-                self._scheduler.computed(later.schedule)
-                return outputs + self._keep_or_land(later)
+                return outputs + [Output(*each) for each in said] + self._keep_or_land(later)
         schedule = self._scheduler.schedule(self._drafts())
         flight = self._launch(schedule) if schedule else None
         outputs += [Output(*each) for each in said]
-        if flight is None:
-            return outputs
-        if flight.drafted:
-            self._flight = flight
-            return outputs
-        self._scheduler.computed(schedule)
-        return outputs + self._keep_or_land(flight)
+        return outputs if flight is None else outputs + self._keep_or_land(flight)
 
     def _drafts(self) -> Mapping[str, Sequence[int]]:
         """Drafts for the next step, of requests whose tokens are all read."""
@@ -173,20 +163,25 @@ class Engine:
 
         return self._speculation.propose(self._scheduler.drafted(), cut)
 
-    def _keep_or_land(self, flight: _Flight) -> list[Output]:
-        """Leave a step in the air while another can follow it unread, else wait for its tokens."""
-        if self._run_ahead and self._can_follow(flight) and not self._expects_drafts(flight):
+    def _keep_or_land(self, flight: Flight) -> list[Output]:
+        """Leave a step in the air if it has drafts, or while another can follow it unread; else wait for its tokens."""
+        if flight.drafted:
+            self._flight = flight
+            return []
+        self._scheduler.computed(flight.schedule)
+        waits = self._ahead is None and self._expects_drafts(flight)
+        if self._run_ahead and self._can_follow(flight) and not waits:
             self._flight = flight
             return []
         self._work_beside(flight)
         return self._land(flight)
 
-    def _work_beside(self, flight: _Flight) -> None:
+    def _work_beside(self, flight: Flight) -> None:
         """While the device runs a step whose tokens will be waited for next."""
         if self.captures_beside and flight.drawn is not None:
             self._runner.beside(flight.drawn.reading.is_there)
 
-    def _expects_drafts(self, flight: _Flight) -> bool:
+    def _expects_drafts(self, flight: Flight) -> bool:
         return self._speculation is not None and self._speculation.expects([request for request, _ in flight.ready])
 
     def _alive(self, ready: tuple[Request, int]) -> bool:
@@ -194,8 +189,11 @@ class Engine:
         request, number = ready
         return self._rows.get(request.request_id) == number
 
-    def _launch(self, schedule: list[Work], tokens: Tensor | None = None) -> _Flight:
-        logits = self._runner.forward(schedule, tokens)
+    def _launch(self, schedule: list[Work], tokens: Tensor | None = None, ahead: Ahead | None = None) -> Flight:
+        if ahead is not None and self._ahead is not None:
+            logits = self._ahead.forward_ahead(schedule, ahead)
+        else:
+            logits = self._runner.forward(schedule, tokens)
         # Before the prompts are scored: after that they want fewer rows.
         ends = list(accumulate(work.num_logits for work in schedule))
         outputs, last = score_prompts(schedule, ends, logits.values, self._sampler)
@@ -218,32 +216,42 @@ class Engine:
         if ready and len(rows) < len(logits.values):
             logits = take_rows(logits, rows)
         numbers = [number for _, number in ready]
-        drawn = self._sampler.draw(logits.values, numbers, logits, drafts) if ready else None
+        drawn = self._sampler.draw(logits.values, numbers, logits, drafts, ahead) if ready else None
         if self._speculation is not None:
-            self._speculation.observe(Launched(schedule, None if drawn is None else drawn.tokens, first_rows))
-        return _Flight(schedule, outputs, ready, drawn, last, drafted=any(drafts))
+            self._speculation.observe(Launched(schedule, None if drawn is None else drawn.tokens, first_rows, ahead))
+        return Flight(schedule, outputs, ready, drawn, last, drafted=any(drafts))
 
-    def _launch_after(self, flight: _Flight) -> _Flight | None:
+    def _launch_after(self, flight: Flight) -> Flight | None:
         """The step after ``flight``, if it can do without knowing its tokens."""
-        schedule = self._scheduler.schedule_ahead(flight.schedule) if self._can_follow(flight) else None
-        if schedule is None or flight.drawn is None:
+        if flight.drawn is None or not self._can_follow(flight):
             return None
-        return self._launch(schedule, flight.drawn.tokens)
+        ahead = None
+        if self._speculation is not None and self._ahead is not None:
+            found = self._speculation.ahead(flight.schedule)
+            if found is None and self._expects_drafts(flight):
+                return None
+            ahead = found
+        if ahead is None and flight.drafted:
+            return None
+        schedule = self._scheduler.schedule_ahead(flight.schedule, () if ahead is None else ahead[1])
+        if schedule is None:
+            return None
+        if ahead is None:
+            return self._launch(schedule, flight.drawn.tokens)
+        return self._launch(schedule, ahead=self._sampler.after(flight.drawn, *ahead))
 
-    def _can_follow(self, flight: _Flight) -> bool:
-        """All requests of a decoding step are still there, and none of them ends with it or must know its token."""
-        return (
-            flight.decodes
-            and not flight.last
-            and all(
-                self._alive(ready)
-                and ready[0].num_generated + 1 < ready[0].params.max_tokens
-                and not self._sampler.must_read(ready[1])
-                for ready in flight.ready
-            )
-        )
+    def _can_follow(self, flight: Flight) -> bool:
+        """All requests of a decoding step are still there, and none of them must end with it or know its tokens. One
+        may end with it, by a stop token or the drafts that are accepted: what follows of it is dropped."""
+        if flight.last or not flight.decodes or len(flight.ready) < len(flight.schedule):
+            return False
+        for work, (request, number) in zip(flight.schedule, flight.ready, strict=True):
+            ends = request.num_generated + 1 >= request.params.max_tokens
+            if ends or not self._alive((request, number)) or self._sampler.must_read(number, len(work.drafts)):
+                return False
+        return True
 
-    def _land(self, flight: _Flight) -> list[Output]:
+    def _land(self, flight: Flight) -> list[Output]:
         """Read the tokens of a step and hand them to the requests that are still there."""
         for output in flight.last:
             self._finish(output.request_id)
@@ -255,15 +263,16 @@ class Engine:
             self._speculation.ended(flight.schedule)
         return outputs + [Output(*self._advance(ready[0], choice)) for ready, [choice] in choices if self._alive(ready)]
 
-    def _land_drafts(self, flight: _Flight) -> list[_Said]:
-        """The same for a step with drafts: first of all pages and counts follow what was accepted."""
+    def _land_drafts(self, flight: Flight, later: Flight | None) -> tuple[list[_Said], Flight | None]:
+        """The same for a step with drafts: first of all pages and counts follow what was accepted, and the step that
+        was launched meanwhile."""
         assert flight.drawn is not None  # who has drafts is ready
         found = self._sampler.read(flight.drawn)
         each = list(zip(flight.ready, found, strict=True))
-        accepted = {request.request_id: len(choices) - 1 for (request, _), choices in each}
+        accepted = {request.request_id: [choice.token for choice in choices[:-1]] for (request, _), choices in each}
         if self._speculation is not None:
-            self._speculation.ended(flight.schedule, sum(accepted.values()))
-        self._scheduler.computed(flight.schedule, accepted)
+            self._speculation.ended(flight.schedule, sum(map(len, accepted.values())))
+        self._scheduler.computed(flight.schedule, accepted, () if later is None else later.schedule)
         drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
         for output in flight.last:
             if self._rows.get(output.request_id) is not None:
@@ -273,12 +282,16 @@ class Engine:
             if not self._alive(ready):
                 continue
             first, request = len(said), ready[0]
-            said += [self._advance(request, choice) for choice in choices]
+            for choice in choices:
+                said.append(self._advance(request, choice))
+                if not self._alive(ready):
+                    break  # drafts on the device may go on behind a stop token
             work = drafted.get(request.request_id)
             if work is not None and self._speculation is not None:
-                self._speculation.landed(work, len(choices) - 1)
-                said[first] = (*said[first][:-2], len(work.drafts), len(choices) - 1)
-        return said
+                used = min(len(choices) - 1, len(said) - first)
+                self._speculation.landed(work, used)
+                said[first] = (*said[first][:-2], len(work.drafts), used)
+        return said, None if later is None else later.moved(accepted)
 
     def _advance(self, request: Request, choice: Choice) -> _Said:
         """Append a request's next token, and end it where that was its last."""

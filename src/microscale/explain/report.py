@@ -198,8 +198,7 @@ def explain(question: Question) -> Report:
     others = published(preset_name(question.model), gpu) if shard.is_whole else ()
     drafts = None
     if question.speculative is not None:
-        drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits)
-        drafts = replace(drafts, ranks=shard.world)
+        drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits, shard.world)
     return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, joined, drafts)
 
 

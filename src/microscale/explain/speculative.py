@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
-from microscale.engine.prediction.draft_head import head_time
+from microscale.engine.prediction.draft_head import head_drafting
 from microscale.engine.prediction.drafts import (
     DraftedStep,
+    Drafting,
     acceptance_for,
     best_drafts,
     break_even,
     drafted_steps,
-    no_time,
     tokens_of,
 )
 from microscale.engine.prediction.points import preset_name
@@ -155,13 +155,15 @@ def find_head(drafter: str, model: str, config: ModelConfig, *, offline: bool) -
 
 def explain_drafts(
     drafter: str, shape: Outline, plan: Plan, setup: Setup, context: int, head: HeadWeights | None,
-    fits: Callable[[int, int], bool],
+    fits: Callable[[int, int], bool], ranks: int = 1,
 ) -> DraftsReport:  # fmt: skip
-    """For all batches whose sequences fit."""
-    time = no_time if head is None else head_time(head.config, shape, plan, setup, context)
+    """For all batches whose sequences fit. With several ranks steps with drafts are read, whoever drafts."""
+    drafting = Drafting() if head is None else head_drafting(head.config, shape, plan, setup, context)
+    drafting = replace(drafting, on_device=drafting.on_device and ranks == 1)
     batches = [
-        Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, time)))
+        Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, drafting)))
         for sequences in SEQUENCES
         if fits(sequences, context)
     ]
-    return DraftsReport(drafter, context, tuple(batches), published_drafts(preset_name(shape.name), setup.gpu))
+    others = published_drafts(preset_name(shape.name), setup.gpu)
+    return DraftsReport(drafter, context, tuple(batches), others, ranks)

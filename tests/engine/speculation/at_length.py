@@ -20,7 +20,7 @@ from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from support.demo_prompts import demo_model, demo_prompts
 from support.drafters import Uneven, replaying
-from support.draws import EVERY, check_distribution
+from support.draws import EVERY, UNREAD, check_distribution
 from support.heads import random_head, trained_head
 
 DRAWS = 200_000
@@ -61,6 +61,9 @@ def main(count: int, chosen: Sequence[str] = ()) -> None:
     for options in () if chosen else EVERY:
         check_distribution(options, DRAWS)
         say(f"{options.name}: {DRAWS} draws have the exact distribution")
+    for options in () if chosen else UNREAD:
+        check_distribution(options, DRAWS, ahead=True)
+        say(f"{options.name}, drafts on the device: {DRAWS} draws have the exact distribution")
     prompts = demo_prompts(count)
     if not prompts:
         return

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
@@ -19,13 +20,17 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.length import FixedLength
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
+from microscale.engine.step.pages import PagePool
+from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
+from microscale.models.taps import Taps
 from microscale.quality.tasks import DEMO_FOLDER
 from microscale.text.formats import chat_format_for
 from microscale.text.grammar import Schema, Turn
@@ -35,6 +40,7 @@ from support.drafters import Uneven
 from support.heads import Anew, PaddedDrafter, RecordingDrafter, random_head, trained_head
 from support.loading import load_model
 
+CPU = torch.device("cpu")
 Tokens = list[list[int]]
 NEW = 20
 FAMILIES = ["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"]
@@ -99,6 +105,7 @@ def test_the_trained_head_drafts_well_and_changes_nothing() -> None:
     found, stats = generate(demo_model(), prompts, drafter)
     assert found == want
     assert stats.num_accepted_tokens > 0.4 * stats.num_draft_tokens
+    assert drafter.num_ahead > 0.3 * stats.num_drafts  # not while requests come, nor near their ends
     check_drafts(demo_model(), trained_head(), drafter)
 
 
@@ -282,12 +289,42 @@ def test_steps_run_ahead_while_nothing_is_wanted() -> None:
     check_drafts(model, head, drafter, 12)
 
 
+def test_guesses_on_the_device_are_those_of_the_last_step_in_its_order() -> None:
+    drafter = HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 3)
+    a, b = (Request(name, [1], SamplingParams()) for name in "ab")
+    guessed = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert drafter.drafts_ahead([a, b], 2) is None
+    drafter._host = None
+    drafter._guesses = drafter._to_host(guessed, Launched((), None, {"a": 0, "b": 1}))
+    found = drafter.drafts_ahead([a, b], 2)
+    assert found is not None
+    assert found.tolist() == [[1, 2], [4, 5]]
+    for others in ([b, a], [a], [b], [a, b, Request("c", [1], SamplingParams())]):
+        assert drafter.drafts_ahead(others, 2) is None
+    drafter.forget("a")
+    assert drafter.drafts_ahead([b], 2) is None
+
+
+def test_a_rest_leaves_holes_in_all_pages_that_a_step_ahead_may_write_to() -> None:
+    drafter, pool = HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 4), 3), PagePool(9)
+    limits = limits_for(tiny_model("gpt-oss-tiny", 4))
+    taps = Taps.empty(drafter.taps, 8, 64, torch.float32, CPU)
+    drafter.attach(Target(dict.fromkeys(LayerKind, pool), limits, taps))
+    request = Request("r", range(5), SamplingParams())
+    pool.grow("r", 5)
+    drafter.rest(Launched([Work(request, 5, 4, ahead=True, drafts=(0, 0, 0), slack=3)]))
+    assert drafter._holes == set(pool.pages_of("r")[1:3])
+    drafter.rest(Launched([Work(request, 5, 4, ahead=True, drafts=(0, 0, 0), slack=4)]))
+    assert drafter._holes == set(pool.pages_of("r")[1:4])
+
+
 def test_seeded_tokens_are_those_without_drafts() -> None:
     model, head = tiny_model("gpt-oss-tiny", 16), tiny_head("eagle3", "gpt-oss-tiny", 16)
     options: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "top_k": 50}
     drafter = RecordingDrafter(head, 4)
     found, _ = generate(model, tiny_prompts(model.config.vocab_size), drafter, ignore_eos=True, **options)
     assert found == tiny_alone("gpt-oss-tiny", **options)
+    assert drafter.num_ahead
     check_drafts(model, head, drafter)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head_inputs import FULL, HeadInputs
+from microscale.engine.step.ahead import Ahead, Layouts
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
@@ -128,6 +131,43 @@ def test_without_guesses_rows_are_kept_all_the_same(
         assert batch.logits.rows.shape[0] == (5 if count else 0)
         found.append((batch.slots[FULL].tolist(), batch.token_ids.tolist()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_device_finds_what_the_host_lays_out_when_all_is_known(padded: bool, count: int) -> None:
+    """Of a step that was launched before the one before it was read."""
+    pools = {kind: PagePool(PAGES) for kind in LayerKind}
+    limits = Limits(SIZE, 8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
+    known = [
+        Work(request("two of three", 6), 5, 4, drafts=(7, 8, 9)),
+        Work(request("undrafted", 9), 8, 1),
+        Work(request("all", 4), 3, 3, drafts=(5, 6)),
+    ]
+    for work in known:
+        for pool in pools.values():
+            pool.grow(work.request.request_id, -(-(work.first + work.count + 3) // SIZE))
+    accepted, layouts = [2, 0, 3], Layouts(CPU)
+    layout, drafts = layouts.of([len(work.drafts) for work in known]), layouts.drafts([work.drafts for work in known])
+    ahead = Ahead(torch.zeros(3, dtype=torch.int32), torch.tensor(accepted), drafts, layout)
+    unread = [
+        replace(work, first=work.first - moved, ahead=True, drafts=(0,) * len(work.drafts), slack=3)
+        for work, moved in zip(known, accepted, strict=True)
+    ]
+    drawn = torch.tensor([7, 8, 1, 50, 6, 5, 6, 9], dtype=torch.int32)
+    firsts = {"two of three": 0, "undrafted": 4, "all": 5}
+    found = []
+    for step in (Launched(known, drawn, firsts), Launched(unread, drawn, firsts, ahead)):
+        inputs = HeadInputs(Target(pools, limits, Taps.empty((1,), 64, 8, torch.float32, CPU)), MOST, VOCAB, CPU)
+        key = inputs.key(step, count, padded=padded)
+        inputs.fill(step, key)
+        batch = inputs.verified(key).batch
+        assert batch.logits is not None
+        queries = batch.logits.attention[FULL]
+        tensors = (batch.token_ids, batch.positions, batch.slots[FULL], batch.logits.rows, queries.context_lens)
+        found.append([each.tolist() for each in (*tensors, queries.page_table)])
+    assert found[0] == found[1]
+    assert NOBODY in found[0][2]
 
 
 def test_a_step_of_nobody_touches_nobodys_page() -> None:

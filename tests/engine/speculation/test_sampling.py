@@ -13,7 +13,19 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.reading import Choice
 from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadLogits, BadRequest
-from support.draws import EVERY, GRAMMAR, LENGTH, STOP, VOCAB, Options, check_distribution, new_sampler, run
+from support.draws import (
+    EVERY,
+    GRAMMAR,
+    LENGTH,
+    STOP,
+    UNREAD,
+    VOCAB,
+    Options,
+    check_distribution,
+    new_sampler,
+    run,
+    run_ahead,
+)
 
 
 @pytest.mark.parametrize("options", EVERY, ids=lambda options: options.name)
@@ -34,6 +46,31 @@ def test_seeded_tokens_are_those_without_drafts(options: Options) -> None:
     for drafts in ([(1,), (2, 0), (4, 4, 4)], [tokens[:1] for tokens in plain]):
         drafted = run(options.params, 100, drafts)
         assert [tokens[:LENGTH] for tokens in drafted] == [tokens[:LENGTH] for tokens in plain]
+
+
+@pytest.mark.parametrize("options", UNREAD, ids=lambda options: options.name)
+def test_drafts_on_the_device_change_no_distribution_and_no_seeded_token(options: Options) -> None:
+    """Each step is drawn before the one before it is read."""
+    check_distribution(options, 20_000, ahead=True)
+    plain = run(options.params, 100, [()], length=12)
+    accepted = 0
+    for drafts in ([(1,), (2, 0), (), (4, 4, 4)], [tuple(tokens[1:3]) for tokens in plain]):
+        found = run_ahead(options.params, 100, drafts, 3)
+        accepted += sum(map(len, found)) - 4 * len(found)
+        for tokens, want in zip(found, plain, strict=True):
+            assert tokens[:12] == want[: len(tokens)]
+    assert accepted > 100
+
+
+def test_who_must_be_read_before_it_draws_again() -> None:
+    sampler = new_sampler()
+    free, bound = (sampler.add(SamplingParams(grammar=grammar)) for grammar in (None, GRAMMAR))
+    late = sampler.add(SamplingParams(min_tokens=2))
+    assert [sampler.must_read(number) for number in (free, bound, late)] == [False, True, False]
+    assert [sampler.must_read(number, 3) for number in (free, bound, late)] == [False, True, True]
+    for _ in range(2):
+        sampler.read(sampler.draw(favouring(1), [late]))
+    assert not sampler.must_read(late, 3)
 
 
 # ---- one step --------------------------------------------------------------------------------------------------------

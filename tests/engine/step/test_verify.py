@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.ahead import Ahead, Layouts
 from microscale.engine.step.decode import DecodeInputs
 from microscale.engine.step.inputs import build_batch
 from microscale.engine.step.limits import Limits
@@ -21,6 +23,7 @@ from microscale.engine.step.verify import VerifyInputs, VerifyKey, spare_rows
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
+from microscale.models.recorded import SHORT_CONTEXT
 from support.forward import poison
 from support.loading import load_model
 from support.paper_graphs import enable, on_paper
@@ -77,6 +80,49 @@ def test_the_tensors_say_what_the_schedule_says() -> None:
             assert batch.slots[kind].tolist()[start : start + work.count] == [
                 pages[place // PAGE] * PAGE + place % PAGE for place in places
             ]
+
+
+def unread(schedule: list[Work], accepted: list[int]) -> tuple[list[Work], Ahead]:
+    """The same schedule as one that was launched when nobody knew how many of five drafts the step before accepted."""
+    each = zip(schedule, accepted, strict=True)
+    found = [
+        replace(work, first=work.first - count, ahead=True, drafts=(0,) * len(work.drafts), slack=5)
+        for work, count in each
+    ]
+    layouts = Layouts(CPU)
+    own = torch.tensor([work.request.tokens[-1] for work in schedule], dtype=torch.int32)
+    layout, drafts = layouts.of([len(work.drafts) for work in schedule]), [work.drafts for work in schedule]
+    return found, Ahead(own, torch.tensor(accepted), layouts.drafts(drafts), layout)
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 20])
+def test_the_device_finds_what_the_host_lays_out_when_all_is_known(sequences: int) -> None:
+    """A context of one page or many, drafts that begin a page, and from 65 tokens on nobody's behind them."""
+    pools = pools_of(600)
+    schedule = [make(pools, str(n), 5 + 7 * n, (3 + n) % 8) for n in range(sequences)]
+    for work in schedule:
+        for pool in pools.values():
+            pool.grow(work.request.request_id, -(-(work.first + work.count + 5) // PAGE))
+    accepted = [(2 + 3 * n) % 6 for n in range(sequences)]
+    tensors = []
+    for works, ahead in ((schedule, None), unread(schedule, accepted)):
+        inputs = inputs_for(pools, sequences, 7)
+        inputs._there.fill_(GARBAGE)
+        key = inputs.key(schedule)
+        inputs.fill(works, key, ahead)
+        batch = inputs.batch(key)
+        attention = batch.attention[LayerKind.FULL]
+        found = [batch.token_ids, batch.positions, attention.query_start, attention.context_lens]
+        tensors.append([each.tolist() for each in (*found, *(batch.slots[kind] for kind in LayerKind))])
+    assert tensors[0] == tensors[1]
+
+
+def test_a_step_ahead_has_a_table_for_the_case_that_all_drafts_are_accepted() -> None:
+    pools = pools_of(600)
+    inputs = inputs_for(pools, 1, 7, max_pages=1000)
+    work = make(pools, "a", SHORT_CONTEXT - 3, 0)
+    assert inputs.key([work]).pages == SHORT_CONTEXT // PAGE
+    assert inputs.key([replace(work, slack=3)]).pages == 1000
 
 
 def test_many_tokens_are_filled_up_with_nobodys() -> None:

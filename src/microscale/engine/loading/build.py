@@ -18,8 +18,8 @@ from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.team import Assembly, Team
-from microscale.engine.prediction.draft_head import head_time
-from microscale.engine.prediction.drafts import no_time
+from microscale.engine.prediction.draft_head import head_drafting
+from microscale.engine.prediction.drafts import NGRAM
 from microscale.engine.prediction.points import BATCHES, Point, make_points
 from microscale.engine.speculation.costs import Prior
 from microscale.engine.speculation.description import describe_drafts
@@ -126,8 +126,10 @@ def _predicted_costs(prepared: Prepared) -> Prior:
     memory, head = prepared.memory, prepared.head
     shape, plan, setup = prepared.outline, prepared.plan, prepared.setup
     context = min(CONTEXT, shape.max_context)
-    time = no_time if head is None else head_time(head.config, shape, plan, setup, context)
-    return predicted_costs(shape, plan, setup, memory.workload.draft_tokens, memory.workload.sequences, time)
+    drafting = NGRAM if head is None else head_drafting(head.config, shape, plan, setup, context)
+    if prepared.team is not None:
+        drafting = replace(drafting, on_device=False)  # the other ranks are told what was accepted
+    return predicted_costs(shape, plan, setup, memory.workload.draft_tokens, memory.workload.sequences, drafting)
 
 
 def _drafts(prepared: Prepared, prior: Prior | None) -> dict[str, Any] | None:

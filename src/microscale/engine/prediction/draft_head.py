@@ -13,7 +13,7 @@ from functools import cache
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup, Use, make_plan
 from microscale.backends.precision import EXACT
-from microscale.engine.prediction.drafts import DraftTime
+from microscale.engine.prediction.drafts import Drafting
 from microscale.engine.prediction.predict import use_time
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
 from microscale.models.draft_heads.outline import outline_head
@@ -25,7 +25,7 @@ TAKES_IN = "fc"
 """Reads the target's hidden states: in the first pass alone."""
 
 
-def head_time(config: HeadConfig, target: Outline, plan: Plan, setup: Setup, context: int) -> DraftTime:
+def head_drafting(config: HeadConfig, target: Outline, plan: Plan, setup: Setup, context: int) -> Drafting:
     """The times of a head in the checkpoint's formats, beside a target whose ``plan`` was made."""
     own = replace(setup, precision=EXACT)
     uses = outline_head(config, setup.activations, PAGE_SIZE).uses
@@ -48,4 +48,4 @@ def head_time(config: HeadConfig, target: Outline, plan: Plan, setup: Setup, con
             return first + logits_us(sequences * drafts)
         return first + (drafts - 1) * sum_us(again, sequences) + drafts * logits_us(sequences)
 
-    return time
+    return Drafting(time, on_device=True)

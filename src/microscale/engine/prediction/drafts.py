@@ -2,8 +2,9 @@
 
 A step that verifies K drafts of each sequence is a step of K + 1 times as many tokens: every layer's kernels take what
 they take for so many, and in a mixture of experts these tokens use more experts. Attention reads the keys of a sequence
-once for all of its tokens. The step is read before the next is launched, so what the host does is not hidden
-(``host_us``). A drafter that is a model adds its own passes.
+once for all of its tokens. A drafter that is a model adds its own passes. Where drafts come from the host, the step is
+read before the next is launched, so what the host does is not hidden (``host_us``); where they are on the device, that
+moves the next step on by itself (``MOVE_US``).
 
 With an acceptance of a (the chance of each drafted token after accepted ones) a step gives 1 + a + … + a^K tokens.
 """
@@ -23,14 +24,15 @@ from microscale.engine.prediction.predict import decode_parts
 from microscale.hardware.whole_models import Case, Kind
 from microscale.models.outline import Outline
 
-HOST_US = 400.0
+HOST_US = 220.0
 """What the GPU waits for where steps are read one by one: reading tokens, launching the next step."""
-HOST_SEQUENCE_US = 16.0
+HOST_SEQUENCE_US = 35.0
 HOST_DRAFT_US = 1.5
-"""The same for each sequence, and for each draft of it: acceptance, pages, tables, inputs. With an H200 (2026-11-16,
-``bench gpt-oss-20b --speculative-acceptance 0.7``) steps took 480, 35 and 13 us more than their kernels. Since then the
-Python between two steps takes 0.06 ms and not 0.14 at 1 x 4 tokens, 1.5 and not 4 at 64 x 8 (on a CPU). These figures
-are what that leaves, and not measured yet. The engine corrects them by the times that it sees."""
+"""The same for each sequence, and for each draft of it: acceptance, pages, tables, inputs. On an H200 (gpt-oss-20b, K =
+3, 2026-11-17) steps of 1, 4 and 16 sequences took 0.26, 0.45 and 0.84 ms more than steps of as many tokens that ran
+ahead; the part of a draft is from a CPU. The engine corrects all of it by the times that it sees."""
+MOVE_US = 50.0
+"""The small kernels of ``step.ahead``. Not measured yet."""
 
 
 def host_us(sequences: int, drafts: int) -> float:
@@ -38,13 +40,27 @@ def host_us(sequences: int, drafts: int) -> float:
     return HOST_US + sequences * (HOST_SEQUENCE_US + drafts * HOST_DRAFT_US) if drafts else 0.0
 
 
-DraftTime = Callable[[int, int], float]
-"""What a drafter takes, in microseconds: for so many sequences, each with so many drafts."""
-
-
 def no_time(sequences: int, drafts: int) -> float:
-    """A drafter that costs nothing: ``ngram``."""
     return 0.0
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a drafter adds to a step."""
+
+    time: Callable[[int, int], float] = no_time
+    """What it takes, in microseconds: for so many sequences, each with so many drafts."""
+    on_device: bool = False
+    """Steps with its drafts run ahead."""
+
+    def between_us(self, sequences: int, drafts: int) -> float:
+        """For what the GPU waits, or what it does, between two steps."""
+        return MOVE_US if self.on_device and drafts else host_us(sequences, drafts)
+
+
+NGRAM = Drafting()
+FREE = Drafting(on_device=True)
+"""A draft head that takes no time."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,7 @@ class DraftedStep:
     sequences: int
     drafts: int
     us: float
-    """Of all of it: verifying, drafting, and the host where it is not hidden."""
+    """Of all of it: verifying, drafting, and what is between two steps."""
     draft_us: float
     floor_us: float
     """Of the bytes and operations of verifying, by the data sheet."""
@@ -68,7 +84,7 @@ class DraftedStep:
 
 def drafted_steps(
     outline: Outline, plan: Plan, setup: Setup, sequences: int, drafts: Sequence[int], context: int,
-    draft_time: DraftTime = no_time,
+    drafting: Drafting = NGRAM,
 ) -> list[DraftedStep]:  # fmt: skip
     """The predictions of steps after ``context`` tokens of each sequence, one for each number of drafts."""
     alone = total([part.forecast for part in decode_parts(outline, plan, setup, sequences, context)])
@@ -79,8 +95,8 @@ def drafted_steps(
     found = []
     for count in drafts:
         parts = total([part.forecast for part in decode_parts(outline, plan, setup, sequences, context, count)])
-        draft_us = draft_time(sequences, count) if count else 0.0
-        us = parts.us * mended + draft_us + (0.0 if setup.gpu.is_cpu else host_us(sequences, count))
+        draft_us = drafting.time(sequences, count) if count else 0.0
+        us = parts.us * mended + draft_us + (0.0 if setup.gpu.is_cpu else drafting.between_us(sequences, count))
         used = None if experts is None else distinct_experts(experts, sequences * (1 + count))
         found.append(DraftedStep(sequences, count, us, draft_us, parts.floor_us, used))
     return found

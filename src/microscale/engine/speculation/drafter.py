@@ -2,6 +2,7 @@
 
     step is launched ──► observe(step, most)   the device runs: time to take in what is known, or to guess on
     its tokens are read ──► propose(contexts)  the drafts of the next step
+      or not read yet   ──► drafts_ahead(…)    the same, where they are on the device (``DeviceDrafter``)
     request ends ──► forget(request_id)
 
 A draft is a guess of single tokens, without probabilities: the engine draws the model's own token in each place and
@@ -16,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from microscale.engine.request import Request
+from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
@@ -44,6 +46,8 @@ class Launched:
     """int32 on the device: what was drawn; ``None``: nothing."""
     first_rows: Mapping[str, int] = field(default_factory=dict)
     """Request → its first row in ``tokens``. It has one for its own last token and one for each of its drafts."""
+    ahead: Ahead | None = None
+    """What of its schedule is on the device alone."""
 
 
 class Others(Protocol):
@@ -98,3 +102,12 @@ class Drafter(Protocol):
 
     def forget(self, request_id: str) -> None:
         """The request has ended. One that was never proposed for is no error."""
+
+
+@runtime_checkable
+class DeviceDrafter(Drafter, Protocol):
+    """One whose drafts are on the device, so that a step with them need not wait until the last one is read."""
+
+    def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
+        """Drafts after all that the last step draws, which nobody has read: int64 [requests, ``most`` or fewer], on the
+        device. ``None``: not of these requests."""

@@ -15,7 +15,7 @@ A page is whole again when a request that is whole so far begins it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -44,6 +44,8 @@ class _Guesses:
     """By request."""
     tokens: Tensor | None = None  # [rows, count]
     there: torch.cuda.Event | None = None
+    on_device: Tensor | None = None
+    """The same, until the head runs again."""
 
     def read(self) -> list[list[int]]:
         if self.there is not None:
@@ -132,8 +134,8 @@ class HeadDrafter:
         self._holes.update(self._pages(work))
 
     def _pages(self, work: Work) -> Sequence[int]:
-        """Those that the step writes to."""
-        last = (work.first + work.count - 1) // self._page_size
+        """Those that the step writes to, or may."""
+        last = (work.end - 1) // self._page_size
         return self._pool.pages_of(work.request.request_id)[work.first // self._page_size : last + 1]
 
     def observe(self, step: Launched, most: int) -> None:
@@ -160,12 +162,12 @@ class HeadDrafter:
     def _to_host(self, guessed: Tensor, step: Launched) -> _Guesses:
         rows = {request_id: row for row, request_id in enumerate(step.first_rows)}
         if self._host is None:
-            return _Guesses(rows, guessed)
+            return _Guesses(rows, guessed, None, guessed)
         host = self._host[: guessed.shape[0], : guessed.shape[1]]
         host.copy_(guessed, non_blocking=True)
         there = torch.cuda.Event()
         there.record()
-        return _Guesses(rows, host, there)
+        return _Guesses(rows, host, there, guessed)
 
     def expects(self, context: Context) -> bool:
         return True
@@ -175,11 +177,14 @@ class HeadDrafter:
         found = (rows.get(context.request.request_id) for context in contexts)
         return [[] if row is None else guesses[row][: c.most] for row, c in zip(found, contexts, strict=True)]
 
+    def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
+        rows, guessed = self._guesses.rows, self._guesses.on_device
+        if guessed is None or [rows.get(request.request_id) for request in requests] != list(range(len(guessed))):
+            return None  # they are not all the sequences of the last step, in its order
+        return guessed[:, :most]
+
     def forget(self, request_id: str) -> None:
         """The request has ended: nobody may take its guesses for those of another by the same name."""
         self._whole.pop(request_id, None)
-        self._guesses = _Guesses(
-            {name: row for name, row in self._guesses.rows.items() if name != request_id},
-            self._guesses.tokens,
-            self._guesses.there,
-        )
+        rows = {name: row for name, row in self._guesses.rows.items() if name != request_id}
+        self._guesses = replace(self._guesses, rows=rows)

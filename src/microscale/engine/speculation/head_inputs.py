@@ -27,6 +27,7 @@ from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch
 from microscale.engine.speculation.drafter import Launched, Target
+from microscale.engine.step.ahead import NO_TOKEN, Ahead
 from microscale.engine.step.graphs import table_width
 from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.tables import PageTables
@@ -35,8 +36,8 @@ from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 
 FULL = LayerKind.FULL
+KINDS = list(LayerKind)
 ROW_LINES, SEQUENCE_LINES = 6, 4
-NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class HeadInputs:
     def key(self, step: Launched, count: int, *, padded: bool) -> HeadKey:
         """``padded``: to powers of two, so that few graphs do."""
         rows, sequences = sum(work.count for work in step.schedule), len(step.first_rows)
-        longest = max(work.first + work.count for work in step.schedule) + self._most + 1
+        longest = max(work.end for work in step.schedule) + self._most + 1
         if padded:
             rows, sequences = min(_power(rows), self._max_rows), _power(sequences)
         return self.sized(rows, sequences, count, longest)
@@ -110,18 +111,19 @@ class HeadInputs:
         return HeadKey(rows, sequences, pages, count if sequences else 0)
 
     def fill(self, step: Launched, key: HeadKey) -> None:
-        """Lay the step out as ``key`` has it, and begin the copies. It waits until the buffers are free."""
+        """Lay the step out as ``key`` has it, and begin the copies. It waits until the buffer is free: that of the last
+        step may stand in the queue yet."""
         self._host.reverse()
         self._copied.reverse()
-        for copied in self._copied if key.count else self._copied[:1]:
-            copied.synchronize()
+        if self._copied:
+            self._copied[0].synchronize()
         lines = [line + [0] * (len(line) % 2) for line in (*self._rows(step, key), *self._sequences(step, key))]
         numbers = torch.tensor([number for line in lines for number in line], dtype=torch.int64)
         host, there = self._host[0][: len(numbers)], self._there[self._drawn :][: len(numbers)]
         there.copy_(host.copy_(numbers), non_blocking=True)
         if step.tokens is not None:
             self._there[: step.tokens.shape[0]].copy_(step.tokens)
-        if key.count:
+        if key.count or step.ahead is not None:
             drew = [work for work in step.schedule if work.request.request_id in step.first_rows]
             for row, work in enumerate(drew):
                 self._tables.show(FULL, row, work)
@@ -130,6 +132,29 @@ class HeadInputs:
             self._tables.flush()
         if self._copied:
             self._copied[0].record()
+        if step.ahead is not None:
+            self._move(key, step.ahead)
+
+    def _move(self, key: HeadKey, ahead: Ahead) -> None:
+        """On the device, from where the host takes the sequences to be to where they are. All of them drew."""
+        rows, (sequences, longest) = len(ahead.layout.owners), ahead.drafts.shape
+        positions, slots, *_ = self._lines(key)
+        positions = positions[:rows].add_(ahead.moved)
+        slots[:rows].copy_(self._tables.slots(ahead.layout.owners, positions)[KINDS.index(FULL)])
+        each = self._of_each(key)
+        each[SEQUENCE_LINES - 1, :sequences].add_(ahead.accepted)
+        each[SEQUENCE_LINES : SEQUENCE_LINES + longest, :sequences].copy_(ahead.drafts.T)
+
+    def _lines(self, key: HeadKey) -> Tensor:
+        """int64 [lines, rows] of the rows, on the device."""
+        flat = self._there[self._drawn :][: ROW_LINES * _even(key.rows)]
+        return flat.view(ROW_LINES, -1)[:, : key.rows]
+
+    def _of_each(self, key: HeadKey) -> Tensor:
+        """int64 [lines, sequences] of the sequences, on the device."""
+        lines = SEQUENCE_LINES + self._most
+        flat = self._there[self._drawn + ROW_LINES * _even(key.rows) :][: lines * _even(key.sequences)]
+        return flat.view(lines, -1)[:, : key.sequences]
 
     def _rows(self, step: Launched, key: HeadKey) -> list[list[int]]:
         """The lines of the rows, in the order of the schedule; then rows of nobody."""
@@ -185,15 +210,12 @@ class HeadInputs:
 
     def verified(self, key: HeadKey) -> Verified:
         """The step as the head takes it: all on the device, from where ``fill`` puts things."""
-        end = self._drawn + ROW_LINES * _even(key.rows)
-        lines = self._there[self._drawn : end].view(ROW_LINES, -1)[:, : key.rows]
-        positions, slots, nexts, owners, places, _ = lines
+        positions, slots, nexts, owners, places, _ = self._lines(key)
         # What is drawn from broken logits may be no token. Its request ends with this step.
         tokens = self._there[nexts].clamp_(0, self._vocab - 1)
         last = LogitRows(nexts[:0], {FULL: self._queries(key, nexts[:0], nexts[:0])})
         if key.sequences:
-            of_each = self._there[end:][: (SEQUENCE_LINES + self._most) * _even(key.sequences)]
-            own, first_drawn, held, lens, *_ = each = of_each.view(SEQUENCE_LINES + self._most, -1)[:, : key.sequences]
+            own, first_drawn, held, lens, *_ = each = self._of_each(key)
             drawn = self._there[first_drawn + self._columns[: self._most, None]]  # [most, sequences]
             accepted = (drawn == each[SEQUENCE_LINES:]).long().cumprod(0).sum(0)
             slots = torch.where(places <= accepted[owners], slots, self._pool.num_pages * self._size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
-from microscale.engine.prediction.drafts import DraftTime, drafted_steps, no_time
+from microscale.engine.prediction.drafts import NGRAM, Drafting, drafted_steps
 from microscale.engine.speculation.costs import Prior
 from microscale.models.outline import Outline
 
@@ -17,14 +17,14 @@ CONTEXT = 2048
 
 
 def predicted_costs(
-    outline: Outline, plan: Plan, setup: Setup, most: int, max_sequences: int, draft_time: DraftTime = no_time
+    outline: Outline, plan: Plan, setup: Setup, most: int, max_sequences: int, drafting: Drafting = NGRAM
 ) -> Prior:
-    """For drafts of up to ``most`` tokens. ``draft_time``: what the drafter takes."""
+    """For drafts of up to ``most`` tokens. ``drafting``: what the drafter adds."""
     lengths = sorted({*(length for length in LENGTHS if length < most), most})
     sizes = [1 << power for power in range((max_sequences - 1).bit_length() + 1)]
     context = min(CONTEXT, outline.max_context)
 
-    rows = [drafted_steps(outline, plan, setup, size, lengths, context, draft_time) for size in sizes]
+    rows = [drafted_steps(outline, plan, setup, size, lengths, context, drafting) for size in sizes]
     step = tuple(tuple(each.us - each.draft_us for each in row) for row in rows)
     draft = tuple(tuple(each.draft_us for each in row) for row in rows)
     return Prior(tuple(sizes), tuple(lengths), step, draft)

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.costs import Prior
-from microscale.engine.speculation.drafter import Context, Drafter, Launched, Target
+from microscale.engine.speculation.drafter import Context, DeviceDrafter, Drafter, Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.length import ByArithmetic, FixedLength, Length
 from microscale.engine.speculation.ngram import NgramDrafter
@@ -67,6 +69,7 @@ class Speculation:
         """``most``: tokens of a draft, at most; ``length`` may want fewer. ``clock``: in seconds."""
         self._drafter = drafter
         self._head = drafter if isinstance(drafter, HeadDrafter) else None
+        self._ahead = drafter if isinstance(drafter, DeviceDrafter) else None
         self.most = most
         self._length: Length = FixedLength(most) if length is None else length
         self._clock = clock
@@ -98,6 +101,23 @@ class Speculation:
             if draft and (kept := cut(context.request, draft[: context.most])):
                 found[context.request.request_id] = kept
         return found
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Drafts are on the device: a step with them can be launched before the last one is read."""
+        return self._ahead is not None
+
+    def ahead(self, schedule: Sequence[Work]) -> tuple[Tensor, list[int]] | None:
+        """Drafts for the requests of a step that runs, on the device, and of how many tokens; ``None``: nobody gets one
+        before the step is read."""
+        requests = [work.request for work in schedule]
+        contexts = self._contexts(requests, [len(work.drafts) for work in schedule]) if self._ahead else []
+        most = {context.request.request_id: context.most for context in contexts}
+        drafts = self._ahead.drafts_ahead(requests, max(most.values())) if self._ahead and most else None
+        if drafts is None:
+            return None
+        longest = drafts.shape[1]
+        return drafts, [min(most.get(request.request_id, 0), longest) for request in requests]
 
     def expects(self, requests: Sequence[Request]) -> bool:
         """Whether some of them may get a draft if the tokens of the step that runs are read first."""
@@ -164,14 +184,17 @@ class Speculation:
         self._drafter.forget(request_id)
         self._length.forget(request_id)
 
-    def _contexts(self, requests: Sequence[Request]) -> list[Context]:
+    def _contexts(self, requests: Sequence[Request], drafted: Sequence[int] | None = None) -> list[Context]:
         """The last token that a request may have is drawn and not drafted. With penalties each token changes how the
-        next is drawn, so such a request runs without drafts; so does one of which a head has missed a step."""
+        next is drawn, so such a request runs without drafts; so does one of which a head has missed a step.
+        ``drafted``: what runs and is not read, of each a token and so many drafts."""
         head = self._head
         able = [r for r in requests if not r.params.penalised and (head is None or head.follows(r))]
+        unread = {} if drafted is None else {r.request_id: 1 + n for r, n in zip(requests, drafted, strict=True)}
         found = []
         for request, length in zip(able, self._length.choose(able, len(requests)), strict=True):
-            most = min(length, request.params.max_tokens - request.num_generated - 1)
+            generated = request.num_generated + unread.get(request.request_id, 0)
+            most = min(length, request.params.max_tokens - generated - 1)
             if most > 0:
                 found.append(Context(request, most))
         return found

@@ -15,6 +15,12 @@ A page goes back if it holds rejected drafts alone; in the last one that stays, 
 them. Published, and so found by others, are full pages of accepted tokens. The window moves with ``first``, so by what
 was accepted. Between steps nobody holds a page without a computed token (``check``), so a pool looks as if there had
 never been a draft.
+
+A step that is launched before the one with drafts is read begins somewhere behind the next token. It holds pages for
+the case that all drafts are accepted; when their number n is known, those that it cannot reach go back:
+
+    both            | …                                 | the next token | n drafts | the step after | goes back |
+                                                        first                       first + 1 + n
 """
 
 from __future__ import annotations
@@ -38,9 +44,10 @@ class Holdings:
         self._sliding = pools[LayerKind.SLIDING]
         self._limits = limits
 
-    def missing(self, request: Request) -> int:
-        """Full pages that the tokens of a running request have yet to take."""
-        return self._full.missing(request.request_id, pages_for(len(request.tokens), self._limits.page_size))
+    def missing(self, request: Request, tokens: int | None = None) -> int:
+        """Full pages that a running request has yet to take for so many tokens, or for those that it has."""
+        count = len(request.tokens) if tokens is None else tokens
+        return self._full.missing(request.request_id, pages_for(count, self._limits.page_size))
 
     def share_prefix(self, request: Request) -> int:
         """Begin a request with what the prefix cache has of it. Gives the number of tokens."""
@@ -75,14 +82,14 @@ class Holdings:
             self._sliding.grow(owner, total)
         return count
 
-    def settle(self, work: Work, accepted: int) -> None:
-        """A step has computed ``work``, of whose drafts so many were accepted: publish full pages, give back the
-        others."""
+    def settle(self, work: Work, accepted: Sequence[int], flying: int = 0) -> None:
+        """A step has computed ``work``, of whose drafts these were accepted: publish full pages, give back the others.
+        ``flying``: tokens behind them that the next step, launched already, computes."""
         request, size, ahead = work.request, self._limits.page_size, self._limits.key_lookahead
-        request.num_computed = work.first + work.count - len(work.drafts) + accepted
+        request.num_computed = work.first + work.count - len(work.drafts) + len(accepted)
         if work.drafts:
             for pool in self._pools.values():
-                pool.shrink(request.request_id, pages_for(request.num_computed, size))
+                pool.shrink(request.request_id, pages_for(request.num_computed + flying, size))
         # A page whose key covers the token after it waits for that one.
         known = request.num_computed if accepted else len(request.tokens)
         begin = max(work.first - ahead, 0) // size
@@ -91,7 +98,7 @@ class Holdings:
             return
         tokens: Sequence[int] = request.tokens
         if accepted:
-            tokens = [*tokens[: work.first + 1], *work.drafts[:accepted]]
+            tokens = [*tokens[: work.first + 1], *accepted]
         self._publish(request, tokens, begin, end)
 
     def _publish(self, request: Request, tokens: Sequence[int], begin: int, end: int) -> None:

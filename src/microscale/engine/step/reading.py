@@ -59,18 +59,21 @@ class Reading:
     """What was sampled, on its way to the host. On a GPU by a stream of its own, ``side``: the next step, which does
     without what is read here, need not wait for the copies."""
 
-    def __init__(self, sampled: Sampled, side: torch.cuda.Stream | None) -> None:
+    def __init__(self, sampled: Sampled, side: torch.cuda.Stream | None, drafts: Tensor | None = None) -> None:
+        """``drafts``: that were verified, where the host does not know them."""
         self._there: torch.cuda.Event | None = None
+        self._drafts: Tensor | None = None
         if side is None:
-            self._copy(sampled)
+            self._copy(sampled, drafts)
             return
         side.wait_stream(torch.cuda.current_stream(side.device))
         with torch.cuda.stream(side):
-            self._copy(sampled)
+            self._copy(sampled, drafts)
             self._there = torch.cuda.Event()
             self._there.record(side)
 
-    def _copy(self, sampled: Sampled) -> None:
+    def _copy(self, sampled: Sampled, drafts: Tensor | None) -> None:
+        self._drafts = None if drafts is None else _to_host(drafts)
         top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
         rows = sampled.tokens.shape[0]
         if sampled.together is None:
@@ -91,6 +94,12 @@ class Reading:
             self._there.synchronize()
         tokens, logprobs, status, *top = (tensor.tolist() for tensor in self._tensors)
         return Found(tokens, logprobs, status, (top[0], top[1]) if top else None)
+
+    def drafts(self) -> list[list[int]]:
+        """Of each request, filled up behind its own. What was sampled was ``found`` before."""
+        assert self._drafts is not None  # whoever asks gave them
+        found: list[list[int]] = self._drafts.tolist()
+        return found
 
     def choices(self, wanted: Sequence[int]) -> list[Choice]:
         """Of all rows. ``wanted``: likeliest tokens of each."""

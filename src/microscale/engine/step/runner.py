@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import Logits
+from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets
 from microscale.engine.step.capture_order import CaptureOrder, Key
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
@@ -120,9 +121,15 @@ class ModelRunner:
         chunks = [self._chunk(work) for work in schedule]
         return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
 
-    def _run_drafts(self, inputs: VerifyInputs, schedule: Sequence[Work]) -> Logits:
+    def forward_ahead(self, schedule: Sequence[Work], ahead: Ahead) -> Logits:
+        """The same of a schedule with drafts that runs ahead."""
+        assert self._verify is not None  # whoever has drafts said so
+        self._threads.give(sum(work.count for work in schedule))
+        return self._run_drafts(self._verify, schedule, ahead)
+
+    def _run_drafts(self, inputs: VerifyInputs, schedule: Sequence[Work], ahead: Ahead | None = None) -> Logits:
         key = inputs.key(schedule)
-        inputs.fill(schedule, key)
+        inputs.fill(schedule, key, ahead)
         logits = self._graphs.run(key, *self._logits_task(key))
         return take_rows(logits, slice(sum(work.count for work in schedule)))
 

@@ -26,6 +26,7 @@ from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling,
 from microscale.backends.ranks import likeliest
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.ahead import NO_TOKEN, Ahead, Layout, Layouts, count_accepted
 from microscale.engine.step.reading import Choice, Found, Reading
 from microscale.errors import Unsupported
 
@@ -74,7 +75,8 @@ class Drawn:
     reading: Reading
     requests: Sequence[_Request]
     drafts: Sequence[Sequence[int]]
-    """Of each request: it has a row more than drafts."""
+    """Of each request: it has a row more than drafts. Where they are on the device, they are in ``ahead``."""
+    ahead: Ahead | None
     faults: Mapping[int, str]
     """Rows whose grammar has failed."""
 
@@ -107,6 +109,7 @@ class Sampler:
         self._plain: dict[int, SamplingBatch] = {}
         # int32 [rows, words], on the host and pinned: made when the first request with a grammar comes.
         self._masks: Tensor | None = None
+        self._layouts = Layouts(device)
 
     def add(self, params: SamplingParams, prompt: Sequence[int] = (), matcher: Matcher | None = None) -> int:
         """A new request; gives the number by which it is known here. ``matcher``: of its grammar, if it is made."""
@@ -133,11 +136,13 @@ class Sampler:
         request_ids: Sequence[int],
         blocks: Logits | None = None,
         drafts: Sequence[Sequence[int]] = (),
+        ahead: Ahead | None = None,
     ) -> Drawn:
         """Queue the sampling of these rows. The tokens are on the device when its turn comes; ``read`` waits for them.
 
         Requests may be drawn again before they are read, but for those that ``must_read``. ``drafts``: of each request,
-        ``cut`` before; it has a row more for each, and what is drawn must be read before it is drawn again.
+        ``cut`` before; it has a row more for each. ``ahead``: what was drawn last had drafts, or these are on the
+        device alone: see ``after``.
         """
         requests = [self._requests[request_id] for request_id in request_ids]
         drafts = drafts or [()] * len(requests)
@@ -148,7 +153,7 @@ class Sampler:
         else:
             rows = _rows(requests, drafts)
             allowed, faults = self._allowed(rows)
-            batch = self._batch(rows, allowed)
+            batch = self._batch(rows, allowed, ahead)
         if blocks is not None and logits.shape[1] < self._vocab:
             # Of several ranks, whose logits stayed where they are: see ``engine/ranks/gathering``.
             changed = any(each is not None for each in (batch.history, batch.bias, batch.allowed))
@@ -159,15 +164,29 @@ class Sampler:
             sampled = self._sampling(logits, batch, blocks)
         for request in requests:
             request.drawn += 1
-        return Drawn(sampled.tokens, Reading(sampled, self._side), requests, drafts, faults)
+        reading = Reading(sampled, self._side, None if ahead is None else ahead.drafts)
+        return Drawn(sampled.tokens, reading, requests, drafts, ahead, faults)
+
+    def after(self, drawn: Drawn, drafts: Tensor, lengths: Sequence[int]) -> Ahead:
+        """What the next step takes from the device if it is launched before ``drawn`` is read. ``drafts``: its drafts
+        (int64 [requests, …]), of which each request has so many."""
+        last, layout = self._layouts.of([len(draft) for draft in drawn.drafts]), self._layouts.of(lengths)
+        accepted = self._count_accepted(drawn, last)
+        own = drawn.tokens[last.first_rows + accepted]
+        drafts = torch.where(layout.drafted, drafts[:, : max(lengths)], NO_TOKEN)
+        return Ahead(own, accepted, drafts, layout)
+
+    def _count_accepted(self, drawn: Drawn, layout: Layout) -> Tensor:
+        """On the device what ``_accepted`` says on the host."""
+        drafts = self._layouts.drafts(drawn.drafts) if drawn.ahead is None else drawn.ahead.drafts
+        return count_accepted(drawn.tokens, drafts, layout)
 
     def read(self, drawn: Drawn) -> list[list[Choice]]:
         """Wait for what was drawn. Of each request one token, and before it the drafts that were accepted."""
         values = drawn.reading.found()
         found: list[list[Choice]] = []
         at = 0
-        for request, draft in zip(drawn.requests, drawn.drafts, strict=True):
-            accepted = self._accepted(draft, values, at, drawn.faults) if draft else 0
+        for request, draft, accepted in zip(drawn.requests, drawn.drafts, self._accepted(drawn, values), strict=True):
             wanted, faults = request.params.logprobs or 0, drawn.faults
             rows = range(at, at + accepted + 1)
             choices = [values.choice(row, wanted, faults.get(row) if faults else None) for row in rows]
@@ -180,12 +199,21 @@ class Sampler:
             at += 1 + len(draft)
         return found
 
-    def _accepted(self, draft: Sequence[int], values: Found, at: int, faults: Mapping[int, str]) -> int:
-        """How many tokens of a draft are what was drawn, from row ``at`` on. A row without a token ends it."""
-        for row, token in enumerate(draft, start=at):
-            if values.tokens[row] != token or values.status[row] or row in faults:
-                return row - at
-        return len(draft)
+    def _accepted(self, drawn: Drawn, values: Found) -> list[int]:
+        """Of each request, how many tokens of its draft are what was drawn. A row without a token ends it."""
+        drafts = drawn.drafts
+        if drawn.ahead is not None:
+            drafts = [row[: len(draft)] for row, draft in zip(drawn.reading.drafts(), drafts, strict=True)]
+        counts, at, faults = [], 0, drawn.faults
+        for draft in drafts:
+            count = 0
+            for row, token in enumerate(draft, start=at):
+                if values.tokens[row] != token or values.status[row] or row in faults:
+                    break
+                count += 1
+            counts.append(count)
+            at += 1 + len(draft)
+        return counts
 
     def cut(self, request_id: int, draft: Sequence[int]) -> Sequence[int]:
         """As much of a draft as may be verified: nothing from a stop token on (the row before it draws that as well),
@@ -197,9 +225,10 @@ class Sampler:
             draft = draft[: request.matcher.count_allowed(draft)]
         return draft
 
-    def must_read(self, request_id: int) -> bool:
-        """What the request may draw next depends on what it drew."""
-        return self._requests[request_id].matcher is not None
+    def must_read(self, request_id: int, drafted: int = 0) -> bool:
+        """What the request may draw next depends on what it drew, or on how many of so many drafts were accepted."""
+        request = self._requests[request_id]
+        return request.matcher is not None or (drafted > 0 and request.drawn < request.params.min_tokens)
 
     def prompt_logprobs(self, logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[Choice]:
         """How likely given tokens were: row i of ``logits`` belongs to the place that ``tokens[i]`` took."""
@@ -229,17 +258,18 @@ class Sampler:
         # One copy for all rows. The buffer is free again when the tokens have come back.
         return masks.to(self._device, non_blocking=True), faults
 
-    def _batch(self, rows: Sequence[_Row], allowed: Tensor | None) -> SamplingBatch:
+    def _batch(self, rows: Sequence[_Row], allowed: Tensor | None, ahead: Ahead | None) -> SamplingBatch:
         all_params = [row.request.params for row in rows]
         draws = any(p.temperature > 0 for p in all_params)
         penalised = any(p.penalised for p in all_params)
         numbers, wide, top_k = self._numbers(rows) if draws or penalised else self._unread(len(rows))
         temperature, top_p, min_p, repetition, presence, frequency = numbers
+        places = wide[1] if ahead is None or not draws else wide[1] + ahead.moved
         history = None
         if self._counts is not None and penalised:
             history = History(wide[2].int(), self._counts)
         return SamplingBatch(
-            temperature, top_k, top_p, min_p, repetition, presence, frequency, wide[0], wide[1],
+            temperature, top_k, top_p, min_p, repetition, presence, frequency, wide[0], places,
             draws=draws,
             filters=any(p.filtered for p in all_params),
             history=history,
@@ -265,10 +295,10 @@ class Sampler:
             (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
             for p in all_params
         ]
-        numbers = self._copy(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
+        numbers = self._layouts.there(torch.tensor(floats, dtype=torch.float32).view(-1, 6).T.contiguous())
         numbered = [(r.seed, r.drawn + after, r.slot, r.params.top_k) for r, after, _ in rows]
         whole = torch.tensor(numbered, dtype=torch.int64)
-        wide = self._copy(whole.view(-1, 4).T.contiguous())
+        wide = self._layouts.there(whole.view(-1, 4).T.contiguous())
         return numbers, wide[:3], wide[3].int()
 
     def _unread(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,7 +307,8 @@ class Sampler:
         if rows not in self._off:
             off = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 0.0]).view(6, 1).expand(6, rows)
             whole = torch.zeros((3, rows), dtype=torch.int64)
-            self._off[rows] = self._copy(off.contiguous()), self._copy(whole), self._copy(whole[0].int())
+            there = self._layouts.there
+            self._off[rows] = there(off.contiguous()), there(whole), there(whole[0].int())
         return self._off[rows]
 
     def _bias(self, pairs: Sequence[Mapping[int, float]]) -> Bias | None:
@@ -290,13 +321,7 @@ class Sampler:
         for row, items in enumerate(pairs):
             tokens[row, : len(items)] = torch.tensor(list(items), dtype=torch.int32)
             values[row, : len(items)] = torch.tensor(list(items.values()))
-        return Bias(self._copy(tokens), self._copy(values))
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        """To the device, without waiting: torch keeps the pinned memory until it was read."""
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return Bias(self._layouts.there(tokens), self._layouts.there(values))
 
     def _take_slot(self, prompt: Sequence[int]) -> int:
         if not self._free_slots:

@@ -34,7 +34,7 @@ MIN_SHARE = 64
 
 
 NO_DRAFTS: Mapping[str, Sequence[int]] = {}
-NONE_ACCEPTED: Mapping[str, int] = {}
+NONE_ACCEPTED: Mapping[str, Sequence[int]] = {}
 
 
 class Scheduler:
@@ -133,8 +133,9 @@ class Scheduler:
         """The running requests that could have drafts in the next step: those that decode."""
         return [r for r in self._running.values() if r.num_pending == 1 and not r.scoring]
 
-    def schedule_ahead(self, last: list[Work]) -> list[Work] | None:
-        """The step after ``last``, whose tokens nobody has read yet: all its requests decode once more.
+    def schedule_ahead(self, last: list[Work], lengths: Sequence[int] = ()) -> list[Work] | None:
+        """The step after ``last``, whose tokens nobody has read yet: all its requests decode once more. ``lengths``: of
+        their drafts, if they have any.
 
         ``None`` where another step may be better, or where someone has left or must be preempted: then the tokens come
         first.
@@ -143,15 +144,22 @@ class Scheduler:
             return None
         if not all(self._running.get(work.request.request_id) is work.request for work in last):
             return None
+        each = zip(last, lengths or [0] * len(last), strict=True)
+        schedule = [
+            Work(work.request, work.first + 1, 1 + length, ahead=True, drafts=(0,) * length, slack=len(work.drafts))
+            for work, length in each
+        ]
+        if sum(work.count for work in schedule) > self.limits.max_num_batched_tokens:
+            return None
         # Whoever begins a page takes one of each kind; what a window has left comes back to the pool, or not at all.
-        fresh = sum(work.request.num_computed % self.limits.page_size == 0 for work in last)
+        fresh = sum(self._holdings.missing(work.request, work.end) for work in schedule)
         if fresh > min(pool.num_free for pool in self.pools.values()):
             return None
         for request in self._waiting.values():
             request.waited += 1
-        for work in last:
-            self._take(work.request, 1)
-        return [Work(work.request, work.request.num_computed, 1, ahead=True) for work in last]
+        for work in schedule:
+            self._take(work.request, work.end - work.request.num_computed)
+        return schedule
 
     def _decode(self, requests: list[Request]) -> list[Work]:
         schedule = []
@@ -226,17 +234,24 @@ class Scheduler:
         self._running[request.request_id] = self._waiting.pop(request.request_id)
         return Work(request, request.num_computed, count)
 
-    def computed(self, schedule: list[Work], accepted: Mapping[str, int] = NONE_ACCEPTED) -> None:
+    def computed(
+        self,
+        schedule: Sequence[Work],
+        accepted: Mapping[str, Sequence[int]] = NONE_ACCEPTED,
+        flying: Sequence[Work] = (),
+    ) -> None:
         """The step is done: its tokens are in the cache, and full pages can be found by others.
 
-        ``accepted``: of each request's drafts. Pages that hold nothing but others go back.
+        ``accepted``: of each request's drafts. Pages that hold nothing but others go back, except those that the next
+        step, which is ``flying`` already, writes to.
         """
+        next_counts = {work.request.request_id: work.count for work in flying}
         for work in schedule:
             request = work.request
             if self._running.get(request.request_id) is not request:
                 continue  # it ended while the step ran
-            kept = accepted[request.request_id] if work.drafts else 0
-            self._holdings.settle(work, kept)
+            kept = accepted[request.request_id] if work.drafts else ()
+            self._holdings.settle(work, kept, next_counts.get(request.request_id, 0))
 
     # ---- pages -------------------------------------------------------------------------------------------------------
 

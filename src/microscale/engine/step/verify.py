@@ -6,6 +6,8 @@ two, by sequences whose pages belong to nobody. Rows of sequences are filled up 
 have no tokens. All tokens give logits.
 
     tokens | positions | slots of each kind || starts | lengths        one copy to the device; page tables: ``tables``
+
+Of a step that is launched before the last one is read, the device itself finds out where its sequences are (``ahead``).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch
+from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.graphs import graph_size, table_width
 from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.pages import PagePool
@@ -91,7 +94,7 @@ class VerifyInputs:
 
     def key(self, schedule: Sequence[Work]) -> VerifyKey:
         """The graph that the schedule runs in."""
-        end = max(work.first + work.count for work in schedule)
+        end = max(work.end for work in schedule)
         return self._key([work.count for work in schedule], table_width(end, self._size, self._tables.max_pages))
 
     def even_key(self, sequences: int, tokens: int, pages: int) -> VerifyKey:
@@ -105,8 +108,9 @@ class VerifyInputs:
         rows = len(counts) + -(-(tokens - count) // longest)
         return VerifyKey(min(_power(rows), self._tables.num_rows), tokens, longest, pages)
 
-    def fill(self, schedule: Sequence[Work], key: VerifyKey) -> None:
-        """Lay the schedule out as ``key`` has it, and begin the copy. It waits for the copy before."""
+    def fill(self, schedule: Sequence[Work], key: VerifyKey, ahead: Ahead | None = None) -> None:
+        """Lay the schedule out as ``key`` has it, and begin the copy. It waits for the copy before. ``ahead``: where
+        the host does not know all of it."""
         if self._copied is not None:
             self._copied.synchronize()
         views = self._views(key)
@@ -117,7 +121,7 @@ class VerifyInputs:
         tokens: list[int] = []
         positions: list[int] = []
         for work in schedule:
-            tokens += work.tokens
+            tokens += [0] * work.count if work.ahead else work.tokens
             positions += range(work.first, work.first + work.count)
         for count in nobody:
             positions += range(count)
@@ -131,6 +135,18 @@ class VerifyInputs:
         views.there.copy_(views.host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+        if ahead is not None:
+            self._move(self.batch(key), ahead)
+
+    def _move(self, batch: ForwardBatch, ahead: Ahead) -> None:
+        """On the device, from where the host takes the sequences to be to where they are."""
+        rows, sequences = len(ahead.layout.owners), len(ahead.accepted)
+        batch.token_ids[:rows].copy_(ahead.tokens())
+        positions = batch.positions[:rows].add_(ahead.moved)
+        for kind, slots in zip(KINDS, self._tables.slots(ahead.layout.owners, positions), strict=True):
+            batch.slots[kind][:rows].copy_(slots)
+        # One tensor for all kinds.
+        batch.attention[KINDS[0]].context_lens[:sequences].add_(ahead.accepted)
 
     def _slots(self, kind: LayerKind, schedule: Sequence[Work], nobody: Sequence[int]) -> list[int]:
         """Where each token's keys and values go; the page tables are brought up to date on the way."""

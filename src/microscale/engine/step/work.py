@@ -16,10 +16,19 @@ class Work:
     first: int
     count: int
     ahead: bool = False
-    """Its one token is still on the device: the step before has chosen it, and nobody has read it yet."""
+    """Its own token is still on the device: the step before has chosen it, and nobody has read it yet. So are its
+    drafts, if it has any; here 0 stands for each."""
     drafts: tuple[int, ...] = ()
     """Tokens after the request's own that may be the next ones; ``count`` includes them. The step says of how many the
     model would have chosen them."""
+    slack: int = 0
+    """By how many tokens it may be further on: drafts of the step before, of which nobody knows how many were
+    accepted."""
+
+    @property
+    def end(self) -> int:
+        """The position after its last token, at most."""
+        return self.first + self.slack + self.count
 
     @property
     def tokens(self) -> Sequence[int]:
