@@ -79,3 +79,15 @@ def alone(prompt: Sequence[int], max_tokens: int, window: int, stops: Sequence[i
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]
+
+
+def preemptions(limits: Limits, speculation: Speculation | None) -> int:
+    """Of four requests that have pages for fewer, each of which gets the tokens that it would get alone."""
+    system = System(limits, 14, 14, speculation=speculation)
+    prompts = {f"r{index}": [index, 5, 6, 7] for index in range(4)}
+    for name, prompt in prompts.items():
+        system.submit(name, prompt, 36)
+    system.run()
+    for name, prompt in prompts.items():
+        assert system.tokens(name) == alone(prompt, 36, limits.window)
+    return system.engine.stats().num_preemptions
