@@ -198,7 +198,7 @@ def test_what_is_demanded_is_not_given_up_silently(monkeypatch: pytest.MonkeyPat
 def test_ranks_on_a_cpu_are_joined_by_gloo() -> None:
     options = LoadOptions("demo", device="cpu", shard=Shard(0, 2), tensor_parallel_size=2)
     joined = joined_as(options, Transport.GLOO, CPU)
-    assert joined.library == "gloo"
+    assert joined.backend == "gloo"
     assert "CPU" in str(joined.refuses_peers())
 
 

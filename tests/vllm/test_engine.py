@@ -38,7 +38,7 @@ from support.tiny_gemma4 import (
 )
 from support.truth import load_transformers
 
-NUM_TOKENS = 8
+NUM_TOKENS = 12
 MOST_DRAWN = 2000
 
 

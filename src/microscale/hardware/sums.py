@@ -49,12 +49,12 @@ class Joined:
     """Why the GPUs of a machine do not see each other's memory; ``None`` where they do."""
 
     @property
-    def library(self) -> Reduction:
-        """Who adds up what our kernel does not."""
+    def backend(self) -> Reduction:
+        """Of torch.distributed: who adds up what our kernel does not."""
         return Reduction.NCCL if self.on_gpus and self.own_gpus else Reduction.GLOO
 
     @property
-    def library_because(self) -> str:
+    def backend_because(self) -> str:
         if not self.on_gpus:
             return "ranks on a CPU"
         return "each rank has a GPU" if self.own_gpus else "NCCL takes no two ranks on one GPU"
@@ -103,12 +103,12 @@ def sums_table(joined: Joined, row_bytes: int) -> list[Sums]:
 
 def _lines(joined: Joined, row_bytes: int) -> Iterator[Sums]:
     refused, rows = joined.refuses_peers(), most_rows(joined.world, row_bytes)
-    because = joined.library_because
+    because = joined.backend_because
     if refused is None and rows:
         yield Sums(Reduction.PEERS, rows, f"GPUs of one machine see each other's memory, and {_bound(joined.world)}")
     else:
         because += f"; not through peer-mapped memory: {refused or f'a row of {row_bytes} bytes is too long'}"
-    yield Sums(joined.library, None, because)
+    yield Sums(joined.backend, None, because)
 
 
 def _bound(world: int) -> str:

@@ -27,14 +27,14 @@ def agree_on_sums(group: Group, joined: Joined, device: torch.device) -> tuple[R
         return group, joined
     found = _map_if_all_can(group, joined, device)
     if isinstance(found, Mapped):
-        _say(group, f"Small sums go through {Reduction.PEERS}, others by {joined.library}.")
+        _say(group, f"Small sums go through {Reduction.PEERS}, others by {joined.backend}.")
         return PeerRanks.over(group, group.shard.rank, found), joined
     if settings.load().peer_sums is PeerSums.REQUIRED:
         raise RankFailed(
             f"No sum can go through peer-mapped memory, as MICROSCALE_PEER_SUMS=1 demands: {found.because}; without it "
-            f"all go by {joined.library}."
+            f"all go by {joined.backend}."
         )
-    _say(group, f"All sums go by {joined.library}, none through peer-mapped memory: {found.because}.")
+    _say(group, f"All sums go by {joined.backend}, none through peer-mapped memory: {found.because}.")
     return group, replace(joined, unmapped=found.because)
 
 
