@@ -216,6 +216,24 @@ def test_shards_are_what_vllm_asks_for() -> None:
     assert record_moe(gemma, known("a100"), (1, 300))
 
 
+@pytest.mark.parametrize("card", ["h200", "a100", "gb10"])
+def test_the_default_dtype_changes_no_kernel(card: str) -> None:
+    """vLLM builds its layers, and asks us, with bfloat16 as torch's default."""
+    gpt_oss = MoeSpec(
+        32, 4, 2880, 2880, "mxfp4", Activations.BF16, Gate(GateKind.SWIGLU_CLAMPED, interleaved=True), True, 1
+    )
+    gemma = MoeSpec(128, 8, 2816, 704, "mxfp8", Activations.BF16, Gate(GateKind.GELU_TANH, False), False, 1)
+    for spec in (gpt_oss, gemma):
+        counts = (1, 16, 300, 8192)
+        expected = record_moe(spec, known(card), counts).keys()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = record_moe(spec, known(card), counts).keys()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert found == expected
+
+
 def test_every_size_that_a_path_may_end_at_is_among_the_tokens() -> None:
     counts = token_counts()
     assert counts[:72] == list(range(1, 73))

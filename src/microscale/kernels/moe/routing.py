@@ -86,7 +86,9 @@ def route(logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Rou
 def dispatch(expert_ids: Tensor, num_experts: int, block: int) -> Dispatch:
     """Sort the pairs of ``expert_ids [tokens, top_k]`` by expert, in tiles of ``block``."""
     job = _job(expert_ids.shape[0], num_experts, expert_ids.shape[1], sorts=True)
-    return job.sort(Routing(expert_ids.contiguous(), torch.empty(0, device=expert_ids.device)), block)
+    return job.sort(
+        Routing(expert_ids.contiguous(), torch.empty(0, dtype=torch.float32, device=expert_ids.device)), block
+    )
 
 
 @dataclass(frozen=True)
