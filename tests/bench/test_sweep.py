@@ -16,6 +16,7 @@ from microscale.cli import load
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import whole_models
 from microscale.hardware.reach import reach
+from microscale.hardware.stand_in import stand_in as card_record
 from microscale.hardware.whole_models import Case, Kind
 
 H200 = hardware.known("h200")
@@ -77,25 +78,29 @@ def test_rows_are_recorded_with_the_sums_of_today_in_place_of_older_ones(tmp_pat
 
 def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path) -> None:
     """48 SMs with an H200's memory: few tokens take about as long, a prompt about 132 / 48 as long and more."""
-    few, whole_card = stand_in.stand_in("h200", "gb10", 48), stand_in.stand_in("h200", None, None)
+    few, whole_card = card_record("h200", "gb10", 48), card_record("h200", None)
     assert (few.num_sms, few.bandwidth_gbs, few.family.name) == (48, 4800, "sm120")
     assert reach(few) == reach(H200)
-    played = hardware.known("gb10")
+    half = card_record("h200", "gb10", 48, read_gbs=reach(H200).gbs / 2)
+    assert reach(half).gbs == pytest.approx(reach(H200).gbs / 2)
+    gb10 = hardware.known("gb10")
     step, prompt = (
         sweep.SweepRow(Case("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
         for kind, context in ((Kind.DECODE, 144), (Kind.PREFILL, 2048))
     )
     slower = [
-        stand_in.held(row, played, few).predicted_us / stand_in.held(row, H200, whole_card).predicted_us
+        stand_in.held(row, gb10, few).predicted_us / stand_in.held(row, H200, whole_card).predicted_us
         for row in (step, prompt)
     ]
     assert 1.0 < slower[0] < 1.6
     assert 2.0 < slower[1] < 6.0
     file = tmp_path / "sweep.json"
-    made = [replace(row, us=1.05 * stand_in.held(row, played, few).predicted_us) for row in (step, prompt)]
-    sweep.write(file, H200, made, "gb10", 48)
+    made = [replace(row, us=1.05 * stand_in.held(row, gb10, few).predicted_us) for row in (step, prompt)]
+    sweep.write(file, H200, made, sweep.Played("gb10", 48))
     lines = stand_in.report(file)
     assert "median error 4.8%, within 12 %: 100%" in lines[-1]
+    sweep.write(file, H200, made, sweep.Played("gb10", 48, 500.0))
+    assert "within 12 %: 0%" in stand_in.report(file)[-1]
     file.write_text("{}")
     with pytest.raises(BadSetting, match="holds no sweep"):
         stand_in.report(file)

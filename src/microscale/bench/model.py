@@ -1,8 +1,8 @@
 """``microscale bench MODEL``: whole-model prefill and decode, from inside the engine, beside the ceiling.
 
 ``pp512``: one prompt of 512 random tokens from an empty cache, to its first token. ``tg128``: so many tokens each for
-``batch`` sequences that decode together, after ``depth`` tokens of context; prefill is not in the figure. The first run
-of each row compiles and is not counted. The ceiling is the same work at the card's full rates.
+``batch`` sequences that decode together, after ``depth`` tokens of context; prefill is not in the figure. The first
+runs of each row compile and capture, and are not counted. The ceiling is the same work at the card's full rates.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from microscale.models.outline import Outline
 TESTS = ("pp512", "pp2048", "pp8192", "tg32", "tg128")
 DEPTH = 128
 """Context before the first token that is counted, where no depth is given."""
+UNCOUNTED = {"pp": 2, "tg": 1}
+"""Runs before those that count: the first compiles, and the first two of a prompt are not replays of a graph yet."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,14 @@ def run(
     repeats: int = 3,
     team: Team | None = None,
 ) -> Iterator[Row]:
-    """Rows as they are measured: the median of ``repeats`` runs after one that is not counted. ``team``: the ranks that
-    run the model together; ceiling and prediction are one rank's, without their sums."""
+    """Rows as they are measured: the median of ``repeats`` runs after those that are not counted. ``team``: the ranks
+    that run the model together; ceiling and prediction are one rank's, without their sums."""
     gc.collect()
     gc.freeze()  # as the engine's process does
     for case in cases:
         engine = make_engine(model, case, step_tokens, team=team)
-        rates = [_measure(model, engine, case, turn) for turn in range(repeats + 1)][1:]
+        uncounted = UNCOUNTED[case.kind]
+        rates = [_measure(model, engine, case, turn) for turn in range(uncounted + repeats)][uncounted:]
         context = case.tokens if case.kind == "pp" else case.depth + case.tokens // 2
         expected = predict(shape, model.ops.plan, setup, case.batch, max(context, 1), step_tokens)
         if case.kind == "pp":

@@ -14,16 +14,20 @@ import triton
 
 from microscale.bench.rows import Row
 from microscale.errors import Unsupported
-from microscale.hardware import Family, Gpu, card_name, speeds
+from microscale.hardware import Family, Gpu, card_name, known, speeds
 from microscale.hardware.speeds import Measured, SpeedFile
 
 
-def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None) -> Path:
-    """Write the rows into the file of the card's family."""
+def record(rows: Sequence[Row], gpu: Gpu, directory: Path | None = None, played: str | None = None) -> Path:
+    """Write the rows into the file of the card's family. ``played``: the card whose kernels ``gpu`` ran."""
     card = card_name(gpu)
     if card is None:
         raise Unsupported(f"{gpu.name} is not in the table of known cards, so its times say nothing about efficiency.")
-    return keep([measured(row) for row in rows], gpu.family, card, _versions(), directory)
+    found = [measured(row) for row in rows]
+    if played is None:
+        return keep(found, gpu.family, card, _versions(), directory)
+    folder = (directory or speeds.MEASURED_DIR) / speeds.PLAYED
+    return keep(found, known(played).family, played, _versions(), folder, runs_on=card)
 
 
 def measured(row: Row) -> Measured:
@@ -41,11 +45,16 @@ def _versions() -> tuple[str, str, str]:
 
 
 def keep(
-    rows: Sequence[Measured], family: Family, card: str, versions: tuple[str, str, str], directory: Path | None = None
+    rows: Sequence[Measured],
+    family: Family,
+    card: str,
+    versions: tuple[str, str, str],
+    directory: Path | None = None,
+    runs_on: str | None = None,
 ) -> Path:
     """Put rows into the file of a family. ``versions``: torch, Triton and the date."""
     file = (directory or speeds.MEASURED_DIR) / f"{family.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     old = speeds.read(file, family) if file.exists() else None
-    file.write_text(speeds.merge(old, SpeedFile(family.name, card, *versions, tuple(rows))).to_json())
+    file.write_text(speeds.merge(old, SpeedFile(family.name, card, *versions, tuple(rows), runs_on)).to_json())
     return file

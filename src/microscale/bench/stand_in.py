@@ -1,13 +1,13 @@
 """Stand-ins: another card's kernels on a part of this GPU, as a test of predictions on rows that the fit has not seen.
 
 ``bench sweep --as gb10 --sms 48`` measures them; ``bench fit --against FILE`` predicts the same rows from the whole
-card's fit: the stand-in's kernels and SMs, with the memory and clocks of the GPU that ran them.
+card's fit: the stand-in's kernels and SMs, with the clocks of the GPU that ran them and the bandwidth that reading was
+measured to reach there.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from microscale.backends.ops import Activations
@@ -18,26 +18,11 @@ from microscale.bench.sweep import SweepRow, read
 from microscale.engine.prediction.interval import interval
 from microscale.engine.prediction.predict import predict
 from microscale.errors import BadSetting
-from microscale.hardware import KNOWN, Feature, Gpu, Peak
+from microscale.hardware import KNOWN, Gpu
+from microscale.hardware.stand_in import stand_in
 from microscale.hardware.whole_models import Kind
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
-
-MMA_SYNC = 0.62
-"""Of an H200's matrix rate that mma.sync reaches, which cards without wgmma run: 0.62 in public microbenchmarks."""
-
-
-def stand_in(base: str, card: str | None, sms: int | None) -> Gpu:
-    """A record of the GPU that ran the rows: ``card``'s kernels on ``sms`` SMs of ``base``."""
-    here = KNOWN[base]
-    played = KNOWN[card or base]
-    num_sms = sms or here.num_sms
-    share = num_sms / here.num_sms
-    if here.has(Feature.WGMMA) and not played.has(Feature.WGMMA):
-        share *= MMA_SYNC
-    fp8 = here.peak.fp8 * share if here.peak.fp8 and played.peak.fp8 else None
-    peak = Peak(here.peak.bf16 * share, fp8, None)
-    return replace(played, num_sms=num_sms, bandwidth_gbs=here.bandwidth_gbs, peak=peak, runs_on=base)
 
 
 def held(row: SweepRow, played: Gpu, gpu: Gpu) -> Held:
@@ -57,13 +42,13 @@ def report(file: Path) -> list[str]:
     """Every row of a sweep beside its prediction, and the score."""
     try:
         head = json.loads(file.read_text())
-        base, card, sms = head["gpu"], head["card"], head["sms"]
+        base, card, sms, read_gbs = head["gpu"], head["card"], head["sms"], head["read_gbs"]
         rows = read(file)
     except (OSError, ValueError, KeyError) as error:
         raise BadSetting(f"{file} holds no sweep ({type(error).__name__}: {error}).") from None
     if base not in KNOWN or not rows:
         raise BadSetting(f"{file} has no rows of a known card.")
-    gpu = stand_in(base, card, sms)
+    gpu = stand_in(base, card, sms, read_gbs)
     found = [held(row, KNOWN[card or base], gpu) for row in rows]
     lines = [f"{card or base} on {gpu.num_sms} SMs of {base}: {'us':>28} {'predicted':>9} {'error':>7}  90 % interval"]
     for entry in found:

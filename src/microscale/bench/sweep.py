@@ -53,6 +53,18 @@ class SweepRow:
         return {**asdict(self.case), "us": self.us, "spread": self.spread}
 
 
+@dataclass(frozen=True)
+class Played:
+    """What stood in for another card."""
+
+    card: str | None = None
+    """Whose kernels ran, if not the GPU's own."""
+    sms: int | None = None
+    """On so many; ``None``: on all."""
+    read_gbs: float | None = None
+    """What reading reached there."""
+
+
 def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.Case]:
     """What is measured, the rows that tell most first: corners of decoding and prompts, then what lies between."""
     decode = [
@@ -97,9 +109,10 @@ def _row(entry: dict[str, Any]) -> SweepRow:
     return SweepRow(case, entry["us"], entry["spread"])
 
 
-def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], card: str | None = None, sms: int | None = None) -> None:
-    """All rows so far, with where they were measured; ``card`` and ``sms``: as which other card, on how many SMs."""
-    head = {"gpu": card_name(gpu), "card": card, "sms": sms, "torch": torch.__version__, "triton": triton.__version__}
+def write(file: Path, gpu: Gpu, rows: Sequence[SweepRow], played: Played | None = None) -> None:
+    """All rows so far, with where they were measured."""
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    head = {"gpu": card_name(gpu), **asdict(played or Played()), **versions}
     file.write_text(json.dumps({**head, "rows": [row.to_json() for row in rows]}, indent=1) + "\n")
 
 

@@ -12,6 +12,7 @@ from microscale import hardware, settings
 from microscale.backends.precision import PRECISIONS
 from microscale.bench import sweep
 from microscale.bench.fewer_sms import fewer_sms
+from microscale.bench.timing import measure_read
 from microscale.cli.console import err
 from microscale.cli.played import AsOption, played_card
 from microscale.errors import BadSetting, Unsupported
@@ -46,13 +47,18 @@ def bench_sweep(
     if here.is_cpu:
         raise Unsupported("bench sweep measures a GPU, and there is none here.")
     rows = sweep.read(output)
+    played: sweep.Played | None = None
     with fewer_sms(sms) as seen, played_card(card) as label:
         if label is not None or seen is not None:
-            err.print(f"a stand-in: {label or 'its own kernels'}, on {seen or 'all'} SMs")
+            read_gbs = measure_read()
+            played = sweep.Played(card, seen, round(read_gbs, 1))
+            err.print(
+                f"a stand-in: {label or 'its own kernels'}, on {seen or 'all'} SMs, which read {read_gbs:.0f} GB/s"
+            )
         until = time.monotonic() + 60 * minutes
         for row in sweep.run(model, wanted, rows, until, err.print):
             rows.append(row)
-            sweep.write(output, here, rows, card, seen)
+            sweep.write(output, here, rows, played)
             case = row.case
             print(f"{case.precision:<9} {case.kind:<8} {case.batch:>3} x {case.context:<6} {row.us:>10.1f} us")
     if record:

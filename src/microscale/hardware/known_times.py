@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 
 from microscale.hardware import speeds, whole_models
-from microscale.hardware.families import FAMILY_OF_SM, KNOWN, Family, Gpu
+from microscale.hardware.families import FAMILY_OF_SM, KNOWN, Family, Feature, Gpu
 from microscale.hardware.fit import Group, Key, Row, Timing, Work, make_groups, place
 from microscale.hardware.gpu import card_name
 
@@ -39,12 +39,15 @@ class Source:
 
     card: str
     groups: Mapping[Key, Group]
+    played: bool = False
+    """Its kernels ran on another card, and are of use only where the very same path runs."""
 
 
 def find(gpu: Gpu, op: str, implementation: str, path: str, work: Work) -> tuple[Timing, Basis] | None:
     """The time of this work, from rows of the card's own family if there are any, else from those of another."""
     own = _source(gpu.family)
-    for source in (own, *(_source(family) for family in _measured_families() if family is not gpu.family)):
+    others = (_source(family) for family in _measured_families() if family is not gpu.family)
+    for source in (own, *_played_sources(gpu), *others):
         found = None if source is None else _group(source, op, implementation, path, work)
         if source is None or found is None:
             continue
@@ -63,6 +66,8 @@ def _group(source: Source, op: str, implementation: str, path: str, work: Work) 
     exact = source.groups.get((op, implementation, path))
     if exact is not None:
         return exact, True
+    if source.played:
+        return None
     others = [group for key, group in source.groups.items() if key[:2] == (op, implementation)]
     if not others:
         return None
@@ -81,10 +86,13 @@ def _measured_families() -> tuple[Family, ...]:
 
 def measured_rows(family: Family) -> dict[Key, list[Row]]:
     """The rows of a family by op, implementation and path."""
-    file = speeds.read(speeds.MEASURED_DIR / f"{family.name}.json", family)
+    return _by_path(speeds.read(speeds.MEASURED_DIR / f"{family.name}.json", family))
+
+
+def _by_path(file: speeds.SpeedFile) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {}
     for row in file.rows:
-        entry = Row(Work(row.bytes, row.flops, row.unit), row.us, KNOWN[file.gpu])
+        entry = Row(Work(row.bytes, row.flops, row.unit), row.us, file.rates)
         found.setdefault((row.op, row.implementation, row.path), []).append(entry)
     return found
 
@@ -95,8 +103,24 @@ def _source(family: Family) -> Source | None:
     return Source(speeds.read(file, family).gpu, make_groups(measured_rows(family))) if file.exists() else None
 
 
+def _played_sources(gpu: Gpu) -> tuple[Source, ...]:
+    """Kernels on mma.sync that ran on a card with more, for cards that run them: those of the family first."""
+    if any(gpu.has(feature) for feature in (Feature.WGMMA, Feature.TCGEN05)):
+        return ()
+    return tuple(sorted(_all_played(), key=lambda source: KNOWN[source.card].family is not gpu.family))
+
+
+@cache
+def _all_played() -> tuple[Source, ...]:
+    named = {family.name: family for family in FAMILY_OF_SM.values()}
+    files = sorted((speeds.MEASURED_DIR / speeds.PLAYED).glob("*.json"))
+    found = (speeds.read(file, named[file.stem]) for file in files)
+    return tuple(Source(file.gpu, make_groups(_by_path(file)), played=True) for file in found)
+
+
 def forget() -> None:
     """Read the files again: they were written or moved."""
     _source.cache_clear()
+    _all_played.cache_clear()
     _measured_families.cache_clear()
     whole_models.known.cache_clear()

@@ -7,7 +7,7 @@ clocks: together with the number of SMs they say how many instructions a card is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from microscale.hardware.families import KNOWN, Gpu
@@ -92,12 +92,19 @@ def reach(gpu: Gpu) -> Reach:
     """What reading reaches on this card."""
     if gpu.is_cpu:
         return Reach(gpu.bandwidth_gbs, gpu.bandwidth_gbs, gpu.bandwidth_gbs, "an assumption", "2026-11-16", False)
-    name = gpu.runs_on or card_name(gpu)
+    if gpu.runs_on is not None:
+        return _scaled(CARDS[gpu.runs_on], gpu.bandwidth_gbs / KNOWN[gpu.runs_on].bandwidth_gbs)
+    name = card_name(gpu)
     if name in CARDS:
         return CARDS[name]
     share = MEMORY_TYPES[SHEETS[name][0] if name in SHEETS else "unknown"]
     low, high = share.low * gpu.bandwidth_gbs, share.high * gpu.bandwidth_gbs
     return Reach((low + high) / 2, low, high, share.source, share.date, False)
+
+
+def _scaled(found: Reach, share: float) -> Reach:
+    """Of a part of the SMs."""
+    return replace(found, gbs=found.gbs * share, low=found.low * share, high=found.high * share)
 
 
 @lru_cache

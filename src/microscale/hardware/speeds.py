@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ from typing import Any
 from microscale.errors import BadSetting
 from microscale.hardware.families import KNOWN, Family, Gpu
 from microscale.hardware.fit import peak_tflops
+from microscale.hardware.stand_in import stand_in
 
 MEASURED_DIR = Path(__file__).parent / "measured"
+PLAYED = "played"
+"""The folder in it of rows that ran on another card (``bench kernels --as CARD --record``). They are that card's
+kernels at the other's rates: predictions use them, and the oracle does not."""
 NEAR = 2.0
 """Rows further away than this many doublings of bytes or operations say nothing about a piece of work."""
 TOO_FAST = 1.5
@@ -63,9 +67,17 @@ class SpeedFile:
     triton: str
     date: str
     rows: tuple[Measured, ...]
+    runs_on: str | None = None
+    """The card that ran the kernels, where it was not ``gpu`` itself (``--as``)."""
+
+    @property
+    def rates(self) -> Gpu:
+        """The rates that its rows were measured with."""
+        return KNOWN[self.gpu] if self.runs_on is None else stand_in(self.runs_on, self.gpu)
 
     def to_json(self) -> str:
-        head = [f" {json.dumps(name)}: {json.dumps(getattr(self, name))}," for name in HEAD]
+        names = HEAD if self.runs_on is None else (*HEAD, "runs_on")
+        head = [f" {json.dumps(name)}: {json.dumps(getattr(self, name))}," for name in names]
         rows = ",\n".join(f"  {json.dumps(asdict(row))}" for row in self.rows)
         return "\n".join(["{", *head, ' "rows": [', rows, " ]", "}"]) + "\n"
 
@@ -128,21 +140,26 @@ def read(file: Path, family: Family) -> SpeedFile:
         data = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise BadSetting(f"{file} cannot be read as JSON ({error}); measure again or remove it.") from None
-    _keys(file, data, {*HEAD, "rows"})
+    played = isinstance(data, dict) and "runs_on" in data
+    _keys(file, data, {*HEAD, "rows", *(["runs_on"] if played else [])})
     if data["family"] != family.name:
         raise BadSetting(f"{file} was measured for family {data['family']!r}, not {family.name!r}.")
     if data["gpu"] not in KNOWN or KNOWN[data["gpu"]].family is not family:
         raise BadSetting(f"{file} was measured on {data['gpu']!r}, which is no known card of family {family.name!r}.")
-    return SpeedFile(**{name: data[name] for name in HEAD}, rows=tuple(_row(file, row, data) for row in data["rows"]))
+    if played and data["runs_on"] not in KNOWN:
+        raise BadSetting(f"{file} ran on {data['runs_on']!r}, which is no known card.")
+    head = SpeedFile(**{name: value for name, value in data.items() if name != "rows"}, rows=())
+    return replace(head, rows=tuple(_row(file, row, head) for row in data["rows"]))
 
 
-def _row(file: Path, data: Any, head: Mapping[str, Any]) -> Measured:
+def _row(file: Path, data: Any, head: SpeedFile) -> Measured:
     _keys(file, data, {field.name for field in fields(Measured)})
     row = Measured(**data)
     if row.unit not in ("bf16", "fp8", "fp4") or not row.us > 0 or row.bytes + row.flops <= 0:
         raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is no measured work.")
-    if row.efficiency(KNOWN[head["gpu"]]) > TOO_FAST:
-        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {head['gpu']} can be.")
+    if row.efficiency(head.rates) > TOO_FAST:
+        card = head.runs_on or head.gpu
+        raise BadSetting(f"{file}: the row {row.case!r} of {row.implementation} is faster than {card} can be.")
     return row
 
 
@@ -158,4 +175,4 @@ def merge(old: SpeedFile | None, new: SpeedFile) -> SpeedFile:
     kept: Iterable[Measured] = () if old is None else old.rows
     rows = (*(row for row in kept if (row.op, row.implementation, row.case) not in fresh), *new.rows)
     ordered = sorted(rows, key=lambda row: (row.op, row.implementation, row.flops, row.bytes))
-    return SpeedFile(new.family, new.gpu, new.torch, new.triton, new.date, tuple(ordered))
+    return replace(new, rows=tuple(ordered))

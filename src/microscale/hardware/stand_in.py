@@ -1,0 +1,27 @@
+"""Another card's kernels on the GPU at hand (``--as CARD``), on all of its SMs or a part of them: the rates that they
+have there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from microscale.hardware.families import KNOWN, Feature, Gpu, Peak
+from microscale.hardware.reach import reach
+
+MMA_SYNC = 0.62
+"""Of an H200's matrix rate that mma.sync reaches, which cards without wgmma run: 0.62 in public microbenchmarks."""
+
+
+def stand_in(base: str, card: str | None, sms: int | None = None, read_gbs: float | None = None) -> Gpu:
+    """A record of the GPU that ran the rows: ``card``'s kernels on ``sms`` SMs of ``base``. ``read_gbs``: what reading
+    was measured to reach there; a part of the SMs does not get all of the memory's bandwidth."""
+    here = KNOWN[base]
+    played = KNOWN[card or base]
+    num_sms = sms or here.num_sms
+    share = num_sms / here.num_sms
+    if here.has(Feature.WGMMA) and not played.has(Feature.WGMMA):
+        share *= MMA_SYNC
+    fp8 = here.peak.fp8 * share if here.peak.fp8 and played.peak.fp8 else None
+    peak = Peak(here.peak.bf16 * share, fp8, None)
+    reached = min(1.0, read_gbs / reach(here).gbs) if read_gbs else 1.0
+    return replace(played, num_sms=num_sms, bandwidth_gbs=here.bandwidth_gbs * reached, peak=peak, runs_on=base)
