@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 import pytest
@@ -14,10 +14,10 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.buckets import buckets, kernel_ends
-from microscale.engine.step.capture_order import FIRST_ROWS, FIRST_TOKENS, CaptureOrder
+from microscale.engine.step.buckets import buckets, coarse, kernel_ends
+from microscale.engine.step.capture_order import FIRST_TOKENS, CaptureOrder
 from microscale.engine.step.decode import GraphKey
-from microscale.engine.step.graphs import GraphCounts, graph_size
+from microscale.engine.step.graphs import GraphCounts, whole
 from microscale.engine.step.inputs import build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -64,7 +64,7 @@ def only(runner: ModelRunner, keys: Iterable[Key]) -> None:
     runner._stand_ins.enabled = True
 
 
-def make(pools: dict[LayerKind, PagePool], name: str, first: int, count: int = 1, drafts: int = 0) -> Work:
+def make(pools: Mapping[LayerKind, PagePool], name: str, first: int, count: int = 1, drafts: int = 0) -> Work:
     chooser = random.Random(name)
     request = Request(name, [chooser.randrange(90) for _ in range(first + count)], SamplingParams())
     for pool in pools.values():
@@ -147,6 +147,16 @@ def runner(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     return runner
 
 
+def stand_in(runner: ModelRunner, key: GraphKey | PromptKey | TailKey) -> Key:
+    match key:
+        case GraphKey():
+            return runner._stand_ins.of(key, key.fits)
+        case PromptKey():
+            return runner._stand_ins.of(key, key.fits)
+        case TailKey():
+            return runner._stand_ins.of(key, key.fits)
+
+
 def test_the_cheapest_graph_that_holds_a_step_stands_in(runner: ModelRunner) -> None:
     stand_ins = runner._stand_ins
     for wanted, found in (
@@ -164,7 +174,7 @@ def test_the_cheapest_graph_that_holds_a_step_stands_in(runner: ModelRunner) -> 
         (PromptKey(50, 17, WIDE), PromptKey(64, 21, WIDE)),
     ):
         before = stand_ins.steps
-        assert stand_ins.of(wanted, wanted.fits) == found  # type: ignore[type-var]
+        assert stand_in(runner, wanted) == found
         assert stand_ins.steps - before == (wanted != found)
     # More tokens than any; and off.
     assert stand_ins.of(PromptKey(65, 2, NARROW), PromptKey(65, 2, NARROW).fits) == PromptKey(65, 2, NARROW)
@@ -191,11 +201,13 @@ def test_what_is_wanted_most_is_captured_first_when_there_is_time(
     before = [*runner._graphs._graphs]
     assert runner.graphs() == GraphCounts(len(before), 0, 6)
     waiting = runner._later[0]
+    # A capture runs nothing, whatever the inputs hold. On paper it would.
+    monkeypatch.setattr(runner, "_task", lambda key: (1, whole(lambda: None)))
     for _ in range(4):
         assert runner.idle()
     wanted = [GraphKey(rows, NARROW) for rows in (11, 10, 9)]
     assert [*runner._graphs._graphs] == [*before, *wanted, waiting]
-    runner.forward([make(pools, f"again {row}", 0) for row in range(11)])
+    assert [runner._stand_ins.of(key, key.fits) for key in wanted] == wanted
     assert runner.graphs() == GraphCounts(len(before) + 4, 0, 6)
 
 
@@ -217,16 +229,17 @@ def test_a_server_that_is_never_idle_captures_what_it_wants_often(
 def test_prompts_and_drafts_have_stand_ins(runner: ModelRunner) -> None:
     """Body and tail of a prompt, each for itself; and nobody waits."""
     pools, before = runner._pools, len(runner._graphs)
-    runner.forward([make(pools, "alone", 0, 30)])
+    runner.forward([make(pools, "alone", 0, 35)])
     assert runner.graphs() == GraphCounts(before, 0, 1)
     runner.forward([make(pools, f"company {row}", 0, 9) for row in range(3)])
     assert runner.graphs() == GraphCounts(before, 0, 3)
-    first_runs = runner.first_runs()
-    runner.forward([make(pools, "more", 3, drafts=3), make(pools, "others", 3, drafts=3)])  # no graph holds these
-    assert runner.graphs() == GraphCounts(before + 1, 1, 3)
-    runner.forward([make(pools, "fewer", 3, drafts=3), make(pools, "still", 3, drafts=1)])
-    assert runner.graphs().waited_for == 2
-    assert runner.first_runs() == first_runs + 2
+    # No graph holds the drafts of three; then theirs holds those of two, and two sequences of nobody's.
+    for drafts, counts in (((3, 3, 3), (1, 1, 3)), ((3, 2), (1, 1, 4))):
+        first_runs = runner.first_runs()
+        runner.forward([make(pools, f"{drafts} {row}", 3, drafts=each) for row, each in enumerate(drafts)])
+        captured, waited_for, stand_ins = counts
+        assert runner.graphs() == GraphCounts(before + captured, waited_for, stand_ins)
+        assert runner.first_runs() == first_runs + 1
 
 
 @pytest.mark.parametrize(("name", "card"), [("gpt-oss-20b", "h200"), ("gemma-4-26b-a4b", "gb10")])
@@ -240,27 +253,30 @@ def test_every_step_fits_into_the_net(name: str, card: str, max_rows: int) -> No
     order = CaptureOrder(16, max_rows, 8192, 0, None, inputs, kernel_ends(ends, kernels))
     net = [key for kind in order.first() for key in kind]
     assert len(net) == len(set(net))
-    assert len([key for key in net if not isinstance(key, TailKey)]) < 52
+    assert len([key for key in net if not isinstance(key, TailKey)]) <= 51
+    assert not set(net) & set(order.later())
+    bodies = [key for key in net if isinstance(key, PromptKey)]
+    rows = {(type(key), key.rows, key.pages) for key in net if isinstance(key, GraphKey | TailKey)}
     for key in order.later():
-        assert key not in net
-        assert isinstance(key, GraphKey | PromptKey | TailKey)
-        found = min((each for each in net if type(each) is type(key) and key.fits(each)), key=lambda each: each.cost)  # type: ignore[arg-type]
-        if key.pages == 8192:
-            continue
         if isinstance(key, GraphKey | TailKey):
-            assert isinstance(found, GraphKey | TailKey)
-            assert found.rows <= (2 * key.rows if key.rows > FIRST_ROWS else 8)
-        elif key.tokens >= FIRST_TOKENS and key.sequences == 2:
-            assert isinstance(found, PromptKey)
-            assert kernels(found.tokens) == kernels(key.tokens)
-            assert found.tokens < 1.5 * key.tokens
+            widths = (128, 8192) if isinstance(key, GraphKey) and key.pages == 128 else (key.pages,)
+            found = min(
+                size for kind, size, pages in rows if kind is type(key) and pages in widths and size >= key.rows
+            )
+            assert key.pages == 8192 or found <= 2 * key.rows
+            continue
+        assert isinstance(key, PromptKey)
+        body = min((each for each in bodies if key.fits(each)), key=lambda each: each.cost)
+        if key.pages == 128 and key.tokens >= FIRST_TOKENS and key.sequences == 2:
+            assert kernels(body.tokens) == kernels(key.tokens)
+            assert body.tokens < 1.5 * key.tokens
+        elif key.pages == 128 and key.tokens > 2 * FIRST_TOKENS:
+            assert body.tokens < 2.2 * key.tokens
     assert {key.pages for key in net} == {128, 8192}
 
 
 def test_a_net_is_as_fine_as_it_should_be() -> None:
     """Every size from 17 on runs in one at most so many times as large; of kernels that change, the last is there."""
-    from microscale.engine.step.buckets import coarse
-
     ends = buckets(1024, lambda tokens: ())
     for ratio in (1.5, 1.7, 2.0, 4.0):
         net = coarse(ends, [1024], ratio, 16)
@@ -269,4 +285,3 @@ def test_a_net_is_as_fine_as_it_should_be() -> None:
         assert all(high <= 1.1 * ratio * (low + 1) for low, high in pairwise(smallest_first))
     assert {64, 360, 1024} <= set(coarse([*ends, 360], [1, 64, 360, 1024], 1.5, 15))
     assert coarse([1, 2, 3], [3], 1.5, 15) == []
-    assert graph_size(64) == 64
