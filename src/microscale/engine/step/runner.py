@@ -148,7 +148,7 @@ class ModelRunner:
                 for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
             self._graphs.waited_for = 0
-            self._stand_ins.enabled = stand_ins
+        self._stand_ins.enabled = stand_ins
 
     def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
         """Capture one more graph, or what of it can be had before something ``is_due``. Whether there may be others."""
