@@ -168,6 +168,7 @@ def test_the_cheapest_graph_that_holds_a_step_stands_in(runner: ModelRunner) -> 
         (PromptKey(16, 2, NARROW), PromptKey(22, 2, NARROW)),
         (PromptKey(1, 2, NARROW), PromptKey(22, 2, NARROW)),
         (PromptKey(63, 2, NARROW), PromptKey(64, 2, NARROW)),
+        (PromptKey(24, 2, NARROW), PromptKey(33, 2, NARROW)),  # alone, though 25 tokens in company are fewer
         (PromptKey(25, 17, NARROW), PromptKey(25, 17, NARROW)),
         (PromptKey(24, 17, NARROW), PromptKey(25, 17, NARROW)),
         (PromptKey(50, 21, NARROW), PromptKey(64, 21, NARROW)),
