@@ -120,21 +120,28 @@ def test_gaps_are_steps(found: tuple[Found, int, str]) -> None:
 
 
 def test_each_phase_tells_the_graphs_of_its_own(found: tuple[Found, int, str]) -> None:
-    """The scripted engine captures one for each request, and every second request waits for its own."""
+    """The scripted engine captures one for each request, every second request waits for its own, and each runs three
+    steps in others."""
     result, _, _ = found
     before = PLAN.first_requests + 2 * PLAN.burst + len(PLAN.all_lens) * PLAN.repeats
     for gaps, requests in zip(result.gaps, (1, 4, PLAN.running + PLAN.arrivals), strict=True):
         waited_for = (before + requests) // 2 - before // 2
-        assert gaps.graphs == GraphCounts(before, requests, waited_for)
+        assert gaps.graphs == GraphCounts(before, requests, waited_for, 3 * requests)
         before += requests
 
 
 def test_a_server_that_counts_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     load = Load(Server(1, 1.0, {"max_model_len": 4096}, cast(Any, None), Path()), PLAN, 0, lambda steps: None)
     gaps = Gaps(8, 100, Spread(4.0, 5.0, 6.0, 20), None)
-    texts = iter([b'x:cuda_graphs{model_name="m"} 70.0\nx:cuda_graphs_waited_for_total{model_name="m"} 4.0\n', b""])
-    monkeypatch.setattr(Server, "get", lambda server, path: next(texts))
-    assert load._counted(lambda: gaps) == gaps
+    names = ("cuda_graphs", "cuda_graphs_waited_for_total", "cuda_graph_stand_ins_total")
+    before, after = (
+        "".join(f'x:{name}{{model_name="m"}} {count}.0\n' for name, count in zip(names, counts, strict=True)).encode()
+        for counts in ((70, 4, 0), (72, 4, 9))
+    )
+    for texts, counts in (((before, after), GraphCounts(70, 2, 0, 9)), ((before, b""), None), ((b"", after), None)):
+        told = iter(texts)
+        monkeypatch.setattr(Server, "get", lambda server, path, told=told: next(told))
+        assert load._counted(lambda: gaps) == replace(gaps, graphs=counts)
 
 
 def test_the_server_saw_what_was_planned(found: tuple[Found, int, str]) -> None:
@@ -207,7 +214,7 @@ def test_percentiles() -> None:
 
 def test_the_table_and_json_hold_the_figures() -> None:
     steady = Spread(4.0, 5.0, 6.0, 20)
-    arrivals = Gaps(8, 100, steady, None, Spread(7.0, 8.0, 9.5, 100), GraphCounts(72, 21, 3))
+    arrivals = Gaps(8, 100, steady, None, Spread(7.0, 8.0, 9.5, 100), GraphCounts(72, 21, 3, 54))
     result = Found(
         8.25,
         0.03,
@@ -226,7 +233,7 @@ def test_the_table_and_json_hold_the_figures() -> None:
         "3.25x the p50 of its size (prompt of 77, 13.50 ms)",
         "1.50 tokens an event",
         "8 streams, 100 arrive",
-        "graphs: 72 before, 21 captured meanwhile, of which 3 made a step wait",
+        "graphs: 72 before, 21 captured meanwhile, of which 3 made a step wait; 54 steps in stand-ins",
     ):
         assert part in shown
     assert [line.split() for line in shown.splitlines() if line.startswith("prompt of 16")] == [

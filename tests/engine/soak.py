@@ -18,6 +18,7 @@ from microscale.backends.ops import Logits
 from microscale.engine.engine import Engine
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.sampler import Sampler
@@ -36,15 +37,13 @@ GROWTH = 16 << 20
 class Flat:
     """All tokens are alike."""
 
-    def prepare(self) -> None: ...
+    def prepare(self, *, stand_ins: bool) -> None: ...
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
-    def beside(self, is_there: Callable[[], bool]) -> None: ...
-
-    def graphs(self) -> tuple[int, int]:
-        return 0, 0
+    def graphs(self) -> GraphCounts:
+        return GraphCounts(0, 0, 0)
 
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         return summarise(torch.zeros(sum(work.wants_logits for work in schedule), VOCAB))

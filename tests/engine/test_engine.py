@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from microscale.engine.process.convert import stats_of, stats_reply
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.work import Work
 from microscale.errors import BadLogits, BadRequest, BadSetting, QueueFull
@@ -72,46 +73,15 @@ def test_steps_run_ahead_of_their_tokens(run_ahead: bool) -> None:
     assert (ahead > 15) if run_ahead else (ahead == 0)
 
 
-@pytest.mark.parametrize("on", [True, False])
-@pytest.mark.parametrize("run_ahead", [True, False])
-def test_captures_beside_a_step_come_while_its_tokens_are_on_their_way(on: bool, run_ahead: bool) -> None:
-    """Once between the launch of each step and the reading of its tokens."""
-    happened: list[str] = []
-
-    class Noting(MockRunner):
-        def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
-            happened.append("launch")
-            return super().forward(schedule, tokens)
-
-        def beside(self, is_there: Callable[[], bool]) -> None:
-            assert is_there()  # a CPU is done when it returns
-            happened.append("beside")
-
-    system = System(SMALL, 64, 32, run_ahead=run_ahead)
-    system.engine.captures_beside = on
-    system.runner.__class__ = Noting
-    system.submit("long", [4, 5], 12)
-    system.submit("prompt", list(range(40)), 3)
-    steps = system.run()
-    for name, prompt, most in (("long", [4, 5], 12), ("prompt", range(40), 3)):
-        assert system.tokens(name) == alone(list(prompt), most, SMALL.window)
-    assert happened[:1] == ["launch"]
-    if not on:
-        assert set(happened) == {"launch"}
-        return
-    assert happened.count("launch") == happened.count("beside") >= steps - 1
-    assert "".join(each[0] for each in happened).count("bb") == 0
-
-
 def test_graphs_are_counted() -> None:
     class Counting(MockRunner):
-        def graphs(self) -> tuple[int, int]:
-            return 70, 4
+        def graphs(self) -> GraphCounts:
+            return GraphCounts(70, 4, 9)
 
     system = System(SMALL, 64, 32)
     system.runner.__class__ = Counting
     stats = system.engine.stats()
-    assert (stats.graphs, stats.graphs_waited_for) == (70, 4)
+    assert (stats.graphs, stats.graphs_waited_for, stats.graph_stand_ins) == (70, 4, 9)
     assert stats_of(stats_reply(stats)) == stats
 
 

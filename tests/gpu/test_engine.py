@@ -26,6 +26,7 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.forward import Model
 from microscale.engine.step.limits import Limits
+from microscale.engine.step.runner import ModelRunner
 from microscale.kernels.dense import dequantized, unpack
 from microscale.kernels.small import norms
 from microscale.models.config import LayerKind
@@ -92,19 +93,20 @@ def run(
     eager: bool = False,
     fill: bool | None = None,
     run_ahead: bool = True,
-    beside: bool = False,
+    stand_ins: bool = False,
+    in_parts: bool = False,
     **limits: object,
 ) -> Tokens:
-    """``beside``: as a server, which captures while steps run."""
+    """``stand_ins``: as a server, whose steps do not wait for graphs of their own size. ``in_parts``: some are captured
+    meanwhile, a few layers at a time."""
     asked = prompts() if asked is None else asked
     numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 1024} | limits
     sizes = Limits(page_size=model.page_size, window=model.config.sliding_window, **numbers)  # type: ignore[arg-type]
     pages = {LayerKind.FULL: full // model.page_size, LayerKind.SLIDING: 4096 // model.page_size}
     engine: Engine = assemble(model, sizes, pages, enforce_eager=eager, fill_up_prompts=fill)
     engine._run_ahead = run_ahead
-    if beside:
-        engine.prepare()
-        engine.captures_beside = True
+    if stand_ins:
+        engine.prepare(stand_ins=True)
     found: Tokens = [[] for _ in asked]
     for index, prompt in enumerate(asked):
         engine.submit(Request(str(index), prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, logprobs=2)))
@@ -116,10 +118,14 @@ def run(
             assert output.logprob is not None
             found[int(output.request_id)].append((output.token, output.logprob, second))
         engine.check()
-    if beside:
-        captured = engine._runner._graphs._graphs.values()  # type: ignore[attr-defined]
-        assert any(len(each.parts) > 1 for each in captured)
-        assert engine.stats().graphs > engine.stats().graphs_waited_for
+    if stand_ins:
+        stats = engine.stats()
+        assert stats.graph_stand_ins > 0
+        assert stats.graphs_waited_for == 0
+        runner = engine._runner
+        assert isinstance(runner, ModelRunner)
+        if in_parts:
+            assert any(len(capture.parts) > 1 for capture in runner._graphs._graphs.values())
     return found
 
 
@@ -148,18 +154,6 @@ def test_graphs_and_running_ahead_change_no_bit() -> None:
     assert run(model, run_ahead=False) == graphs
 
 
-@pytest.mark.starts("gpt-oss-20b", MANY_EXPERTS)
-def test_graphs_that_are_captured_in_parts_beside_steps_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layer by layer, without a pause: some while their steps run, others are wanted half captured."""
-    model = load(shape=MANY_EXPERTS)
-    eager = run(model, eager=True)
-    monkeypatch.setattr("microscale.engine.step.runner.PART_LAYERS", 1)
-    monkeypatch.setattr("microscale.engine.step.graphs.PART_LAYERS", 1)
-    monkeypatch.setattr("microscale.engine.step.runner.PAUSE", 0)
-    for run_ahead in (True, False):
-        assert run(model, beside=True, run_ahead=run_ahead) == eager
-
-
 @pytest.fixture
 def one_cublas_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLAS takes a kernel by the number of rows, and each adds in an order of its own. Here it always has 512."""
@@ -181,11 +175,28 @@ def test_prompts_alone_give_the_same_bits_filled_up_and_as_they_are(models: dict
     assert filled == run(models[16], asked, max_num_seqs=1, prefix_caching=False, fill=False)
 
 
+@pytest.mark.usefixtures("one_cublas_kernel")
+def test_a_prompt_alone_gives_the_same_bits_in_a_stand_in(
+    models: dict[int, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a graph of its own, and when that is captured layer by layer behind its steps."""
+    chooser = random.Random(3)
+    lengths = (17, 18, 31, 33, 50, 63, 65, 100, 129, 180, 185, 257, 362, 500)
+    asked = [[chooser.randrange(4096) for _ in range(length)] for length in lengths] * 6
+    expected = run(models[16], asked, max_num_seqs=1, prefix_caching=False)
+    assert run(models[16], asked, max_num_seqs=1, prefix_caching=False, stand_ins=True) == expected
+    monkeypatch.setattr("microscale.engine.step.stand_ins.OFTEN", 1)
+    monkeypatch.setattr("microscale.engine.step.runner.PART_LAYERS", 1)
+    found = run(models[16], asked, max_num_seqs=1, prefix_caching=False, stand_ins=True, in_parts=True)
+    assert found == expected
+
+
 def test_greedy_output_does_not_depend_on_company(models: dict[int, Model], near: float) -> None:
     alone = run(models[16], max_num_seqs=1, prefix_caching=False)
     others = {
         "company": run(models[16], prefix_caching=False),
         "prefix cache": run(models[16]),
+        "stand-ins": run(models[16], prefix_caching=False, stand_ins=True),
         "prompts as they are": run(models[16], prefix_caching=False, fill=False),
         "chunks of 64": run(models[16], max_num_batched_tokens=64),
         "pages of 64": run(models[64]),

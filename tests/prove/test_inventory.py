@@ -19,12 +19,13 @@ from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.decode import DecodeInputs, GraphKey
-from microscale.engine.step.forward import Forward, PromptSteps, TailKey
+from microscale.engine.step.forward import Forward, PromptSteps
 from microscale.engine.step.graphs import Graphs
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
-from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.prompt import PromptInputs, PromptKey, TailKey
 from microscale.engine.step.sampler import Sampler
+from microscale.engine.step.stand_ins import StandIns
 from microscale.engine.step.verify import VerifyInputs
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
@@ -133,7 +134,8 @@ def test_the_engines_own_inputs_start_listed_kernels(asked: tuple[str, str, str]
             batches.append(build_batch(chunks, 16, META))
     limits = Limits(16, 128, max_num_seqs=70)
     prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 1000, 1024], META, draft_tokens=3)
-    filled = PromptSteps(Forward(model, cache, None), prompts, Graphs(META, model.ops.uncapturable, enabled=False))
+    graphs = Graphs(META, model.ops.uncapturable, enabled=False)
+    filled = PromptSteps(Forward(model, cache, None), prompts, graphs, StandIns(graphs))
     with recording() as started:
         for batch in batches:
             model.forward(batch, cache)

@@ -35,10 +35,12 @@ def test_kernels_that_came_late_are_counted() -> None:
 
 def test_graphs_are_counted() -> None:
     metrics = Metrics("m", "x")
-    lines = metrics.text(Stats(0, 0, 0, 0, 0, {}, graphs=70, graphs_waited_for=4)).decode().splitlines()
+    stats = Stats(0, 0, 0, 0, 0, {}, graphs=70, graphs_waited_for=4, graph_stand_ins=9)
+    lines = metrics.text(stats).decode().splitlines()
     assert "# TYPE x:cuda_graphs gauge" in lines
     assert 'x:cuda_graphs{model_name="m"} 70.0' in lines
     assert 'x:cuda_graphs_waited_for_total{model_name="m"} 4.0' in lines
+    assert 'x:cuda_graph_stand_ins_total{model_name="m"} 9.0' in lines
 
 
 def test_drafts_are_counted_by_place() -> None:

@@ -14,6 +14,7 @@ from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.process.service import Service
 from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.sampler import Sampler
@@ -44,15 +45,13 @@ class Chance:
         for token, text in enumerate(vocabulary.tokens):
             self._likes[token] = ENDS.get(text, 0.0)
 
-    def prepare(self) -> None: ...
+    def prepare(self, *, stand_ins: bool) -> None: ...
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
-    def beside(self, is_there: Callable[[], bool]) -> None: ...
-
-    def graphs(self) -> tuple[int, int]:
-        return 0, 0
+    def graphs(self) -> GraphCounts:
+        return GraphCounts(0, 0, 0)
 
     def forward(self, schedule: Sequence[Work], tokens: torch.Tensor | None = None) -> Logits:
         newest: list[list[int]] = [[] for _ in schedule] if tokens is None else tokens[:, None].tolist()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from microscale.engine.step.ahead import Ahead
+from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import NOWHERE, PagePool
 from microscale.engine.step.work import Work
@@ -43,15 +44,13 @@ class MockRunner:
             raise AssertionError(f"{request_id} reads position {position} of {kind}, whose page it dropped")
         return page * self._limits.page_size + position % self._limits.page_size
 
-    def prepare(self) -> None: ...
+    def prepare(self, *, stand_ins: bool) -> None: ...
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
 
-    def beside(self, is_there: Callable[[], bool]) -> None: ...
-
-    def graphs(self) -> tuple[int, int]:
-        return 0, 0
+    def graphs(self) -> GraphCounts:
+        return GraphCounts(0, 0, 0)
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         known = [work.tokens for work in schedule] if tokens is None else [[token] for token in tokens.tolist()]

@@ -82,7 +82,10 @@ class Scripted:
 
     def stats(self) -> StatsReply:
         graphs = self._graphs
-        return StatsReply(0, len(self._open), 0, 10, 5, {"full": (1, 4)}, graphs=graphs, graphs_waited_for=graphs // 2)
+        return StatsReply(
+            0, len(self._open), 0, 10, 5, {"full": (1, 4)},
+            graphs=graphs, graphs_waited_for=graphs // 2, graph_stand_ins=3 * graphs,
+        )  # fmt: skip
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Scripted:

@@ -139,7 +139,9 @@ class GraphCounts:
     captured: int
     """Meanwhile."""
     waited_for: int
-    """Those of them whose capture a step had to wait for; the others were captured beside steps."""
+    """Those of them whose capture a step had to wait for."""
+    stand_ins: int
+    """Steps that ran in a larger graph than their own, which was not captured yet."""
 
 
 @dataclass(frozen=True)
@@ -218,13 +220,14 @@ class Load:
 
     def _counted(self, phase: Callable[[], Gaps]) -> Gaps:
         """What a phase finds, and the graphs that were captured before and during it."""
-        names = ("cuda_graphs", "cuda_graphs_waited_for_total")
-        before, waited_before = self._metrics(*names)
+        names = ("cuda_graphs", "cuda_graphs_waited_for_total", "cuda_graph_stand_ins_total")
+        before = self._metrics(*names)
         gaps = phase()
-        after, waited_after = self._metrics(*names)
-        if before is None or after is None or waited_before is None or waited_after is None:
+        both = zip(before, self._metrics(*names), strict=True)
+        changes = [now - then for then, now in both if then is not None and now is not None]
+        if before[0] is None or len(changes) < len(names):
             return gaps
-        return replace(gaps, graphs=GraphCounts(before, after - before, waited_after - waited_before))
+        return replace(gaps, graphs=GraphCounts(before[0], *changes))
 
     def _first_requests(self) -> list[tuple[int, float]]:
         """Sizes and seconds to the first token. The sizes of the table come early, in a mixed order."""

@@ -33,6 +33,7 @@ from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.decode import take_rows
 from microscale.engine.step.flight import Flight
+from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.reading import Choice
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import NO_DRAFTS, Scheduler
@@ -46,13 +47,11 @@ class Runner(Protocol):
 
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits: ...
 
-    def prepare(self) -> None: ...
+    def prepare(self, *, stand_ins: bool) -> None: ...
 
     def idle(self, is_due: Callable[[], bool]) -> bool: ...
 
-    def beside(self, is_there: Callable[[], bool]) -> None: ...
-
-    def graphs(self) -> tuple[int, int]: ...
+    def graphs(self) -> GraphCounts: ...
 
 
 @runtime_checkable
@@ -94,9 +93,6 @@ class Engine:
         self._rows: dict[str, int] = {}
         """Request → its number in the sampler, never given twice."""
         self._flight: Flight | None = None
-        self.captures_beside = False
-        """Whether graphs are captured while the device runs a step. A server that is never idle needs it; in a
-        benchmark it would be timed."""
 
     @property
     def has_work(self) -> bool:
@@ -137,8 +133,6 @@ class Engine:
         outputs: list[Output] = []
         said: list[_Said] = []
         flight, self._flight = self._flight, None
-        if flight is not None:
-            self._work_beside(flight)
         if flight is not None and (flight.drafted or any(map(self._alive, flight.ready))):
             later = self._launch_after(flight)
             if flight.drafted:
@@ -173,13 +167,7 @@ class Engine:
         if self._run_ahead and self._can_follow(flight) and not waits:
             self._flight = flight
             return []
-        self._work_beside(flight)
         return self._land(flight)
-
-    def _work_beside(self, flight: Flight) -> None:
-        """While the device runs a step whose tokens will be waited for next."""
-        if self.captures_beside and flight.drawn is not None:
-            self._runner.beside(flight.drawn.reading.is_there)
 
     def _expects_drafts(self, flight: Flight) -> bool:
         return self._speculation is not None and self._speculation.expects([request for request, _ in flight.ready])
@@ -316,9 +304,10 @@ class Engine:
         if self._speculation is not None:
             self._speculation.forget(request_id)
 
-    def prepare(self) -> None:
-        """Make ready what the first requests will want, before they come."""
-        self._runner.prepare()
+    def prepare(self, *, stand_ins: bool = False) -> None:
+        """Make ready what the first requests will want, before they come. ``stand_ins``: a server's steps need not wait
+        for graphs of their own size; in a benchmark of steps they would be timed."""
+        self._runner.prepare(stand_ins=stand_ins)
         if self._speculation is not None:
             self._speculation.prepare()
 
@@ -332,7 +321,7 @@ class Engine:
             kind.value: (pool.num_pages - pool.num_free, pool.num_pages) for kind, pool in self._scheduler.pools.items()
         }
         scheduler = self._scheduler
-        graphs, waited_for = self._runner.graphs()
+        graphs = self._runner.graphs()
         stats = Stats(
             scheduler.num_waiting,
             scheduler.num_running,
@@ -340,8 +329,9 @@ class Engine:
             scheduler.prefix_queries,
             scheduler.prefix_hits,
             pages,
-            graphs=graphs,
-            graphs_waited_for=waited_for,
+            graphs=graphs.captured,
+            graphs_waited_for=graphs.waited_for,
+            graph_stand_ins=graphs.stand_ins,
         )
         return stats if self._speculation is None else self._speculation.counts.added_to(stats)
 

@@ -54,6 +54,8 @@ class Stats:
     """Kinds of step that are captured as CUDA graphs."""
     graphs_waited_for: int = 0
     """Those of them, since the engine was ready, whose capture a step had to wait for."""
+    graph_stand_ins: int = 0
+    """Steps that ran in a larger graph, as that of their own size was not captured yet."""
     num_drafts: int = 0
     """Times that a request had drafts in a step."""
     num_draft_tokens: int = 0

@@ -120,6 +120,7 @@ class _EngineCounters(Collector):
             "kernels_compiled_after_ready": last.kernels_compiled_late,
             "kernels_loaded_after_ready": last.kernels_loaded_late,
             "cuda_graphs_waited_for": last.graphs_waited_for,
+            "cuda_graph_stand_ins": last.graph_stand_ins,
         }
         if last.accepted_per_pos:
             counts |= {

@@ -65,13 +65,13 @@ def test_it_waits_where_there_is_nothing_to_do_ahead() -> None:
     assert (script.waits, script.done) == ([QUIET_S, None, None, None], [1])
 
 
-def test_a_server_captures_beside_its_steps() -> None:
-    """A benchmark's engine does not: see ``Engine.captures_beside``."""
+def test_a_servers_steps_may_run_in_stand_ins() -> None:
+    """A benchmark's do not: see ``Engine.prepare``."""
     code = """
 from microscale.engine.process.messages import EngineConfig
 from microscale.engine.process.service import load
 service = load(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"), lambda *_, **kinds: None)
-print(service._engine.captures_beside, service.stats().graphs)
+print(service._engine._runner._stand_ins.enabled, service.stats().graphs)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["True", "0"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 
 from microscale.engine.step.graphs import (
+    GRAPH_ITSELF,
     LEAST_GRAPH_MEMORY,
     MOST_PARTS,
-    PART_LAYERS,
     Graphs,
     after_layers,
     graph_memory,
@@ -138,32 +139,6 @@ def test_who_wants_what_is_half_captured_has_the_first_half_run_at_once(monkeypa
     assert (len(graphs), graphs.waited_for) == (1, 1)
 
 
-def test_in_parts_the_device_begins_before_all_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = on_paper(monkeypatch)
-    graphs = made()
-    graphs.run("x", 1, whole(lambda: None))
-    ran_before: list[int] = []
-
-    def task() -> Parted[str]:
-        for layer in range(2 * PART_LAYERS + 1):
-            ran_before.append(len(paper.ran))
-            paper.launch(f"k{layer}")
-            yield
-        return "k"
-
-    assert graphs.run("k", 1, task, in_parts=True) == "k"
-    assert ran_before == [*[0] * PART_LAYERS, *[PART_LAYERS] * PART_LAYERS, 2 * PART_LAYERS]
-    assert paper.ran == names("k", 2 * PART_LAYERS + 1)
-    assert graphs.run("k", 1, task, in_parts=True) == "k"
-    assert paper.ran == names("k", 2 * PART_LAYERS + 1) * 2
-    # Those that wait for the device at each capture have nothing of parts.
-    for graphs, in_parts in ((made(), False), (made(waits=True), True)):
-        paper.captures.clear()
-        graphs.run("x", 1, whole(lambda: None))
-        graphs.run("k", 1, partial(paper.layers, "k", 3 * PART_LAYERS), in_parts=in_parts)
-        assert [len(capture) for capture in paper.captures] == [3 * PART_LAYERS]
-
-
 def test_a_capture_that_is_left_too_often_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = on_paper(monkeypatch)
     graphs = made()
@@ -198,19 +173,60 @@ def test_work_that_fails_in_a_capture_begins_anew(monkeypatch: pytest.MonkeyPatc
     assert paper.ran == names("a", 3)
 
 
-def test_what_can_be_captured_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what needs no run before; and the first capture, or every one of ranks, waits for the device."""
-    on_paper(monkeypatch)
+def test_sizes_are_those_that_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several ranks those that each of them has tried, with or without success: their steps have the same sizes."""
+    paper = on_paper(monkeypatch)
+
+    def refused() -> str:
+        raise RuntimeError("CUDA error: out of memory")
+
+    for graphs, expected in ((made(), ["a"]), (made(waits=True), ["a", "refused", "b"])):
+        assert not graphs.sizes(str)
+        for key in ("a", "a"):
+            graphs.run(key, 1, partial(paper.layers, key, 2))
+        assert graphs.capture("refused", 1, whole(refused), lambda: False)
+        graphs.run("b", 1, partial(paper.layers, "b", 2))
+        graphs.run(7, 1, partial(paper.layers, "number", 2))
+        assert graphs.sizes(str) == expected
+        assert [key for key in ("a", "refused", "b", "c") if key in graphs] == expected
+        assert [key for key in graphs._graphs if isinstance(key, str)] == ["a"]
+
+
+def test_what_other_processes_take_meanwhile_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver tells what is free on the whole GPU. A server whose neighbour started would capture no more."""
+    free, reserved = [2**36], [2**30]
+
+    class Graph:
+        def capture_begin(self, pool: object) -> None: ...
+
+        def capture_end(self) -> None:
+            free[0] -= taken
+            reserved[0] += of_torch
+
+        def pool(self) -> str:
+            return "a pool"
+
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(cuda, "mem_get_info", lambda: (free[0], 2**37))
+    monkeypatch.setattr(cuda, "memory_reserved", lambda: reserved[0])
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr("microscale.engine.step.graphs._capture_stream", lambda index: None)
     graphs = made()
-    assert not graphs.can_capture_beside("k")
-    for _ in range(2):
-        graphs.run("x", 1, whole(lambda: None))
-    assert graphs.can_capture_beside("k")
-    assert not graphs.can_capture_beside(1)
-    waiting = made(waits=True)
-    for _ in range(2):
-        waiting.run("x", 1, whole(lambda: None))
-    assert not waiting.can_capture_beside("k")
+    graphs._memory = "a pool"
+    mib = 2**20
+    for taken, of_torch, counted in (
+        (5 * mib, 0, 5 * mib),
+        (45 * mib, 40 * mib, 45 * mib),
+        (9000 * mib, 40 * mib, 40 * mib + GRAPH_ITSELF),
+        (9000 * mib, -500 * mib, GRAPH_ITSELF),
+        (-9000 * mib, 40 * mib, 0),
+    ):
+        before = graphs._bytes
+        assert graphs.capture(("key", taken, of_torch), 1, whole(lambda: None), lambda: False)
+        assert graphs._bytes - before == counted
+    assert not graphs._failed
 
 
 @pytest.mark.parametrize("beside", [False, True])

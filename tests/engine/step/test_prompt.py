@@ -12,15 +12,14 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import runner as runner_file
-from microscale.engine.step.capture_order import FIRST_TOKENS, Key
 from microscale.engine.step.decode import GraphKey
-from microscale.engine.step.forward import TailKey
-from microscale.engine.step.graphs import after_layers, whole
+from microscale.engine.step.graphs import GraphCounts, after_layers, whole
 from microscale.engine.step.inputs import build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.prompt import PromptInputs, PromptKey, TailKey
 from microscale.engine.step.runner import ModelRunner
+from microscale.engine.step.stand_ins import Key
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
@@ -173,10 +172,10 @@ def test_steps_of_nobody_touch_nobodys_pages(model: AnyModel) -> None:
 
 
 def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start what a few users want; the first of a kind once more, as it is. Later tiny prompts and company."""
+    """At the start a net; the first of a kind once more, as it is. Later all that is missing."""
     on_paper(monkeypatch)
     monkeypatch.setattr("microscale.engine.step.capture_order.FIRST_ROWS", 2)
-    monkeypatch.setattr("microscale.engine.step.capture_order.COMPANY", 3)
+    monkeypatch.setattr("microscale.engine.step.capture_order.FEW", 3)
     runner = started(model, pools_of(60), fill=True)
     assert not runner.idle()  # there are no graphs on a CPU
     ran: list[Key] = []
@@ -190,30 +189,27 @@ def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch:
     enable(runner._graphs)
     runner.prepare()
     assert runner._prompts is not None
-    largest_first, pages = runner._prompts.inputs.buckets[::-1], runner._order.max_pages
-    prompts = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens >= FIRST_TOKENS]
-    tiny = [PromptKey(tokens, 2, pages) for tokens in largest_first if tokens < FIRST_TOKENS]
-    assert prompts
-    assert len(tiny) == FIRST_TOKENS - 1
-    assert ran == [GraphKey(1, pages), GraphKey(1, pages), GraphKey(2, pages), prompts[0], *prompts]
-    first = [GraphKey(1, pages), GraphKey(2, pages), prompts[0], TailKey(1, pages), *prompts[1:]]
-    assert sorted(map(str, runner._graphs._graphs)) == sorted(map(str, first))
-    assert runner.graphs() == (len(first), 0)
+    pages = runner._order.max_pages
+    decoding = [GraphKey(rows, pages) for rows in (1, 2, 4, 5)]
+    net = [(64, 6), (64, 2), (43, 2), (33, 2), (22, 2)]
+    prompts = [PromptKey(tokens, sequences, pages) for tokens, sequences in net]
+    tails = [TailKey(rows, pages) for rows in (1, 2, 4, 5)]
+    first = [*decoding, *prompts, *tails]
+    assert ran == [decoding[0], *decoding, prompts[0], *prompts, tails[0], *tails]
+    assert set(runner._graphs._graphs) == set(first)
+    assert runner.graphs() == GraphCounts(len(first), 0, 0)
     ran.clear()
     # A capture runs nothing, whatever the inputs hold. On paper it would.
     monkeypatch.setattr(runner, "_task", lambda key: (1, whole(lambda: None)))
     while runner.idle():
         pass
     assert not ran
-    assert [key for key in runner._graphs._graphs if key not in first] == [
-        *tiny,
-        GraphKey(3, pages),
-        *(TailKey(rows, pages) for rows in (2, 3, 4)),
-        *(PromptKey(tokens, 6, pages) for tokens in largest_first),
-        *(GraphKey(rows, pages) for rows in (4, 5)),
-        TailKey(5, pages),
-    ]
-    assert runner.graphs() == (len(runner._graphs), 0)
+    largest_first = runner._prompts.inputs.buckets[::-1]
+    every = [PromptKey(tokens, sequences, pages) for sequences in (2, 6) for tokens in largest_first]
+    alone, among = ([key for key in every if key.sequences == size and key not in first] for size in (2, 6))
+    expected = [*alone, GraphKey(3, pages), TailKey(3, pages), *among]
+    assert [key for key in runner._graphs._graphs if key not in first] == expected
+    assert runner.graphs() == GraphCounts(len(first) + len(expected), 0, 0)
 
 
 def test_long_contexts_come_after_short_ones(model: AnyModel) -> None:
@@ -227,9 +223,9 @@ def test_long_contexts_come_after_short_ones(model: AnyModel) -> None:
     assert runner._prompts.inputs.sequences == [2, 17, 21]
     first = [type(key).__name__ for key in later if key.pages == widths[0]]
     kinds = [kind for kind, before in zip(first, [None, *first], strict=False) if kind != before]
-    # Tiny prompts; decoding of 9 to 16; tails of up to 17; prompts with company; then more company.
+    # Prompts alone; decoding of 9 to 15; tails of up to 17; prompts with company; then more company.
     assert kinds == ["PromptKey", "GraphKey", "TailKey", "PromptKey", "GraphKey", "TailKey", "PromptKey"]
-    assert [key.rows for key in later if isinstance(key, GraphKey)][:12] == list(range(9, 21))
+    assert [key.rows for key in later if isinstance(key, GraphKey)][:10] == [*range(9, 16), *range(17, 20)]
 
 
 def test_prompts_among_many_come_before_very_many_that_decode(model: AnyModel) -> None:
@@ -240,8 +236,8 @@ def test_prompts_among_many_come_before_very_many_that_decode(model: AnyModel) -
     assert runner._prompts.inputs.sequences == [2, 17, 201]
     among_many = [place for place, key in enumerate(later) if isinstance(key, PromptKey) and key.sequences == 201]
     decoding = {key.rows: place for place, key in enumerate(later) if isinstance(key, GraphKey)}
-    assert decoding[32] < among_many[0] < among_many[-1] < decoding[33]
-    assert max(decoding) == 200
+    assert decoding[31] < among_many[0] < among_many[-1] < decoding[33]
+    assert max(decoding) == 192  # 200 has a graph from the start
     assert len(set(later)) == len(later)
 
 
@@ -262,27 +258,6 @@ def test_work_ahead_is_left_between_layers_and_kept(model: AnyModel, monkeypatch
     assert runner.idle(is_due)
     assert list(runner._later) == waiting[1:]
     assert len(runner._graphs) == captured + 1
-
-
-def test_large_steps_are_captured_in_parts_when_they_are_wanted(
-    model: AnyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Small ones, and all that is captured before anybody waits, are one graph."""
-    on_paper(monkeypatch)
-    monkeypatch.setattr("microscale.engine.step.forward.PARTS_FROM", 30)
-    monkeypatch.setattr("microscale.engine.step.graphs.PART_LAYERS", 1)
-    pools = pools_of(60)
-    runner = started(model, pools, fill=True)
-    enable(runner._graphs)
-    runner.prepare()
-    assert {len(capture.parts) for capture in runner._graphs._graphs.values()} == {1}
-    assert runner._prompts is not None
-    for tokens, parts in ((14, 1), (60, len(model.layers))):
-        schedule = [make(pools, f"{tokens} {part}", 0, tokens // 2) for part in range(2)]
-        key = runner._prompts.inputs.key(schedule)
-        runner.forward(schedule)
-        assert len(runner._graphs._graphs[key].parts) == parts
-    assert runner.graphs()[1] == 3  # and the tail of two rows
 
 
 def test_a_chunk_that_gives_no_logits(model: AnyModel) -> None:

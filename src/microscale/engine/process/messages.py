@@ -234,6 +234,7 @@ class StatsReply(Message, frozen=True, tag="Stats"):
     kernels_loaded_late: Natural = 0
     graphs: Natural = 0
     graphs_waited_for: Natural = 0
+    graph_stand_ins: Natural = 0
     num_drafts: Natural = 0
     num_draft_tokens: Natural = 0
     num_accepted_tokens: Natural = 0

@@ -135,8 +135,7 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
         warming.finish(lambda: on_progress(warming.done, warming.total, kernels=True))
     laps("waiting for kernels")
     # Captures graphs, in which nothing may be loaded: after the kernels are.
-    built.engine.prepare()
-    built.engine.captures_beside = True
+    built.engine.prepare(stand_ins=True)
     laps("graphs")
     log.info("The engine is ready: %s.", laps)
     model = built.config

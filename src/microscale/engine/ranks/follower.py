@@ -112,9 +112,12 @@ class Follower:
                     self._begin(number)
                     self._draft(message)
                     self._done(number)
-                case wire.Prepare(number, drafts):
+                case wire.Prepare(number, drafts, stand_ins):
                     self._begin(number)
-                    (self._drafting() if drafts else self._running()).prepare()
+                    if drafts:
+                        self._drafting().prepare()
+                    else:
+                        self._running().prepare(stand_ins=stand_ins)
                     self._done(number)
                 case wire.Idle(number):
                     self._begin(number)

@@ -12,6 +12,7 @@ from microscale.backends.ops import Logits
 from microscale.engine.ranks.gathering import takes_likeliest
 from microscale.engine.ranks.messages import Draft, Idle, Prepare, Step
 from microscale.engine.ranks.mirror import Teller
+from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.runner import ModelRunner
 from microscale.engine.step.work import Work
@@ -49,11 +50,11 @@ class LeadingRunner:
                 tokens = self._team.broadcast(tokens.clone())
             return self._team.gather(self._runner.forward(schedule, tokens), likeliest=likeliest)
 
-    def prepare(self) -> None:
+    def prepare(self, *, stand_ins: bool) -> None:
         number = self._team.next_number()
-        self._team.begin(Prepare(number))
+        self._team.begin(Prepare(number, stand_ins=stand_ins))
         with self._team.running(number):
-            self._runner.prepare()
+            self._runner.prepare(stand_ins=stand_ins)
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         """All ranks do the same, so none gives way in the midst of it: a request waits for one graph at most."""
@@ -64,8 +65,5 @@ class LeadingRunner:
         with self._team.running(number):
             return self._runner.idle()
 
-    def beside(self, is_there: Callable[[], bool]) -> None:
-        """Nothing: ranks that stop behind different layers would capture different graphs."""
-
-    def graphs(self) -> tuple[int, int]:
+    def graphs(self) -> GraphCounts:
         return self._runner.graphs()

@@ -128,10 +128,12 @@ class Draft(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Make ready what the first requests will want; or what the draft head will want."""
+    """Make ready what the first requests will want; or what the draft head will want. ``stand_ins``: see the
+    runner."""
 
     number: Natural
     drafts: bool = False
+    stand_ins: bool = False
 
 
 class Idle(Message, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
+from math import ceil, log
 
 PROMPT_GRAPH_TOKENS = 1024
 """Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
@@ -48,6 +49,28 @@ def _changes(low: int, high: int, kernels: Callable[[int], Hashable]) -> list[in
         return [low]
     middle = (low + high) // 2
     return _changes(low, middle, kernels) + _changes(middle, high, kernels)
+
+
+def kernel_ends(ends: Sequence[int], kernels: Callable[[int], Hashable]) -> list[int]:
+    """The buckets after which other kernels run, and the last."""
+    return [*(low for low, high in pairwise(ends) if kernels(low) != kernels(high)), ends[-1]]
+
+
+def coarse(ends: Sequence[int], stops: Sequence[int], ratio: float, above: int = 0) -> list[int]:
+    """Few of the buckets: all ``stops`` greater than ``above``, and as many between two of them that each is about
+    ``ratio`` times the smallest number of tokens that runs in it, or less. The largest first."""
+    found: set[int] = set()
+    for stop in stops:
+        if stop > above:
+            growth = stop / (above + 1)
+            parts = max(1, ceil(log(growth) / log(ratio)))
+            found |= {_nearest(ends, (above + 1) * growth ** (part / parts)) for part in range(1, parts + 1)}
+            above = stop
+    return sorted(found, reverse=True)
+
+
+def _nearest(ends: Sequence[int], size: float) -> int:
+    return min(ends, key=lambda end: abs(log(end / size)))
 
 
 def bucket(ends: Sequence[int], tokens: int) -> int | None:

@@ -33,6 +33,15 @@ class GraphKey:
     pages: int
     """Of a sequence, at most."""
 
+    def fits(self, other: GraphKey) -> bool:
+        """Whether such a step can run in the graph of another."""
+        return self.rows <= other.rows and self.pages <= other.pages
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        """Orders graphs that a step fits into. Wide tables come last: other kernels run there."""
+        return self.pages, self.rows
+
 
 LINES = 3 + len(LayerKind)
 """Of the standing inputs: tokens, positions, slots of each kind; lengths."""

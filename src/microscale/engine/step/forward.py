@@ -13,17 +13,14 @@ from torch import Tensor
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.decode import take_rows
 from microscale.engine.step.graphs import Graphs, Task, graph_size, whole
-from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.prompt import PromptInputs, PromptKey, TailKey
+from microscale.engine.step.stand_ins import StandIns
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.decoder import Parted, run_through
 from microscale.models.families import ModelConfig
 from microscale.models.taps import Taps
-
-PARTS_FROM = 128
-"""Tokens of a step that is captured in parts when it is wanted: from here on an H200 takes 4 ms and more to run it, and
-begins with the first part. Two seams cost such a step two thousandths, from then on."""
 
 
 class HasKind(Protocol):
@@ -76,40 +73,36 @@ class Forward:
         return None if self.taps is None else self.taps.first(tokens)
 
 
-@dataclass(frozen=True)
-class TailKey:
-    """What a captured tail depends on."""
-
-    rows: int
-    """That give logits."""
-    pages: int
-    """Of a sequence, at most."""
-
-
 class PromptSteps:
     """Steps of a model with prompts, as graphs of its body and of its tail."""
 
-    def __init__(self, forward: Forward, inputs: PromptInputs, graphs: Graphs) -> None:
+    def __init__(self, forward: Forward, inputs: PromptInputs, graphs: Graphs, stand_ins: StandIns) -> None:
         self._model, self._kv = forward.model, forward.kv
         self._forward = forward
         self.inputs = inputs
         self._graphs = graphs
+        self._stand_ins = stand_ins
         self._gathered: tuple[Tensor, Tensor] | None = None
         """Of the body, for rows that give logits: queries of the last layer and its residual stream."""
 
     def run(self, schedule: Sequence[Work], key: PromptKey) -> Logits:
         """Logits of the sequences whose next token is due. They last until the next step."""
+        key = self._stand_ins.of(key, key.fits)
         self.inputs.fill(schedule, key)
-        self._graphs.run(key, key.tokens, partial(self.body_parts, key), in_parts=key.tokens >= PARTS_FROM)
+        self._graphs.run(key, *self.task(key))
         count = sum(work.num_logits for work in schedule)
         if not count:
             return self.tail(TailKey(0, key.pages))
-        return take_rows(self._run_tail(TailKey(graph_size(count), key.pages)), slice(count))
+        tail = TailKey(graph_size(count), key.pages)
+        return take_rows(self._run_tail(self._stand_ins.of(tail, tail.fits)), slice(count))
 
-    def run_nobody(self, key: PromptKey) -> None:
-        """A step of padding alone, of which one row gives logits."""
+    def run_nobody(self, key: PromptKey | TailKey) -> None:
+        """A step of padding alone, of which one row gives logits; or the tail of the last step for other rows."""
+        if isinstance(key, TailKey):
+            self._run_tail(key)
+            return
         self.inputs.fill([], key)
-        self._graphs.run(key, key.tokens, partial(self.body_parts, key))
+        self._graphs.run(key, *self.task(key))
         self._run_tail(TailKey(1, key.pages))
 
     def task(self, key: PromptKey | TailKey) -> Task[object]:

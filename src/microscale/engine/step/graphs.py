@@ -8,11 +8,11 @@ meanwhile. Each seam costs a replay one launch on the host, about 5 us, and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -23,8 +23,11 @@ from microscale.models.recorded import SHORT_CONTEXT
 log = logging.getLogger(__name__)
 EVERY_SIZE_TO = 64
 LEAST_GRAPH_MEMORY, GRAPH_SHARE = 2**29, 64
+GRAPH_ITSELF = 2**24
+"""Bytes that the driver keeps of a graph, at most: 3 to 6 MiB were seen for 300 kernels. Other processes on the GPU may
+take memory during a capture, so more than that is counted only where torch has reserved it."""
 PART_LAYERS = 8
-"""Of a graph in parts: 5 to 8 ms of a capture by an H200's host. gpt-oss-20b is three of them, 120b five."""
+"""Of a graph that is captured between steps: 5 to 8 ms on an H200's host. gpt-oss-20b is three of them, 120b five."""
 MOST_PARTS = 8
 """A capture that was left more often begins anew."""
 PLENTY = 2**32
@@ -32,8 +35,19 @@ PLENTY = 2**32
 the device: within a capture nothing can be freed."""
 
 Result = TypeVar("Result")
+AnyKey = TypeVar("AnyKey", bound=Hashable)
 Task: TypeAlias = tuple[int, Callable[[], Parted[Result]]]
 """Of a key: the number of its tokens, and its work."""
+
+
+class GraphCounts(NamedTuple):
+    """Since the start, but for what was captured before it was over."""
+
+    captured: int
+    waited_for: int
+    """Captures that a step had to wait for."""
+    stand_ins: int
+    """Steps that ran in a larger graph than their own."""
 
 
 def graph_size(rows: int) -> int:
@@ -127,12 +141,15 @@ class Graphs:
         self._told: set[str] = set()
         self._ran: set[type] = set()
         """Kinds of key whose work has run as it is. The first run makes what is kept between runs."""
+        self._tried: dict[Hashable, None] = {}
+        """Keys that were captured, or would have been if there were memory and the driver did not refuse: the same on
+        all ranks."""
         self._graphs: dict[Hashable, _Capture] = {}
         self._begun: dict[Hashable, _Capture] = {}
         """Captures that were left."""
         self.first_runs = 0
-        """Runs so far that came first of their kind, or captured, and captures beside others: 5 to 50 ms on an H200,
-        and never again."""
+        """Runs so far that came first of their kind, or captured, or ran in a stand-in, and captures between others: up
+        to 50 ms on an H200, and never again."""
         self.waited_for = 0
         """Graphs that were captured when they were wanted."""
         self._memory: Any = None
@@ -145,18 +162,17 @@ class Graphs:
         """Keys whose work is captured."""
         return len(self._graphs)
 
-    def run(self, key: Hashable, tokens: int, work: Callable[[], Parted[Result]], *, in_parts: bool = False) -> Result:
+    def run(self, key: Hashable, tokens: int, work: Callable[[], Parted[Result]]) -> Result:
         """What ``work`` gives. It computes on standing tensors, on ``tokens`` tokens, and is the same for one key. What
         it gives lasts until the next run.
 
         A key that comes up is captured at once: that takes the host hardly longer than to launch its kernels.
-        ``in_parts``: for work that takes the device long. It begins when the first layers are captured.
         """
         found = self._graphs.get(key)
         if found is not None:
             found.replay()
             return found.result  # type: ignore[no-any-return]
-        if type(key) not in self._ran or not self.can_capture(tokens):
+        if type(key) not in self._ran or not self._can_capture(key, tokens):
             with torch.inference_mode():
                 result = run_through(work())
             self.first_runs += type(key) not in self._ran
@@ -166,10 +182,9 @@ class Graphs:
         self.waited_for += 1
         capture = self._begun.get(key) or _Capture(work())
         capture.replay()
-        while not capture.done:
-            if not self._record(key, capture, after_layers(PART_LAYERS) if in_parts and not self._waits else _never):
-                return self.run(key, tokens, work)  # from its first layer: what has run is only computed again
-            capture.parts[-1].replay()
+        if not self._record(key, capture, _never):
+            return self.run(key, tokens, work)  # from its first layer: what has run is only computed again
+        capture.parts[-1].replay()
         return capture.result  # type: ignore[no-any-return]
 
     def capture(
@@ -177,7 +192,7 @@ class Graphs:
     ) -> bool:
         """Go on with the capture of a key before anybody wants it, until ``is_over`` behind a layer. Whether there is
         nothing left to capture. Nothing is run, and the standing tensors may hold anything."""
-        if key in self._graphs or not self.can_capture(tokens):
+        if key in self._graphs or not self._can_capture(key, tokens):
             return True
         capture = self._begun.get(key)
         if capture is None or len(capture.parts) >= MOST_PARTS:
@@ -189,23 +204,32 @@ class Graphs:
         """Whether the work of such a key has run as it is."""
         return type(key) in self._ran
 
-    def can_capture_beside(self, key: Hashable) -> bool:
-        """Whether a capture of such a key disturbs nothing that the device runs, and needs no run before."""
-        return self._memory is not None and not self._waits and self.has_run(key)
+    def sizes(self, kind: type[AnyKey]) -> list[AnyKey]:
+        """Captured keys of a kind. Of several ranks, whose steps must have the same size, those that each has tried:
+        where one could not be captured, it runs as it is."""
+        return [key for key in self._known if isinstance(key, kind)]
 
-    def can_capture(self, tokens: int) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether it is one of ``sizes``."""
+        return key in self._known
+
+    @property
+    def _known(self) -> Collection[Hashable]:
+        return self._tried if self._waits else self._graphs
+
+    def _can_capture(self, key: Hashable, tokens: int) -> bool:
         """Whether everything in a step can be captured; tells once why not."""
         if not self.enabled:
-            return False
-        if self._failed:
-            return False
-        if self._bytes > self._budget:
-            self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
             return False
         reason = self._uncapturable(tokens)
         if reason is not None:
             self._tell(f"Steps of {tokens} tokens run without a CUDA graph: {reason}.")
-        return reason is None
+            return False
+        self._tried[key] = None
+        if self._bytes > self._budget:
+            self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
+            return False
+        return not self._failed
 
     def _tell(self, sentence: str) -> None:
         if sentence not in self._told:
@@ -217,7 +241,7 @@ class Graphs:
         """A graph of what is launched inside. The first time as torch does it, which waits for the device, and frees
         what loading has left on it and on the host. Later ones need not wait: the device runs what was captured before,
         while the host records the next."""
-        free, _ = torch.cuda.mem_get_info()
+        free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         stream = _capture_stream(torch.cuda.current_device())
         if self._waits or self._memory is None:
@@ -233,7 +257,8 @@ class Graphs:
                 finally:
                     graph.capture_end()
         self._memory = graph.pool()
-        self._bytes += max(0, free - torch.cuda.mem_get_info()[0])
+        taken, of_torch = free - torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() - reserved
+        self._bytes += max(0, min(taken, max(0, of_torch) + GRAPH_ITSELF))
 
     def _record(self, key: Hashable, capture: _Capture, is_over: Callable[[], bool]) -> bool:
         """One more graph of a capture, up to its end or to where it ``is_over``. Whether it went well; if not, no more

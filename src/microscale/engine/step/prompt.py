@@ -45,6 +45,37 @@ class PromptKey:
     pages: int
     """Of a sequence, at most."""
 
+    def fits(self, other: PromptKey) -> bool:
+        """Whether such a step can run in the graph of another. A prompt alone does so among none but nobody's: it gives
+        the same bits wherever the same kernels run."""
+        alone = self.sequences == FEW_SEQUENCES[0]
+        enough = self.sequences == other.sequences if alone else self.sequences <= other.sequences
+        return enough and self.tokens <= other.tokens and self.pages <= other.pages
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        """Orders graphs that a step fits into. Sequences without tokens are programs that end at once, so they cost
+        less than any token; wide tables come last, since other kernels run there."""
+        return self.pages, self.tokens, self.sequences
+
+
+@dataclass(frozen=True)
+class TailKey:
+    """What a captured tail depends on."""
+
+    rows: int
+    """That give logits."""
+    pages: int
+    """Of a sequence, at most."""
+
+    def fits(self, other: TailKey) -> bool:
+        """Whether such a tail can run as another: the body has laid out tables of one width."""
+        return self.rows <= other.rows and self.pages == other.pages
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        return (self.rows,)
+
 
 Array = TypeVar("Array", Tensor, Any)
 
@@ -146,8 +177,8 @@ class PromptInputs:
         if tokens is None or any(work.request.scoring for work in schedule):
             return None
         longest = max(work.first + work.count for work in schedule)
-        needed = len(schedule) + (tokens > count)
-        sequences = next(size for size in self.sequences if size >= needed)
+        # One for nobody, also where the bucket is full: the step may run in a larger one.
+        sequences = next(size for size in self.sequences if size > len(schedule))
         return PromptKey(tokens, sequences, table_width(longest, self._page_size, self._max_pages))
 
     def fill(self, schedule: Sequence[Work], key: PromptKey) -> None:

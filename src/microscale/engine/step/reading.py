@@ -12,9 +12,6 @@ from torch import Tensor
 from microscale.backends.ops import Sampled, Status
 from microscale.errors import BadLogits, BadRequest
 
-UNREAD = -(2**30)
-"""Stands where a token will be. None is negative."""
-
 
 class Choice(NamedTuple):
     """The next token of one request, or why there is none."""
@@ -77,16 +74,11 @@ class Reading:
         top = () if sampled.top is None else (sampled.top.tokens, sampled.top.logprobs)
         rows = sampled.tokens.shape[0]
         if sampled.together is None:
-            own = [_to_host(sampled.tokens, marked=True), _to_host(sampled.logprobs), _to_host(sampled.status)]
+            own = [_to_host(sampled.tokens), _to_host(sampled.logprobs), _to_host(sampled.status)]
         else:
-            tokens, logprobs, status = _to_host(sampled.together, marked=True)[:, :rows]
+            tokens, logprobs, status = _to_host(sampled.together)[:, :rows]
             own = [tokens, logprobs.view(torch.float32), status]
         self._tensors = own + [_to_host(t) for t in top]
-
-    def is_there(self) -> bool:
-        """Whether the first token is on the host. The driver is not asked, so it may be asked within a capture."""
-        tokens = self._tensors[0]
-        return self._there is None or not len(tokens) or bool(tokens[0] != UNREAD)
 
     def found(self) -> Found:
         """The one place where sampling waits for the device."""
@@ -107,12 +99,10 @@ class Reading:
         return [found.choice(row, count) for row, count in enumerate(wanted)]
 
 
-def _to_host(tensor: Tensor, *, marked: bool = False) -> Tensor:
-    """A copy that the present stream makes: nobody else may have the memory before that. ``marked``: as ``UNREAD``."""
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy that the present stream makes: nobody else may have the memory before that."""
     if tensor.device.type == "cpu":
         return tensor
     tensor.record_stream(torch.cuda.current_stream(tensor.device))
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    if marked:
-        host.fill_(UNREAD)
     return host.copy_(tensor, non_blocking=True)

@@ -8,7 +8,6 @@ anew and run as they are (``inputs``).
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,27 +17,23 @@ from torch import Tensor
 
 from microscale.backends.ops import Logits
 from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets
-from microscale.engine.step.capture_order import CaptureOrder, Key
+from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets, kernel_ends
+from microscale.engine.step.capture_order import CaptureOrder
 from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
 from microscale.engine.step.forward import Forward, Model, PromptSteps
-from microscale.engine.step.graphs import PART_LAYERS, Graphs, Task, after_layers, graph_memory, graph_size
+from microscale.engine.step.graphs import PART_LAYERS, GraphCounts, Graphs, Task, after_layers, graph_memory, graph_size
 from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prompt import PromptInputs, PromptKey
+from microscale.engine.step.prompt import PromptInputs
+from microscale.engine.step.stand_ins import Key, StandIns
 from microscale.engine.step.threads import StepThreads
 from microscale.engine.step.verify import VerifyInputs, VerifyKey, spare_rows
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.recorded import kernels_by_tokens
 from microscale.models.taps import Taps
-
-PAUSE = 40
-TOLERATED_S = 0.001
-"""After a capture that a step had to wait for, more than this, there is none for so many times as long: steps lose a
-fortieth to captures, and 99 of 100 gaps between the tokens of one stream have none."""
 
 
 class ModelRunner:
@@ -79,18 +74,21 @@ class ModelRunner:
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         ops, waits, budget = model.ops, model.ops.ranks.world > 1, graph_memory(model.ops.gpu)
         self._graphs = Graphs(model.device, ops.uncapturable, enabled=not enforce_eager, waits=waits, budget=budget)
+        self._stand_ins = StandIns(self._graphs)
         self._prompts: PromptSteps | None = None
+        stops: list[int] = []
         if fill_up_prompts is None:
             fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
         if fill_up_prompts:
-            ends = buckets(most, kernels_by_tokens(model.config, model.ops, model.page_size))
+            kernels = kernels_by_tokens(model.config, model.ops, model.page_size)
+            ends = buckets(most, kernels)
+            stops = kernel_ends(ends, kernels)
             inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
-            self._prompts = PromptSteps(self._forward, inputs, self._graphs)
+            self._prompts = PromptSteps(self._forward, inputs, self._graphs, self._stand_ins)
         prompts = None if self._prompts is None else self._prompts.inputs
         rows, size = limits.max_num_seqs, limits.page_size
-        self._order = CaptureOrder(size, rows, max_pages, draft_tokens, self._verify, prompts)
+        self._order = CaptureOrder(size, rows, max_pages, draft_tokens, self._verify, prompts, stops)
         self._later = deque(self._order.later())
-        self._pause_until = 0.0
 
     @property
     def vocab_size(self) -> int:
@@ -107,8 +105,14 @@ class ModelRunner:
         device while such plans follow one another.
         """
         self._threads.give(sum(work.count for work in schedule))
+        logits = self._run(schedule, tokens)
+        self._capture_due()
+        return logits
+
+    def _run(self, schedule: Sequence[Work], tokens: Tensor | None) -> Logits:
         if all(work.decodes for work in schedule):
             key = self._decode.key(schedule)
+            key = self._stand_ins.of(key, key.fits)
             self._decode.fill(schedule, key.rows, tokens)
             logits = self._graphs.run(key, *self._logits_task(key))
             return take_rows(logits, slice(len(schedule)))
@@ -125,62 +129,56 @@ class ModelRunner:
         """The same of a schedule with drafts that runs ahead."""
         assert self._verify is not None  # whoever has drafts said so
         self._threads.give(sum(work.count for work in schedule))
-        return self._run_drafts(self._verify, schedule, ahead)
+        logits = self._run_drafts(self._verify, schedule, ahead)
+        self._capture_due()
+        return logits
 
     def _run_drafts(self, inputs: VerifyInputs, schedule: Sequence[Work], ahead: Ahead | None = None) -> Logits:
-        key = inputs.key(schedule)
+        counts = [work.count for work in schedule]
+        wanted = inputs.key(schedule)
+        key = self._stand_ins.of(wanted, lambda other: other.holds(counts, wanted.pages))
         inputs.fill(schedule, key, ahead)
         logits = self._graphs.run(key, *self._logits_task(key))
-        return take_rows(logits, slice(sum(work.count for work in schedule)))
+        return take_rows(logits, slice(sum(counts)))
 
-    def prepare(self) -> None:
-        """Capture what the first requests will want."""
+    def prepare(self, *, stand_ins: bool = False) -> None:
+        """Capture what the first requests will want. ``stand_ins``: from now on steps of other sizes run in these."""
         if self._graphs.enabled:
             for keys in self._order.first():
                 for key in (*keys[:1], *keys):  # the first of a kind runs as it is
                     self._run_nobody(key)
             self._graphs.waited_for = 0
+        self._stand_ins.enabled = stand_ins
 
     def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
         """Capture one more graph, or what of it can be had before something ``is_due``. Whether there may be others."""
-        if not self._graphs.enabled or not self._later:
+        if not self._graphs.enabled:
             return False
-        key = self._later[0]
+        key = self._stand_ins.most_wanted()
+        if key is None and self._later:
+            key = self._later[0]
+        if key is None:
+            return False
         if not self._graphs.has_run(key):
             self._run_nobody(key)
-        self._capture(key, is_due)
+        if self._capture(key, is_due) and self._later and self._later[0] == key:
+            self._later.popleft()
         return True
 
-    def graphs(self) -> tuple[int, int]:
-        """How many are captured, and for how many of them a step had to wait."""
-        return len(self._graphs), self._graphs.waited_for
+    def graphs(self) -> GraphCounts:
+        return GraphCounts(len(self._graphs), self._graphs.waited_for, self._stand_ins.steps)
 
-    def beside(self, is_there: Callable[[], bool]) -> None:
-        """While the device runs a step: capture some layers of one more graph, until its tokens are there. It takes the
-        host a few ms at least, so it pauses where steps are shorter."""
-        if not self._later or time.monotonic() < self._pause_until:
-            return
-        enough = after_layers(PART_LAYERS)
-        there_at: float | None = None
+    def _capture_due(self) -> None:
+        """Some layers of what was wanted often, while the device runs the step: a server may never be idle."""
+        for key in self._stand_ins.due():
+            self._capture(key, after_layers(PART_LAYERS))
 
-        def is_over() -> bool:
-            nonlocal there_at
-            if there_at is None and is_there():
-                there_at = time.monotonic()
-            return enough() and there_at is not None
-
-        while self._later and self._graphs.can_capture_beside(self._later[0]):
-            self._capture(self._later[0], is_over)
-            if there_at is not None or is_there():
-                break
-        if there_at is not None:
-            now = time.monotonic()
-            self._pause_until = now + PAUSE * max(0.0, now - there_at - TOLERATED_S)
-
-    def _capture(self, key: Key, is_over: Callable[[], bool]) -> None:
-        """Go on with the first of those that are captured later."""
-        if self._graphs.capture(key, *self._task(key), is_over):
-            self._later.popleft()
+    def _capture(self, key: Key, is_over: Callable[[], bool]) -> bool:
+        """Go on with a capture. Whether there is nothing left of it."""
+        done = self._graphs.capture(key, *self._task(key), is_over)
+        if done:
+            self._stand_ins.done(key)
+        return done
 
     def _task(self, key: Key) -> Task[object]:
         if isinstance(key, GraphKey | VerifyKey):
@@ -205,7 +203,7 @@ class ModelRunner:
             assert self._verify is not None
             self._verify.fill([], key)
             self._graphs.run(key, *self._task(key))
-        elif isinstance(key, PromptKey):
+        else:
             assert self._prompts is not None
             self._prompts.run_nobody(key)
 

@@ -46,6 +46,18 @@ class VerifyKey:
     pages: int
     """Of a sequence, at most."""
 
+    def holds(self, counts: Sequence[int], pages: int) -> bool:
+        """Whether sequences of so many tokens can run in its graph, and nobody's that fill it up."""
+        spare = self.tokens - sum(counts)
+        if spare < 0 or max(counts) > self.longest or pages > self.pages:
+            return False
+        return len(counts) + -(-spare // self.longest) <= self.rows
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        """Orders graphs that a step fits into. Wide tables come last: other kernels run there."""
+        return self.pages, self.tokens, self.rows
+
 
 class _Views(NamedTuple):
     """Where a step of one key is laid out on the host, and the copy of all of it."""
