@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -132,7 +133,7 @@ def test_graphs_change_no_bit(most: int) -> None:
     results = [run(asked, knowing(asked, alone, most, 0.8, uneven=True), eager=eager) for eager in (False, True)]
     (graphs, stats, captured), (eager, eager_stats, none) = results
     assert graphs == eager
-    assert stats == eager_stats
+    assert replace(stats, graphs=0, graphs_waited_for=0) == eager_stats
     assert captured > 0
     assert none == 0
     assert 0 < stats.num_accepted_tokens <= stats.num_draft_tokens
