@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.precision import Precision, make_precision
@@ -20,7 +21,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.sums import PEER_WORLDS
 from microscale.kernels.launch import Kernel, Launch
-from microscale.models.config import MAX_DRAFT
+from microscale.models.config import MAX_DRAFT, LayerKind
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
@@ -101,6 +102,7 @@ def _of_model(
         kernels = record_setting(config, gpu, setting)
         if kernels is not None:
             yield name, kernels
+    yield f"{name} with drafts", record_following(len(LayerKind))
     for ranks in PEER_WORLDS:
         yield f"{name} on several ranks", record_sums(config.hidden, ranks)
     for shard in shards(_experts(name, config)):
