@@ -17,14 +17,17 @@ def follow(
     tokens: Tensor, last: Layout, last_drafts: Tensor, layout: Layout, drafts: Tensor, given: Tensor | None = None
 ) -> Followed:
     """See ``kernels/drafts/reference.py``."""
-    found = reference if tokens.device.type == "cpu" else kernels
-    return found.follow(tokens, last, last_drafts, layout, drafts, given)
+    if tokens.device.type == "cpu":
+        return reference.follow(tokens, last, last_drafts, layout, drafts, given)
+    return kernels.follow(tokens, last, last_drafts, layout, drafts, given)
 
 
 def move_on(followed: Followed, standing: Standing, pages: Pages) -> None:
     """From where the host takes the sequences to be to where they are."""
-    found = reference if standing.positions.device.type == "cpu" else kernels
-    found.move_on(followed, standing, pages)
+    if standing.positions.device.type == "cpu":
+        reference.move_on(followed, standing, pages)
+    else:
+        kernels.move_on(followed, standing, pages)
 
 
 def record_following(num_kinds: int) -> dict[Kernel, Launch]:

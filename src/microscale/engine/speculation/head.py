@@ -175,7 +175,8 @@ class HeadDrafter:
         return _Guesses(rows, host, there, guessed)
 
     def expects(self, context: Context) -> bool:
-        return True
+        """Whether it guessed behind the last step: if not, reading that step brings no draft."""
+        return context.request.request_id in self._guesses.rows
 
     def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
         guesses, rows = self._guesses.read(), self._guesses.rows
