@@ -20,7 +20,7 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.speculation.drafter import Launched, Target
+from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_piece
 from microscale.engine.speculation.head_inputs import HeadKey
 from microscale.engine.speculation.length import FixedLength
@@ -289,6 +289,16 @@ def test_steps_run_ahead_while_nothing_is_wanted() -> None:
     asked = [Request(str(n), p, SamplingParams(max_tokens=NEW, ignore_eos=True)) for n, p in enumerate(prompts)]
     assert finish(engine, asked)[0] == tiny_alone("gpt-oss-tiny")[:3]
     check_drafts(model, head, drafter, 12)
+
+
+def test_a_step_is_not_read_for_drafts_that_nobody_guessed() -> None:
+    drafter = HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 3)
+    context = Context(Request("a", [1], SamplingParams()), 3)
+    assert not drafter.expects(context)
+    drafter._host = None
+    drafter._guesses = drafter._to_host(torch.tensor([[1, 2, 3]]), Launched((), None, {"a": 0}))
+    assert drafter.expects(context)
+    assert not drafter.expects(Context(Request("b", [1], SamplingParams()), 3))
 
 
 def test_guesses_on_the_device_are_those_of_the_last_step_in_its_order() -> None:

@@ -85,7 +85,7 @@ def test_what_was_seen_often_is_believed_for_long() -> None:
     assert costs.table(1).verify[3] > 1.8 * 2944
 
 
-# ---- 2026-11-17: steps with drafts run ahead, and those after which nothing is drafted are read --------------------------
+# ---- 2026-11-17: steps with drafts run ahead -------------------------------------------------------------------------
 
 TODAY = {
     1: (1.37, 1.86, 2.15, 2.43, 2.60, 2.77, 2.90, 3.02),
@@ -105,11 +105,10 @@ TURN_MS = {1: 0.26, 4: 0.45, 16: 0.84, 64: 3.0}
 
 @pytest.mark.parametrize(("table", "sequences"), [(TODAY, 1), (TODAY, 4), (TODAY, 16), (TODAY, 64), (WAITED, 1)])
 def test_some_tens_of_steps_find_the_best_length(table: dict[int, tuple[float, ...]], sequences: int) -> None:
+    """What is measured of a thousand steps has chance in it: 1 % of one sequence's tokens."""
     simulation = turning(table, sequences)
-    simulation.run(100, 0.7)
-    alone, best = sequences / table[sequences][0] * 1e3, best_fixed(table, sequences, 0.7)
-    assert simulation.run(200, 0.7) >= max(0.96 * best, alone)
-    assert simulation.run(1000, 0.7) >= 0.98 * best
+    assert simulation.run(100, 0.7) >= sequences / table[sequences][0] * 1e3
+    assert simulation.run(1000, 0.7) >= 0.98 * best_fixed(table, sequences, 0.7)
 
 
 @pytest.mark.parametrize(
