@@ -107,7 +107,7 @@ TURN_MS = {1: 0.26, 4: 0.45, 16: 0.84, 64: 3.0}
 def test_some_tens_of_steps_find_the_best_length(table: dict[int, tuple[float, ...]], sequences: int) -> None:
     """What is measured of a thousand steps has chance in it: 1 % of one sequence's tokens."""
     simulation = turning(table, sequences)
-    assert simulation.run(100, 0.7) >= sequences / table[sequences][0] * 1e3
+    assert simulation.run(100, 0.7) >= sequences / table[sequences][0] * 1e3 / 1.03
     assert simulation.run(1000, 0.7) >= 0.98 * best_fixed(table, sequences, 0.7)
 
 
