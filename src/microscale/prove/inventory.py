@@ -102,7 +102,6 @@ def _of_model(
         kernels = record_setting(config, gpu, setting)
         if kernels is not None:
             yield name, kernels
-    yield f"{name} with drafts", record_following(len(LayerKind))
     for ranks in PEER_WORLDS:
         yield f"{name} on several ranks", record_sums(config.hidden, ranks)
     for shard in shards(_experts(name, config)):
@@ -123,7 +122,7 @@ def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kern
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
         ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))
-        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT)
+        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT) | record_following(len(LayerKind))
     except Unsupported:
         return None
 
