@@ -48,10 +48,14 @@ class SomeTokens:
 class Simulation:
     """So many requests that decode for ever."""
 
-    def __init__(self, rule: Length, most: int, table: Table, sequences: int, *, first_ms: float = 0.0) -> None:
-        """``first_ms``: what the first two steps of each size take, the eager one and the one that captures."""
+    def __init__(
+        self, rule: Length, most: int, table: Table, sequences: int, *, first_ms: float = 0.0, turn_ms: float = 0.0
+    ) -> None:
+        """``first_ms``: what the first two steps of each size take, the eager one and the one that captures.
+        ``turn_ms``: what a step without drafts takes more right after one with drafts."""
         self._speculation = Speculation(SomeTokens(), most, rule, lambda: self.now)
-        self._table, self._first_ms = table, first_ms
+        self._table, self._first_ms, self._turn_ms = table, first_ms, turn_ms
+        self._last_drafts = 0
         params = SamplingParams(max_tokens=10**9)
         self._requests = [Request(f"r{at}", [1], params) for at in range(sequences)]
         self.first_runs: Callable[[], int] = lambda: self._first
@@ -81,7 +85,8 @@ class Simulation:
         drafts = self._speculation.propose(self._requests, lambda _, draft: draft)
         schedule = [self._work(request, tuple(drafts.get(request.request_id, ()))) for request in self._requests]
         total = sum(len(work.drafts) for work in schedule)
-        ms = self._ms(total)
+        ms = self._ms(total) + (self._turn_ms if self._last_drafts and not total else 0.0)
+        self._last_drafts = total
         size = (total, max(len(work.drafts) for work in schedule))
         self._ran[size] = self._ran.get(size, 0) + 1
         first = self._first_ms if self._ran[size] <= 2 else 0.0

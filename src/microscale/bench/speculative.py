@@ -34,7 +34,6 @@ from microscale.engine.speculation.drafter import Context, Drafter, Launched
 from microscale.engine.speculation.length import ByArithmetic, Length
 from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.ahead import Layout
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.reading import Found, Reading
 from microscale.engine.step.sampler import Drawn, Sampler
@@ -155,8 +154,7 @@ class _ByChance(Sampler):
     def _choose(self, drafted: int) -> int:
         return next((n for n in range(drafted) if self._chance.random() >= self._acceptance), drafted)
 
-    def _count_accepted(self, drawn: Drawn, layout: Layout) -> Tensor:
-        super()._count_accepted(drawn, layout)  # its time is in the figures
+    def _given(self, drawn: Drawn) -> Tensor | None:
         return self._layouts.there(torch.tensor(self._chosen(drawn)))
 
     def _accepted(self, drawn: Drawn, values: Found) -> list[int]:

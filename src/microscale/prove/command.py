@@ -23,7 +23,7 @@ from microscale.prove.report import as_json, as_markdown, print_tables, summary,
 from microscale.prove.run import Source, prove
 from microscale.prove.selection import CPU, CUDA, cases_of, select, shorten
 
-OPS = (*dict.fromkeys(entry.op for entry in registry.IMPLEMENTATIONS), "sums")
+OPS = (*dict.fromkeys(entry.op for entry in registry.IMPLEMENTATIONS), "sums", "drafts")
 
 
 def run_prove(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.precision import Precision, make_precision
@@ -20,7 +21,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.sums import PEER_WORLDS
 from microscale.kernels.launch import Kernel, Launch
-from microscale.models.config import MAX_DRAFT
+from microscale.models.config import MAX_DRAFT, LayerKind
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
@@ -121,7 +122,7 @@ def record_setting(config: ModelConfig, gpu: Gpu, setting: Setting) -> dict[Kern
     layers = {use.layer.partition(".")[0] for use in _uses("", config)}
     try:
         ops = Ops(gpu, Activations.BF16, setting.preference, setting.resolve(sorted(layers)))
-        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT)
+        return record(bind_shapes(config, ops), draft_tokens=MAX_DRAFT) | record_following(len(LayerKind))
     except Unsupported:
         return None
 

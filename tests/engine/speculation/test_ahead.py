@@ -12,13 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from microscale.backends.following import NO_TOKEN, follow
 from microscale.engine.engine import AheadRunner
 from microscale.engine.ranks.leading import LeadingRunner
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.ahead import MOST_LAYOUTS, NO_TOKEN, Ahead, Layouts, count_accepted
+from microscale.engine.step.ahead import MOST_LAYOUTS, Layouts
 from microscale.engine.step.limits import Limits
 from support.drafters import AheadDrafter, KnowingDrafter, Uneven
 from support.mock_engine import VOCAB, System, alone, preemptions
@@ -309,10 +310,10 @@ def test_what_was_accepted_and_where_the_next_step_is() -> None:
     drafts = layouts.drafts([(5, 6), (), (7, 8, 9)])
     assert drafts.tolist() == [[5, 6, NO_TOKEN], [NO_TOKEN] * 3, [7, 8, 9]]
     drawn = torch.tensor([5, 1, 6, 4, 7, 8, 9, 3], dtype=torch.int32)
-    accepted = count_accepted(drawn, drafts, last)
-    assert accepted.tolist() == [1, 0, 3]
-    own = drawn[last.first_rows + accepted]
-    ahead = Ahead(own, accepted, torch.tensor([[10, NO_TOKEN], [11, 12], [NO_TOKEN, NO_TOKEN]]), layout)
+    ahead = follow(drawn, last, drafts, layout, torch.tensor([[10, 9, 8], [11, 12, 13], [14, 15, 16]]))
+    assert ahead.accepted.tolist() == [1, 0, 3]
+    assert ahead.own.tolist() == [1, 4, 3]
+    assert ahead.drafts.tolist() == [[10, NO_TOKEN], [11, 12], [NO_TOKEN, NO_TOKEN]]
     assert ahead.tokens().tolist() == [1, 10, 4, 11, 12, 3]
     assert ahead.moved.tolist() == [1, 1, 0, 0, 0, 3]
 
@@ -320,7 +321,10 @@ def test_what_was_accepted_and_where_the_next_step_is() -> None:
 def test_nothing_drafted_nothing_accepted() -> None:
     layouts = Layouts(CPU)
     drawn = torch.tensor([5, 1], dtype=torch.int32)
-    assert count_accepted(drawn, layouts.drafts([(), ()]), layouts.of([0, 0])).tolist() == [0, 0]
+    last, layout = layouts.of([0, 0]), layouts.of([1, 0])
+    ahead = follow(drawn, last, layouts.drafts([(), ()]), layout, torch.tensor([[2], [3]]))
+    assert ahead.accepted.tolist() == [0, 0]
+    assert ahead.tokens().tolist() == [5, 2, 1]
 
 
 def test_layouts_are_made_once_and_not_kept_for_ever() -> None:

@@ -20,10 +20,12 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.speculation.drafter import Launched, Target
-from microscale.engine.speculation.head import HeadDrafter
+from microscale.engine.speculation.drafter import Context, Launched, Target
+from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_piece
+from microscale.engine.speculation.head_inputs import HeadKey
 from microscale.engine.speculation.length import FixedLength
 from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.step.graphs import Graphs
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
@@ -289,6 +291,16 @@ def test_steps_run_ahead_while_nothing_is_wanted() -> None:
     check_drafts(model, head, drafter, 12)
 
 
+def test_a_step_is_not_read_for_drafts_that_nobody_guessed() -> None:
+    drafter = HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 3)
+    context = Context(Request("a", [1], SamplingParams()), 3)
+    assert not drafter.expects(context)
+    drafter._host = None
+    drafter._guesses = drafter._to_host(torch.tensor([[1, 2, 3]]), Launched((), None, {"a": 0}))
+    assert drafter.expects(context)
+    assert not drafter.expects(Context(Request("b", [1], SamplingParams()), 3))
+
+
 def test_guesses_on_the_device_are_those_of_the_last_step_in_its_order() -> None:
     drafter = HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 3)
     a, b = (Request(name, [1], SamplingParams()) for name in "ab")
@@ -361,3 +373,38 @@ def test_a_stream_of_requests_that_come_and_go(kind: str) -> None:
         assert len(tokens) == request.params.max_tokens or tokens[-1] in stops
     assert engine.stats().num_preemptions > 0
     check_drafts(model, head, drafter, 40)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize("columns", [1, 5, 7])
+def test_guesses_are_copied_to_memory_in_one_piece(rows: int, columns: int) -> None:
+    """Drafts that are shorter than the longest: a copy to every other part of a line waits for the device."""
+    room = torch.zeros(64 * 7, dtype=torch.int64)
+    part = in_one_piece(room, rows, columns)
+    assert part.is_contiguous()
+    part.copy_(torch.arange(rows * columns).view(rows, columns))
+    assert room[: rows * columns].tolist() == list(range(rows * columns))
+
+
+def test_long_prompts_leave_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each length would have one of its own, of hundreds of megabytes."""
+    asked: list[int] = []
+    run = Graphs.run
+
+    def listed(self: Graphs, key: Any, tokens: int, *given: Any, **more: Any) -> Any:
+        if isinstance(key, HeadKey):
+            asked.append(tokens)
+        return run(self, key, tokens, *given, **more)
+
+    monkeypatch.setattr(Graphs, "run", listed)
+    model = tiny_model("gpt-oss-tiny", 16)
+    prompt = [token % model.config.vocab_size for token in range(GRAPH_ROWS + 50)]
+    limits = limits_for(model, max_num_batched_tokens=2048, max_model_len=2048)
+    speculation = Speculation(HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 2), 2)
+    pages = dict.fromkeys(LayerKind, 2 * 2048 // 16)
+    engine = assemble(model, limits, pages, speculation=speculation)
+    engine.submit(Request("r", prompt, SamplingParams(max_tokens=4, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+    assert asked
+    assert max(asked) < 8

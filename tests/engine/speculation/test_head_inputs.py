@@ -149,7 +149,8 @@ def test_the_device_finds_what_the_host_lays_out_when_all_is_known(padded: bool,
             pool.grow(work.request.request_id, -(-(work.first + work.count + 3) // SIZE))
     accepted, layouts = [2, 0, 3], Layouts(CPU)
     layout, drafts = layouts.of([len(work.drafts) for work in known]), layouts.drafts([work.drafts for work in known])
-    ahead = Ahead(torch.zeros(3, dtype=torch.int32), torch.tensor(accepted), drafts, layout)
+    counts = torch.tensor(accepted)
+    ahead = Ahead(torch.zeros(3, dtype=torch.int64), counts, drafts, counts[layout.owners], layout)
     unread = [
         replace(work, first=work.first - moved, ahead=True, drafts=(0,) * len(work.drafts), slack=3)
         for work, moved in zip(known, accepted, strict=True)

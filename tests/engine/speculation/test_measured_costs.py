@@ -85,6 +85,51 @@ def test_what_was_seen_often_is_believed_for_long() -> None:
     assert costs.table(1).verify[3] > 1.8 * 2944
 
 
+# ---- 2026-11-17: steps with drafts run ahead -------------------------------------------------------------------------
+
+TODAY = {
+    1: (1.37, 1.86, 2.15, 2.43, 2.60, 2.77, 2.90, 3.02),
+    4: (2.34, 2.97, 3.45, 3.67, 3.98, 4.28, 4.37, 4.46),
+    16: (3.61, 4.41, 4.84, 4.93, 5.19, 5.45, 5.61, 5.77),
+    64: (4.95, 5.87, 7.00, 7.84, 8.57, 9.29, 10.38, 11.47),
+}
+"""Drafts that cost nothing; between the lengths that were measured along straight lines."""
+WAITED = {
+    1: (1.38, 2.14, 2.60, 3.05, 3.39, 3.72, 4.02, 4.31),
+    64: (4.95, 9.13, 10.05, 10.97, 12.01, 13.04, 13.07, 13.09),
+}
+"""An EAGLE3 head, when each of its steps of 64 sequences waited for the device: the worst that drafts have been."""
+TURN_MS = {1: 0.26, 4: 0.45, 16: 0.84, 64: 3.0}
+"""What the host takes between two steps of which the second is launched when the first is read."""
+
+
+@pytest.mark.parametrize(("table", "sequences"), [(TODAY, 1), (TODAY, 4), (TODAY, 16), (TODAY, 64), (WAITED, 1)])
+def test_some_tens_of_steps_find_the_best_length(table: dict[int, tuple[float, ...]], sequences: int) -> None:
+    """What is measured of a thousand steps has chance in it: 1 % of one sequence's tokens."""
+    simulation = turning(table, sequences)
+    assert simulation.run(100, 0.7) >= sequences / table[sequences][0] * 1e3 / 1.03
+    assert simulation.run(1000, 0.7) >= 0.98 * best_fixed(table, sequences, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("table", "sequences"), [*((TODAY, count) for count in TODAY), *((WAITED, count) for count in WAITED)]
+)
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.5, 0.7])
+def test_drafts_are_charged_for_the_steps_after_them(
+    table: dict[int, tuple[float, ...]], sequences: int, acceptance: float
+) -> None:
+    """Without that a head that was of no use cost 30 % of WAITED's 64 sequences, and 10 % of TODAY's 16."""
+    simulation = turning(table, sequences)
+    simulation.run(100, acceptance)
+    assert simulation.run(600, acceptance) >= sequences / table[sequences][0] * 1e3 / 1.03
+
+
+def turning(table: dict[int, tuple[float, ...]], sequences: int) -> Simulation:
+    predicted = {count: PREDICTED[count] for count in table}
+    rule, turn_ms = ByArithmetic(prior_of(predicted), MOST), TURN_MS[sequences]
+    return Simulation(rule, MOST, table, sequences, first_ms=FIRST_MS, turn_ms=turn_ms).told()
+
+
 LIMITS = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=2048)
 
 

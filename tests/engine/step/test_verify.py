@@ -90,9 +90,10 @@ def unread(schedule: list[Work], accepted: list[int]) -> tuple[list[Work], Ahead
         for work, count in each
     ]
     layouts = Layouts(CPU)
-    own = torch.tensor([work.request.tokens[-1] for work in schedule], dtype=torch.int32)
+    own = torch.tensor([work.request.tokens[-1] for work in schedule])
     layout, drafts = layouts.of([len(work.drafts) for work in schedule]), [work.drafts for work in schedule]
-    return found, Ahead(own, torch.tensor(accepted), layouts.drafts(drafts), layout)
+    counts = torch.tensor(accepted)
+    return found, Ahead(own, counts, layouts.drafts(drafts), counts[layout.owners], layout)
 
 
 @pytest.mark.parametrize("sequences", [1, 3, 20])

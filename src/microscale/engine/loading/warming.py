@@ -9,6 +9,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from microscale import hardware
+from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, Kernel, Launch, Ops
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.plan import Setup
@@ -18,6 +19,7 @@ from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
 from microscale.hardware.sums import PEER_WORLDS
 from microscale.hardware.targets import WARP_SIZE
+from microscale.models.config import LayerKind
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import MAX_TOKENS, bind_shapes, record
@@ -38,6 +40,8 @@ def recorded(
     drafts of a sequence; and those of its draft head."""
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
     found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
+    if draft_tokens:
+        found |= record_following(len(LayerKind))
     world = config.shard.world
     if world in PEER_WORLDS and setup.activations is Activations.BF16:
         found |= record_sums(config.hidden, world, head is not None)

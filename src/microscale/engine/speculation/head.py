@@ -85,7 +85,7 @@ class HeadDrafter:
         self._graphs = Graphs(head.device, head.ops.uncapturable, enabled=not target.enforce_eager, budget=budget)
         self._padded = self._graphs.enabled
         rows, pin = target.limits.max_num_seqs, head.device.type == "cuda"
-        self._host = torch.zeros((rows, self._most), dtype=torch.int64, pin_memory=True) if pin else None
+        self._host = torch.zeros(rows * self._most, dtype=torch.int64, pin_memory=True) if pin else None
 
     def first_runs(self) -> int:
         return self._graphs.first_runs
@@ -151,9 +151,14 @@ class HeadDrafter:
         if count and not self._head.guesses_in_turn:
             count = self._most  # what a block guesses depends on its length
         rows = sum(work.count for work in step.schedule)
-        key = self._inputs.key(step, count, padded=self._padded and rows <= GRAPH_ROWS)
+        few = rows <= GRAPH_ROWS
+        key = self._inputs.key(step, count, padded=self._padded and few)
         self._inputs.fill(step, key)
-        guessed = self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
+        if few:
+            guessed = self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
+        else:
+            with torch.inference_mode():
+                guessed = self._draft(key)
         self._guesses = self._to_host(guessed[: len(step.first_rows)], step) if key.count else _Guesses()
 
     def _draft(self, key: HeadKey) -> Tensor:
@@ -163,14 +168,15 @@ class HeadDrafter:
         rows = {request_id: row for row, request_id in enumerate(step.first_rows)}
         if self._host is None:
             return _Guesses(rows, guessed, None, guessed)
-        host = self._host[: guessed.shape[0], : guessed.shape[1]]
+        host = in_one_piece(self._host, *guessed.shape)
         host.copy_(guessed, non_blocking=True)
         there = torch.cuda.Event()
         there.record()
         return _Guesses(rows, host, there, guessed)
 
     def expects(self, context: Context) -> bool:
-        return True
+        """Whether it guessed behind the last step: if not, reading that step brings no draft."""
+        return context.request.request_id in self._guesses.rows
 
     def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
         guesses, rows = self._guesses.read(), self._guesses.rows
@@ -188,3 +194,9 @@ class HeadDrafter:
         self._whole.pop(request_id, None)
         rows = {name: row for name, row in self._guesses.rows.items() if name != request_id}
         self._guesses = replace(self._guesses, rows=rows)
+
+
+def in_one_piece(room: Tensor, rows: int, columns: int) -> Tensor:
+    """``[rows, columns]`` at the beginning of a flat buffer. To a part of a wider matrix torch copies by way of memory
+    that is not pinned, and that waits for the device: 2.4 to 3 ms of each step of 64 sequences on an H200."""
+    return room[: rows * columns].view(rows, columns)

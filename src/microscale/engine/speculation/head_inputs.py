@@ -25,9 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from microscale.backends.following import NO_TOKEN, Standing, move_on
 from microscale.backends.ops import AttentionBatch
 from microscale.engine.speculation.drafter import Launched, Target
-from microscale.engine.step.ahead import NO_TOKEN, Ahead
+from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.graphs import table_width
 from microscale.engine.step.holdings import pages_for
 from microscale.engine.step.tables import PageTables
@@ -36,7 +37,6 @@ from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 
 FULL = LayerKind.FULL
-KINDS = list(LayerKind)
 ROW_LINES, SEQUENCE_LINES = 6, 4
 
 
@@ -137,13 +137,9 @@ class HeadInputs:
 
     def _move(self, key: HeadKey, ahead: Ahead) -> None:
         """On the device, from where the host takes the sequences to be to where they are. All of them drew."""
-        rows, (sequences, longest) = len(ahead.layout.owners), ahead.drafts.shape
-        positions, slots, *_ = self._lines(key)
-        positions = positions[:rows].add_(ahead.moved)
-        slots[:rows].copy_(self._tables.slots(ahead.layout.owners, positions)[KINDS.index(FULL)])
-        each = self._of_each(key)
-        each[SEQUENCE_LINES - 1, :sequences].add_(ahead.accepted)
-        each[SEQUENCE_LINES : SEQUENCE_LINES + longest, :sequences].copy_(ahead.drafts.T)
+        lines, each = self._lines(key), self._of_each(key)
+        step = Standing(lines[0], lines[1:2], each[SEQUENCE_LINES - 1], drafts=each[SEQUENCE_LINES:])
+        move_on(ahead, step, self._tables.pages([FULL]))
 
     def _lines(self, key: HeadKey) -> Tensor:
         """int64 [lines, rows] of the rows, on the device."""

@@ -4,12 +4,15 @@
 drafts (``acceptance``). Both are guesses, so it keeps an *account*: how much time drafts have given more than they
 cost.
 
-    every step            + ``SHARE`` of its time
+    at first              ``ADVANCE`` steps: two drafts without luck say little, and shall not be the last for long
+    every step            + ``SHARE`` of its time, once that has made up for the advance
     a step with drafts    + what its tokens would have taken without drafts - what it took
+    the one after them,   + what such a step takes - what it took: it is launched when the last is read, so the GPU
+      if without          waits for the host
     never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
 
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
-without one, and a step or two. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
+without one, and a few steps. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
 acceptance can be learned anew. A draft head costs time even then, so it rests (``resting``).
 """
 
@@ -24,6 +27,7 @@ from microscale.engine.speculation.costs import Prior, StepCosts
 from microscale.engine.speculation.resting import Resting
 
 SHARE = 0.02
+ADVANCE = 2
 MOST_KEPT = 8
 LEAST_GAIN = 1.02
 """Drafts that gain less are none: costs are not known better than that."""
@@ -82,6 +86,10 @@ class ByArithmetic(Length):
         self._acceptance = Acceptance(most)
         self._account = 0.0
         """In microseconds."""
+        self._advance: float | None = None
+        """What is left to make up for."""
+        self._last_drafts = 0
+        """Of the step before."""
         self._resting = Resting()
 
     def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
@@ -109,10 +117,17 @@ class ByArithmetic(Length):
     def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
         drafts, longest = sum(lengths), max(lengths, default=0)
         alone, expected = self._costs.expected(sequences, 0, 0), self._costs.expected(sequences, drafts, longest)
-        self._costs.timed(sequences, drafts, longest, us)
+        turns = not drafts and self._last_drafts > 0
+        self._last_drafts = drafts
+        if not turns:
+            self._costs.timed(sequences, drafts, longest, us)
+        if self._advance is None:
+            self._account = self._advance = ADVANCE * alone
         counted = us if us <= OUTLIER * expected else expected
-        self._account += SHARE * counted
-        gained = alone * (sequences + accepted) / sequences - counted if drafts else 0.0
+        repaid = min(SHARE * counted, self._advance)
+        self._advance -= repaid
+        self._account += SHARE * counted - repaid
+        gained = alone * (sequences + accepted) / sequences - counted if drafts or turns else 0.0
         self._account += gained
         self._resting.stepped(sequences, counted, gained)
         self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))

@@ -5,53 +5,23 @@
     two accepted                                   ─►      next step    c | draft | draft | …    two places further on
 
 The host lays such a step out as if nothing was accepted, with pages for the case that all was. The device then moves
-each sequence on by what was (``moved``): its tokens, positions, slots and length, and the random numbers of its places.
-Some twenty small kernels do that, of about 2 us each on an H200; to wait for the host takes 260.
+each sequence on by what was: its tokens, positions, slots and length, and the random numbers of its places. Two small
+kernels do that (``kernels/drafts``), and a third for a draft head; to wait for the host takes 260 us on an H200.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-NO_TOKEN = -1
-"""Fills up drafts that are shorter than the longest. No token that is drawn is equal to it."""
+from microscale.backends.following import NO_TOKEN, Followed, Layout
+
+Ahead = Followed
+"""What such a step takes from the device."""
 MOST_LAYOUTS = 256
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Rows of a step in which each sequence has its own token and a draft, end to end; int64 on the device."""
-
-    first_rows: Tensor  # [sequences]
-    owners: Tensor  # [rows]: the sequence
-    sources: Tensor  # [rows]: where its token stands among the sequences' own ones and, behind them, all drafts
-    drawn: Tensor  # [sequences, longest]: the row that draws the token which a draft guesses
-    drafted: Tensor  # bool [sequences, longest]: whether there is such a draft
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What such a step takes from the device, sequence by sequence in the order of its schedule."""
-
-    own: Tensor  # int32 [sequences]: what the step before drew last
-    accepted: Tensor  # int64 [sequences]: drafts of the step before
-    drafts: Tensor  # int64 [sequences, longest], filled up with NO_TOKEN
-    layout: Layout
-
-    @cached_property
-    def moved(self) -> Tensor:
-        """int64 [rows]: how much further on each is than the host has it."""
-        return self.accepted[self.layout.owners]
-
-    def tokens(self) -> Tensor:
-        """int64 [rows]."""
-        return torch.cat((self.own, self.drafts.flatten()))[self.layout.sources]
 
 
 class Layouts:
@@ -81,11 +51,11 @@ class Layouts:
             sources += [at, *range(begin, begin + length)]
             drawn += [first + min(place, length) for place in range(longest)]
             drafted += [place < length for place in range(longest)]
-        parts = (firsts, owners, sources, drawn, drafted)
+        parts = (firsts, lengths, owners, sources, drawn, drafted)
         whole = self.there(torch.tensor([number for part in parts for number in part], dtype=torch.int64))
-        first_rows, owner, source, row, real = whole.split([len(part) for part in parts])
+        first_rows, count, owner, source, row, real = whole.split([len(part) for part in parts])
         shape = sequences, longest
-        return Layout(first_rows, owner, source, row.view(shape), real.view(shape).bool())
+        return Layout(first_rows, count, owner, source, row.view(shape), real.view(shape).bool())
 
     def drafts(self, drafts: Sequence[Sequence[int]]) -> Tensor:
         """int64 [sequences, longest]: those that the host knows."""
@@ -98,8 +68,3 @@ class Layouts:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-def count_accepted(tokens: Tensor, drafts: Tensor, layout: Layout) -> Tensor:
-    """int64 [sequences]: how many drafts of each are what was drawn. ``tokens``: drawn, row by row."""
-    return (tokens[layout.drawn] == drafts).cumprod(1).sum(1)

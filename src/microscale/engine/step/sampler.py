@@ -22,11 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from microscale.backends.following import follow
 from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
 from microscale.backends.ranks import likeliest
 from microscale.engine.grammar import Grammars, Matcher
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.ahead import NO_TOKEN, Ahead, Layout, Layouts, count_accepted
+from microscale.engine.step.ahead import Ahead, Layouts
 from microscale.engine.step.reading import Choice, Found, Reading
 from microscale.errors import Unsupported
 
@@ -171,15 +172,12 @@ class Sampler:
         """What the next step takes from the device if it is launched before ``drawn`` is read. ``drafts``: its drafts
         (int64 [requests, …]), of which each request has so many."""
         last, layout = self._layouts.of([len(draft) for draft in drawn.drafts]), self._layouts.of(lengths)
-        accepted = self._count_accepted(drawn, last)
-        own = drawn.tokens[last.first_rows + accepted]
-        drafts = torch.where(layout.drafted, drafts[:, : max(lengths)], NO_TOKEN)
-        return Ahead(own, accepted, drafts, layout)
+        verified = self._layouts.drafts(drawn.drafts) if drawn.ahead is None else drawn.ahead.drafts
+        return follow(drawn.tokens, last, verified, layout, drafts, self._given(drawn))
 
-    def _count_accepted(self, drawn: Drawn, layout: Layout) -> Tensor:
-        """On the device what ``_accepted`` says on the host."""
-        drafts = self._layouts.drafts(drawn.drafts) if drawn.ahead is None else drawn.ahead.drafts
-        return count_accepted(drawn.tokens, drafts, layout)
+    def _given(self, drawn: Drawn) -> Tensor | None:
+        """int64 [requests] on the device: how many drafts are accepted, where that does not follow from the tokens."""
+        return None
 
     def read(self, drawn: Drawn) -> list[list[Choice]]:
         """Wait for what was drawn. Of each request one token, and before it the drafts that were accepted."""

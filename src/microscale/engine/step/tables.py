@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from microscale.backends.following import Pages
 from microscale.engine.request import Request
 from microscale.engine.step.pages import NOWHERE, PagePool
 from microscale.engine.step.work import Work
@@ -55,7 +56,6 @@ class PageTables:
             kind: self._flat[start : start + rows * max_pages].view(rows, max_pages)
             for kind, start in self._starts.items()
         }
-        self._begins = torch.tensor([[start] for start in self._starts.values()], device=device)
         self._rows = {kind: [_Row() for _ in range(rows)] for kind in LayerKind}
         self._places: list[int] = []
         self._pages: list[int] = []
@@ -67,12 +67,9 @@ class PageTables:
         """The first rows and pages: the same tensor at every call."""
         return self._tables[kind][:rows, :pages]
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """int64 [kinds, positions], found by the device: where keys and values go at these positions of the sequences
-        in these rows."""
-        places = torch.add(positions // self.page_size, rows, alpha=self.max_pages)
-        pages = self._flat[self._begins + places]
-        return torch.add(positions % self.page_size, pages, alpha=self.page_size)
+    def pages(self, kinds: Sequence[LayerKind]) -> Pages:
+        """Those of some kinds, for who looks positions up on the device."""
+        return Pages(self._flat, tuple(self._starts[kind] for kind in kinds), self.max_pages, self.page_size)
 
     def show(self, kind: LayerKind, row: int, work: Work) -> Sequence[int]:
         """Bring a row up to date, with the next ``flush``. Gives the sequence's pages."""

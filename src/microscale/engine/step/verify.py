@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from microscale.backends.following import Standing, move_on
 from microscale.backends.ops import AttentionBatch
 from microscale.engine.step.ahead import Ahead
 from microscale.engine.step.graphs import graph_size, table_width
@@ -103,6 +104,8 @@ class VerifyInputs:
         self._copied = torch.cuda.Event() if pin else None
         self._batches: dict[VerifyKey, ForwardBatch] = {}
         self._known_views: dict[VerifyKey, _Views] = {}
+        self._standing: dict[VerifyKey, Standing] = {}
+        self._pages = tables.pages(KINDS)
 
     def key(self, schedule: Sequence[Work]) -> VerifyKey:
         """The graph that the schedule runs in."""
@@ -148,17 +151,14 @@ class VerifyInputs:
         if self._copied is not None:
             self._copied.record()
         if ahead is not None:
-            self._move(self.batch(key), ahead)
+            self._move(key, ahead)
 
-    def _move(self, batch: ForwardBatch, ahead: Ahead) -> None:
+    def _move(self, key: VerifyKey, ahead: Ahead) -> None:
         """On the device, from where the host takes the sequences to be to where they are."""
-        rows, sequences = len(ahead.layout.owners), len(ahead.accepted)
-        batch.token_ids[:rows].copy_(ahead.tokens())
-        positions = batch.positions[:rows].add_(ahead.moved)
-        for kind, slots in zip(KINDS, self._tables.slots(ahead.layout.owners, positions), strict=True):
-            batch.slots[kind][:rows].copy_(slots)
-        # One tensor for all kinds.
-        batch.attention[KINDS[0]].context_lens[:sequences].add_(ahead.accepted)
+        if key not in self._standing:
+            wide, _, lens = self._parts(self._there, key)
+            self._standing[key] = Standing(wide[1], wide[2:], lens, tokens=wide[0])
+        move_on(ahead, self._standing[key], self._pages)
 
     def _slots(self, kind: LayerKind, schedule: Sequence[Work], nobody: Sequence[int]) -> list[int]:
         """Where each token's keys and values go; the page tables are brought up to date on the way."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from microscale.prove.cases import attention, dense, fused_attention, moe, routing, sampling, small, sums
+from microscale.prove.cases import attention, dense, drafts, fused_attention, moe, routing, sampling, small, sums
 from microscale.prove.cases.case import Case
 
-TABLES = (moe, routing, dense, attention, fused_attention, small, sampling, sums)
+TABLES = (moe, routing, dense, attention, fused_attention, small, sampling, sums, drafts)
 
 
 @cache
