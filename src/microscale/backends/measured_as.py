@@ -55,8 +55,15 @@ def path_name(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, kv_si
     if isinstance(entry, AttentionOp) and isinstance(spec, AttentionSpec):
         spec = replace(spec, batch=spec.batch or _batch(spec, kv_size))
     found = ask(entry, Asked.LOGITS if logits else Asked.RUN, spec, gpu).path
-    heads = getattr(spec, "head_dim", PLAIN_HEADS)
-    return (found.name if found else TORCH) + ("" if heads == PLAIN_HEADS else f", heads of {heads}")
+    name = found.name if found else TORCH
+    if not isinstance(spec, AttentionSpec):
+        return name
+    parts = (
+        f"heads of {spec.head_dim}" if spec.head_dim != PLAIN_HEADS else "",
+        "FP8 KV" if spec.shape.kv_fp8 else "",
+        "drafts" if spec.shape.verify else "",
+    )
+    return ", ".join((name, *filter(None, parts)))
 
 
 def _batch(spec: AttentionSpec, kv_size: int) -> BatchShape:

@@ -16,6 +16,7 @@ from microscale.hardware import speeds, whole_models
 from microscale.hardware.families import FAMILY_OF_SM, KNOWN, Family, Feature, Gpu
 from microscale.hardware.fit import Group, Key, Row, Timing, Work, make_groups, place
 from microscale.hardware.gpu import card_name
+from microscale.hardware.stand_in import library_rates
 
 
 class Basis(StrEnum):
@@ -29,6 +30,8 @@ class Basis(StrEnum):
     """The card's rates, and an efficiency that the implementation states."""
 
 
+LIBRARY = "dequantized"
+"""The implementation whose products are torch's."""
 OTHER_PATH = 0.2
 """Log deviation that is added where another path of the implementation stands for the one that runs."""
 
@@ -53,7 +56,10 @@ def find(gpu: Gpu, op: str, implementation: str, path: str, work: Work) -> tuple
             continue
         group, exact = found
         here = source is own and card_name(gpu) == source.card
-        timing = group.here(work, gpu) if here else group.elsewhere(work, gpu)
+        rates = library_rates(gpu) if implementation == LIBRARY else gpu
+        timing = group.here(work, gpu) if here else group.elsewhere(work, rates)
+        if source.played:
+            timing = group.here(work, rates).scaled(1.0, group.deviation)
         if not exact:
             timing = timing.scaled(1.0, math.hypot(timing.deviation, OTHER_PATH))
         near = source is own and min(_distance(work, row.work) for row in group.rows) <= speeds.NEAR

@@ -25,3 +25,13 @@ def stand_in(base: str, card: str | None, sms: int | None = None, read_gbs: floa
     peak = Peak(here.peak.bf16 * share, fp8, None)
     reached = min(1.0, read_gbs / reach(here).gbs) if read_gbs else 1.0
     return replace(played, num_sms=num_sms, bandwidth_gbs=here.bandwidth_gbs * reached, peak=peak, runs_on=base)
+
+
+def library_rates(gpu: Gpu) -> Gpu:
+    """The rates of torch's own kernels: on a stand-in they are those of the GPU that it runs on."""
+    if gpu.runs_on is None:
+        return gpu
+    here = KNOWN[gpu.runs_on]
+    share = gpu.num_sms / here.num_sms
+    peak = Peak(here.peak.bf16 * share, here.peak.fp8 and here.peak.fp8 * share, here.peak.fp4)
+    return replace(gpu, peak=peak)

@@ -29,6 +29,8 @@ LEAST_DOUBT = 0.05
 """Log deviation that sums of kernels are given before the rows speak, with the weight of three of them."""
 ALIKE = (0.2, 0.45, 0.35)
 """Of what a sum of kernels misses: common to a kind, to a model, and to a model in one precision."""
+ANOTHER_CARD = 0.7
+"""The part of that which another card has in common."""
 DOUBLINGS = {"decode": 3.0, "prefill": 1.5}
 """Of batch or context, over which rows are alike: prompts change their kernels with their length."""
 
@@ -118,20 +120,20 @@ class Mend:
 
 
 def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:
-    """For one case, from the rows of its kind; ``here``: they are of this kind of card."""
+    """For one case, from the rows of its kind; ``here``: they are of this kind of card. What sums of kernels leave out
+    is the engine's for the most part, so it is alike on another card too, but less."""
     alike = [row for row in rows if row.case.kind is case.kind]
     if not alike:
         return Mend(1.0, 3 * LEAST_DOUBT, False)
     mean = sorted(row.left for row in alike)[len(alike) // 2]
     spread = math.sqrt((sum((r.left - mean) ** 2 for r in alike) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
-    if not here:
-        return Mend(math.exp(mean), spread, False)
     table = [[spread**2 * _likeness(a.case, b.case) + (NOISE**2 if a is b else 0.0) for b in alike] for a in alike]
-    shared = [spread**2 * _likeness(case, row.case) for row in alike]
+    common = 1.0 if here else ANOTHER_CARD
+    shared = [common * spread**2 * _likeness(case, row.case) for row in alike]
     weights = solve(table, shared)
     moved = mean + sum(w * (row.left - mean) for w, row in zip(weights, alike, strict=True))
     left = max(spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
-    near = any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
+    near = here and any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
     return Mend(math.exp(moved), math.hypot(math.sqrt(left), NOISE), near)
 
 
