@@ -86,7 +86,7 @@ def _models(report: dict[str, Any], card: str, versions: tuple[str, str, str], d
     rows = []
     for row in found:
         case = Case(row["model"], row["precision"], Kind(row["kind"]), row["batch"], row["context"])
-        rows.append(ModelRow(case, row["us"], 1.0))
+        rows.append(ModelRow(case, row["us"], 1.0, 0.0))
     file = whole_models.file_of(family, directory)
     file.parent.mkdir(parents=True, exist_ok=True)
     source = f"a report of {report['date']}, microscale {report['microscale']}"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from microscale.backends.forecast import Forecast
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
@@ -92,21 +93,25 @@ def _held_kernel(entry: LeftOut) -> Held:
     return Held(" ".join(entry.key), entry.row.us, us, us / factor, us * factor)
 
 
-def kernels_us(case: Case, gpu: Gpu) -> float:
+def kernels(case: Case, gpu: Gpu) -> Forecast:
     """The sum of the kernels' predictions for a whole model's step or prompt."""
     config = PRESETS[case.model]
     setup = Setup(gpu, Activations.BF16, precision=PRECISIONS[case.precision])
     shape = outline(case.model, config, setup.activations, PAGE_SIZE, case.context)
     plan = make_plan(case.model, shape.uses, setup)
     found = predict(shape, plan, setup, case.batch, case.context, STEP_TOKENS)
-    return found.step.us if case.kind is Kind.DECODE else found.prefill.us
+    return found.step if case.kind is Kind.DECODE else found.prefill
 
 
 def recounted(file: ModelFile) -> ModelFile:
     """The file with the sums that the kernels' rows give now."""
     gpu = KNOWN[file.gpu]
-    rows = tuple(replace(row, kernels_us=round(kernels_us(row.case, gpu), 1)) for row in file.rows)
-    return replace(file, rows=rows)
+    return replace(file, rows=tuple(_recounted(row, gpu) for row in file.rows))
+
+
+def _recounted(row: ModelRow, gpu: Gpu) -> ModelRow:
+    found = kernels(row.case, gpu)
+    return replace(row, kernels_us=round(found.us, 1), memory_us=round(found.memory_us, 1))
 
 
 def held_models(rows: Sequence[ModelRow]) -> list[Held]:
@@ -115,7 +120,7 @@ def held_models(rows: Sequence[ModelRow]) -> list[Held]:
     for row in rows:
         others = [other for other in rows if other is not row]
         mend = whole_models.mend(others, row.case, here=True)
-        us = row.kernels_us * mend.factor
+        us = mend.mended(row.kernels_us, row.memory_us)
         factor = math.exp(NINE_IN_TEN * math.hypot(mend.deviation, MACHINES))
         name = f"{row.case.model} {row.case.precision} {row.case.kind} {row.case.batch} x {row.case.context}"
         found.append(Held(name, row.us, us, us / factor, us * factor))

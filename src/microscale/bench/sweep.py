@@ -161,7 +161,7 @@ def record(rows: Sequence[SweepRow], gpu: Gpu, source: str, directory: Path | No
     fresh = {row.case for row in rows}
     old = whole_models.read(file).rows if file.exists() else ()
     kept = [row for row in old if row.case not in fresh]
-    added = [ModelRow(row.case, row.us, 1.0) for row in rows]
+    added = [ModelRow(row.case, row.us, 1.0, 0.0) for row in rows]
     date = datetime.now(UTC).date().isoformat()
     head = (gpu.family.name, card, str(torch.__version__), str(triton.__version__), date, source)
     file.parent.mkdir(parents=True, exist_ok=True)

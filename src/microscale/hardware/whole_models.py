@@ -29,6 +29,8 @@ LEAST_DOUBT = 0.05
 """Log deviation that sums of kernels are given before the rows speak, with the weight of three of them."""
 ALIKE = (0.2, 0.45, 0.35)
 """Of what a sum of kernels misses: common to a kind, to a model, and to a model in one precision."""
+MOST_OFF = 4.0
+"""A row that says that all but reading is faster by more is counted as if it were so much."""
 ANOTHER_CARD = 0.7
 """The part of that which another card has in common."""
 DOUBLINGS = {"decode": 3.0, "prefill": 1.5}
@@ -61,13 +63,23 @@ class ModelRow:
     """Of one step, or of the whole prompt."""
     kernels_us: float
     """The sum of the kernels' predictions for it, when the file was written."""
+    memory_us: float
+    """The part of it in which bytes are read."""
 
     @property
     def left(self) -> float:
+        """What the sum misses, as a logarithm."""
         return math.log(self.us / self.kernels_us)
 
+    @property
+    def left_of_rest(self) -> float:
+        """The same, all of it in what is not reading: bytes take what they take."""
+        rest = self.kernels_us - self.memory_us
+        return math.log(max(self.us - self.memory_us, rest / MOST_OFF) / rest)
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.case), "us": self.us, "kernels_us": self.kernels_us}
+        sums = {"kernels_us": self.kernels_us, "memory_us": self.memory_us}
+        return {**asdict(self.case), "us": self.us, **sums}
 
 
 @dataclass(frozen=True)
@@ -97,10 +109,11 @@ def read(file: Path) -> ModelFile:
         data = json.loads(file.read_text())
         rows = []
         for row in data["rows"]:
-            if set(row) != names | {"us", "kernels_us"} or not (row["us"] > 0 and row["kernels_us"] > 0):
+            times = {"us", "kernels_us", "memory_us"}
+            if set(row) != names | times or not (row["us"] > 0 and row["kernels_us"] > row["memory_us"] >= 0):
                 raise ValueError(f"the row {row} is no measured step")
             case = Case(**{name: row[name] for name in names} | {"kind": Kind(row["kind"])})
-            rows.append(ModelRow(case, row["us"], row["kernels_us"]))
+            rows.append(ModelRow(case, row["us"], row["kernels_us"], row["memory_us"]))
         head = {name: str(data[name]) for name in HEAD}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadSetting(f"{file} holds no whole-model rows ({error}); measure again or remove it.") from None
@@ -117,24 +130,36 @@ class Mend:
     deviation: float
     near: bool
     """Rows of the same model in the same precision, on this kind of card, stand behind it."""
+    of_rest: bool
+    """Only what is not reading is multiplied: the rows are another card's, and its bandwidth is known."""
+
+    def mended(self, us: float, memory_us: float) -> float:
+        """A sum of kernels of which so much is reading."""
+        return memory_us + (us - memory_us) * self.factor if self.of_rest else us * self.factor
+
+    def deviation_of(self, us: float, memory_us: float) -> float:
+        """Of the whole, as a logarithm."""
+        whole = self.mended(us, memory_us)
+        return self.deviation * (whole - memory_us) / whole if self.of_rest else self.deviation
 
 
 def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:
     """For one case, from the rows of its kind; ``here``: they are of this kind of card. What sums of kernels leave out
-    is the engine's for the most part, so it is alike on another card too, but less."""
+    is launches and arithmetic for the most part: it is alike on another card too, but less."""
     alike = [row for row in rows if row.case.kind is case.kind]
     if not alike:
-        return Mend(1.0, 3 * LEAST_DOUBT, False)
-    mean = sorted(row.left for row in alike)[len(alike) // 2]
-    spread = math.sqrt((sum((r.left - mean) ** 2 for r in alike) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
+        return Mend(1.0, 3 * LEAST_DOUBT, False, not here)
+    left = [row.left if here else row.left_of_rest for row in alike]
+    mean = sorted(left)[len(alike) // 2]
+    spread = math.sqrt((sum((each - mean) ** 2 for each in left) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
     table = [[spread**2 * _likeness(a.case, b.case) + (NOISE**2 if a is b else 0.0) for b in alike] for a in alike]
     common = 1.0 if here else ANOTHER_CARD
     shared = [common * spread**2 * _likeness(case, row.case) for row in alike]
     weights = solve(table, shared)
-    moved = mean + sum(w * (row.left - mean) for w, row in zip(weights, alike, strict=True))
-    left = max(spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
+    moved = mean + sum(w * (each - mean) for w, each in zip(weights, left, strict=True))
+    unknown = max(spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
     near = here and any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
-    return Mend(math.exp(moved), math.hypot(math.sqrt(left), NOISE), near)
+    return Mend(math.exp(moved), math.hypot(math.sqrt(unknown), NOISE), near, not here)
 
 
 def _likeness(a: Case, b: Case) -> float:

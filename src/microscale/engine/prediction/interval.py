@@ -41,9 +41,9 @@ def interval(parts: Forecast, case: Case, gpu: Gpu) -> Interval:
     """The time of one step or prompt whose kernels take ``parts``."""
     rows = None if gpu.is_cpu else whole_models.known(gpu.family)
     here = rows is not None and card_name(gpu) == rows.gpu
-    mend = Mend(1.0, 0.0, False) if rows is None else whole_models.mend(rows.rows, case, here)
-    us = parts.us * mend.factor
-    deviation = math.hypot(parts.doubt_us / parts.us, mend.deviation, MACHINES)
+    mend = Mend(1.0, 0.0, False, False) if rows is None else whole_models.mend(rows.rows, case, here)
+    us = mend.mended(parts.us, parts.memory_us)
+    deviation = math.hypot(parts.doubt_us / parts.us, mend.deviation_of(parts.us, parts.memory_us), MACHINES)
     if not here:
         fixed, memory = parts.fixed_us / parts.us, parts.memory_us / parts.us
         deviation = math.hypot(

@@ -26,7 +26,7 @@ from microscale.engine.process.messages import (
 )
 from microscale.errors import BadMessage, Draining, MicroscaleError
 
-QUIET_S = 0.1
+QUIET_S = 0.5
 """Nothing must have come for so long before something is done ahead: requests that follow one another find the engine
 waiting for them."""
 
