@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from microscale.engine.prediction.drafts import tokens_of
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.costs import Prior
@@ -99,24 +100,26 @@ class AheadSimulation:
         self._flight = self._launch()
 
     def run(self, steps: int, acceptance: float) -> float:
-        """Tokens a second, but for steps with a capture, as ``bench`` counts."""
-        tokens, ms = 0, 0.0
+        """Tokens a second, but for steps with a capture, as ``bench`` counts. Of each length as many tokens as it gives
+        on average: what chance made of 300 steps of one sequence is 3 % off."""
+        tokens, ms = 0.0, 0.0
         for _ in range(steps):
             began, captured = self._host, len(self._captured)
-            given = self._step(acceptance)
+            given = sum(tokens_of(acceptance, len(work.drafts)) for work in self._flight.schedule)
+            self._step(acceptance)
             if len(self._captured) == captured:
                 tokens, ms = tokens + given, ms + self._host - began
         return 1e3 * tokens / ms
 
-    def _step(self, acceptance: float) -> int:
+    def _step(self, acceptance: float) -> None:
         flight, ahead = self._flight, self._drafts()
         if ahead or not flight.drafts:
             self._flight = self._launch(ahead)
-            return self._land(flight, acceptance)
-        given = self._land(flight, acceptance)
-        self._host += self._turn_ms
-        self._flight = self._launch(self._drafts())
-        return given
+            self._land(flight, acceptance)
+        else:
+            self._land(flight, acceptance)
+            self._host += self._turn_ms
+            self._flight = self._launch(self._drafts())
 
     def _drafts(self) -> Mapping[str, Sequence[int]]:
         return {} if self.rested else self._speculation.propose(self._requests, lambda _, draft: draft)
@@ -148,14 +151,13 @@ class AheadSimulation:
         high = verify[min(low + 1, len(verify) - 1)]
         return verify[low] + (high - verify[low]) * part / self._count
 
-    def _land(self, flight: _Flight, acceptance: float) -> int:
+    def _land(self, flight: _Flight, acceptance: float) -> None:
         self._host = max(self._host, flight.end_ms)
         found = [self._accept(len(work.drafts), acceptance) for work in flight.schedule]
         self._speculation.ended(flight.schedule, sum(found))
         for work, count in zip(flight.schedule, found, strict=True):
             if work.drafts:
                 self._speculation.landed(work, count)
-        return self._count + sum(found)
 
     def _accept(self, drafted: int, acceptance: float) -> int:
         return next((at for at in range(drafted) if self._chance.random() >= acceptance), drafted)
