@@ -50,7 +50,7 @@ class Head:
         return Prior(tuple(table), tuple(lengths), step, tuple(tuple(1e3 * ms for ms in row) for row in draft.values()))
 
 
-class _Guesses:
+class Guesses:
     """As many as were guessed behind the last step."""
 
     count = 0
@@ -88,7 +88,7 @@ class AheadSimulation:
         ``turn_ms``: from reading a step to launching the next."""
         self._rule, self._head, self._row, self._count = rule, head, table[sequences], sequences
         self._turn_ms = turn_ms
-        self._guesses = _Guesses()
+        self._guesses = Guesses()
         self._speculation = Speculation(self._guesses, len(self._row) - 1, rule, lambda: self._host / 1e3)
         self._speculation._target_first_runs = lambda: len(self._captured)
         params = SamplingParams(max_tokens=10**9)

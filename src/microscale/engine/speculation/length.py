@@ -103,7 +103,16 @@ class ByArithmetic(Length):
         self._wanted = any(found)
         if self._account < 0:
             return none
-        return found if self._wanted else self._probe(requests, costs)
+        return self._afforded(found, costs) if self._wanted else self._probe(requests, costs)
+
+    def _afforded(self, lengths: list[int], costs: Costs) -> list[int]:
+        """No longer than the account can pay for if all of them fail, but for one token: a few long drafts without luck
+        took what 300 steps of one sequence put in."""
+        longest = max(lengths)
+        while longest > 1 and costs.verify[sum(lengths)] + costs.drafting(longest) > costs.verify[0] + self._account:
+            longest -= 1
+            lengths = [min(length, longest) for length in lengths]
+        return lengths
 
     def _probe(self, requests: Sequence[Request], costs: Costs) -> list[int]:
         """A short draft for the request of which least is known, where the account has the time for it and drafts could

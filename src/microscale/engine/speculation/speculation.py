@@ -172,8 +172,8 @@ class Speculation:
     def ended(self, schedule: Sequence[Work], accepted: int = 0) -> None:
         """The tokens of a step are read, though no request has them yet, and so many of its drafts were accepted. Steps
         with prompts, and the first after an idle time, which has one, say nothing of what drafts cost; nor do
-        those since whose predecessor something ran for the first time, or was captured, nor the next, which the GPU ran
-        meanwhile: it seems to take no time."""
+        those since whose predecessor something ran for the first time, or was captured. Nor does the next where a head
+        may have been captured behind it: the GPU ran it meanwhile, and it seems to take no time."""
         now = self._clock()
         before, self._last_end = self._last_end, now
         seen, self._seen_first_runs = self._seen_first_runs, self.first_runs()
@@ -181,7 +181,7 @@ class Speculation:
         if before is not None and all(work.verifies for work in schedule):
             lengths = [len(work.drafts) for work in schedule]
             self.counts.stepped(lengths)
-            if quiet and self._quiet:
+            if self._quiet and (quiet or self._ahead is None):
                 self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
 
     def forget(self, request_id: str) -> None:
