@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from microscale.engine.request import Request
+from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.costs import StepCosts
 from microscale.engine.speculation.drafter import Target
-from microscale.engine.speculation.length import ByArithmetic
+from microscale.engine.speculation.length import ByArithmetic, FixedLength
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
+from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from support.drafters import KnowingDrafter
 from support.mock_engine import VOCAB, System, alone
+from support.simulated_ahead import AheadSimulation, Guesses, Head
 from support.simulated_drafts import Simulation, best_fixed, prior_of
 from support.simulated_runner import Clock, FirstRunsRunner
 
@@ -128,6 +134,78 @@ def turning(table: dict[int, tuple[float, ...]], sequences: int) -> Simulation:
     predicted = {count: PREDICTED[count] for count in table}
     rule, turn_ms = ByArithmetic(prior_of(predicted), MOST), TURN_MS[sequences]
     return Simulation(rule, MOST, table, sequences, first_ms=FIRST_MS, turn_ms=turn_ms).told()
+
+
+# ---- the same day, with a head: as ``bench`` runs it -----------------------------------------------------------------
+
+EAGLE3 = {1: (1.37, 2.07, 2.53, 2.98, 3.31, 3.64), 64: (4.99, 6.19, 7.36, 8.54, 9.53, 10.52)}
+EAGLE3_PREDICTED = {1: (1.41, 1.97, 2.42, 2.87, 3.20, 3.52), 64: (5.17, 6.28, 7.31, 8.34, 9.47, 10.60)}
+"""Between 1, 3 and 5 drafts along straight lines."""
+HEAD = Head(once={1: 0.05, 64: 0.10}, token={1: 0.168, 64: 0.20})
+READ_FIRST_MS = {1: 0.4, 64: 1.5}
+
+
+def with_head(sequences: int, seed: int, acceptance: float) -> tuple[float, AheadSimulation]:
+    """Tokens a second of 300 steps after 300 others."""
+    rule = ByArithmetic(HEAD.prior(EAGLE3_PREDICTED), 5)
+    simulation = AheadSimulation(rule, EAGLE3, HEAD, sequences, turn_ms=READ_FIRST_MS[sequences], seed=seed)
+    simulation.run(300, acceptance)
+    return simulation.run(300, acceptance), simulation
+
+
+@pytest.mark.parametrize(("sequences", "seeds"), [(1, 20), (64, 2)])
+def test_a_head_that_pays_does_not_rest_for_bad_luck(sequences: int, seeds: int) -> None:
+    """It rested with 7 of 20 seeds at one sequence: after a capture a step without drafts seemed to take no time, so
+    that drafts seemed to gain nothing; 64 steps in which a good head has no luck are not rare; and a few long drafts
+    without luck had taken what the next 300 steps put into the account."""
+    found = [with_head(sequences, seed, 0.7) for seed in range(seeds)]
+    assert not any(simulation.rested for _, simulation in found)
+    assert sum(rate for rate, _ in found) / seeds >= 0.97 * best_fixed(EAGLE3, sequences, 0.7)
+
+
+@pytest.mark.parametrize("sequences", [1, 64])
+def test_a_head_without_any_luck_rests_soon(sequences: int) -> None:
+    rule = ByArithmetic(HEAD.prior(EAGLE3_PREDICTED), 5)
+    simulation = AheadSimulation(rule, EAGLE3, HEAD, sequences, turn_ms=READ_FIRST_MS[sequences], seed=0)
+    assert simulation.run(300, 0.0) >= 0.97 * sequences / EAGLE3[sequences][0] * 1e3
+    assert simulation.rested
+    assert simulation.run(300, 0.0) >= 0.99 * sequences / EAGLE3[sequences][0] * 1e3
+
+
+class _Times(FixedLength):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.us: list[int] = []
+
+    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
+        self.us.append(round(us))
+
+
+def test_the_step_that_ran_during_a_capture_is_not_timed() -> None:
+    """The host reads it at once, when it has captured."""
+    clock, rule, captured = Clock(), _Times(), 0
+    speculation = Speculation(Guesses(), 3, rule, clock)
+    pools = {kind: PagePool(1) for kind in LayerKind}
+    speculation.attach(Target(pools, LIMITS, None, first_runs=lambda: captured))
+    schedule = [Work(Request("r", [1], SamplingParams()), 0, 1)]
+    for ms, captures in (
+        (2.0, 0),
+        (2.1, 0),
+        (2.2, 0),
+        (40.0, 1),
+        (0.2, 0),
+        (2.3, 0),
+        (41.0, 1),
+        (42.0, 1),
+        (0.1, 0),
+        (2.4, 0),
+    ):
+        clock.now += ms / 1e3
+        captured += captures
+        speculation.ended(schedule)
+    assert rule.us == [2100, 2200, 2300, 2400]
 
 
 LIMITS = Limits(page_size=4, window=6, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=2048)

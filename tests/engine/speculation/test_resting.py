@@ -16,7 +16,7 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.length import ByArithmetic, FixedLength
-from microscale.engine.speculation.resting import FIRST_REST, SETTLING, WINDOW, Resting
+from microscale.engine.speculation.resting import BAD_WINDOWS, FIRST_REST, SETTLING, WINDOW, Resting
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
@@ -71,6 +71,15 @@ def test_rests_grow_and_a_gain_ends_them() -> None:
         resting.stepped(4, 1000.0, 50.0)
     assert not resting.rests(4)
     assert [steps_until(rests, 0.0) for rests in (True, False)] == [AWAKE, FIRST_REST]
+
+
+def test_wanted_drafts_may_have_bad_luck_for_a_while() -> None:
+    resting = Resting()
+    for window in range(2 * BAD_WINDOWS):
+        for _ in range(AWAKE):
+            assert not resting.rests(1)
+            resting.stepped(1, 1000.0, 100.0 if window == BAD_WINDOWS - 1 else 0.0, wanted=True)
+    assert resting.rests(1)
 
 
 def test_each_number_of_sequences_rests_by_itself() -> None:

@@ -90,15 +90,29 @@ class ByArithmetic(Length):
         """What is left to make up for."""
         self._last_drafts = 0
         """Of the step before."""
+        self._wanted = False
+        """Drafts pay, as far as is known, whether there is time for them or not."""
         self._resting = Resting()
 
     def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
         none = [0] * len(requests)
-        if not requests or self._account < 0 or self._costs.wants_baseline(sequences):
+        if not requests or self._costs.wants_baseline(sequences):
             return none
         costs = self._costs.table(sequences)
         found = best_lengths([self._acceptance.chances(r.request_id) for r in requests], costs, LEAST_GAIN)
-        return found if any(found) else self._probe(requests, costs)
+        self._wanted = any(found)
+        if self._account < 0:
+            return none
+        return self._afforded(found, costs) if self._wanted else self._probe(requests, costs)
+
+    def _afforded(self, lengths: list[int], costs: Costs) -> list[int]:
+        """No longer than the account can pay for if all of them fail, but for one token: a few long drafts without luck
+        took what 300 steps of one sequence put in."""
+        longest = max(lengths)
+        while longest > 1 and costs.verify[sum(lengths)] + costs.drafting(longest) > costs.verify[0] + self._account:
+            longest -= 1
+            lengths = [min(length, longest) for length in lengths]
+        return lengths
 
     def _probe(self, requests: Sequence[Request], costs: Costs) -> list[int]:
         """A short draft for the request of which least is known, where the account has the time for it and drafts could
@@ -129,7 +143,7 @@ class ByArithmetic(Length):
         self._account += SHARE * counted - repaid
         gained = alone * (sequences + accepted) / sequences - counted if drafts or turns else 0.0
         self._account += gained
-        self._resting.stepped(sequences, counted, gained)
+        self._resting.stepped(sequences, counted, gained, self._wanted)
         self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
 
     def rests(self, sequences: int) -> bool:

@@ -1,7 +1,8 @@
 """When a draft head rests: it costs time behind every step, also while nothing is drafted.
 
     awake    ``SETTLING`` + ``WINDOW`` steps: if what drafts gave in the second part is less than ``LEAST`` of its time,
-             the head rests; else the same again
+             the head rests; else the same again. If drafts were wanted in most of it, that was bad luck perhaps: 64
+             steps of one sequence are off by 8 % of their time. Then it rests after ``BAD_WINDOWS`` in a row.
     resting  the head takes no notice of steps, so requests that run meanwhile are drafted for no more (``head``);
              ``FIRST_REST`` steps, and twice as many each time in a row, up to ``MOST_REST``
 
@@ -17,6 +18,7 @@ SETTLING = 64
 """Steps in which lengths and chances are found out."""
 WINDOW = 64
 LEAST = 0.03
+BAD_WINDOWS = 3
 FIRST_REST = 1024
 MOST_REST = 8192
 
@@ -29,6 +31,10 @@ class _State:
     """Of the present window."""
     us: float = 0.0
     gained: float = 0.0
+    wanted: int = 0
+    """Steps in which drafts were to pay."""
+    bad: int = 0
+    """Windows in a row in which they did not."""
     left: int = 0
     """Steps to rest."""
     rest: int = FIRST_REST
@@ -51,8 +57,9 @@ class Resting:
     def rests(self, sequences: int) -> bool:
         return self._of(sequences).left > 0
 
-    def stepped(self, sequences: int, us: float, gained: float) -> None:
-        """A step took so long; without drafts its tokens would have taken ``gained`` more."""
+    def stepped(self, sequences: int, us: float, gained: float, wanted: bool = False) -> None:
+        """A step took so long; without drafts its tokens would have taken ``gained`` more. ``wanted``: as far as is
+        known drafts pay, whether it had some or not."""
         state = self._of(sequences)
         if state.left:
             state.left -= 1
@@ -62,10 +69,13 @@ class Resting:
             return
         state.us += us
         state.gained += gained
+        state.wanted += wanted
         if state.steps < SETTLING + WINDOW:
             return
-        if state.gained < LEAST * state.us:
-            state.left, state.rest = state.rest, min(2 * state.rest, MOST_REST)
+        if state.gained >= LEAST * state.us:
+            state.rest, state.bad = FIRST_REST, 0
         else:
-            state.rest = FIRST_REST
-        state.steps, state.us, state.gained = 0, 0.0, 0.0
+            state.bad += 1 if state.wanted > WINDOW // 2 else BAD_WINDOWS
+        if state.bad >= BAD_WINDOWS:
+            state.left, state.rest, state.bad = state.rest, min(2 * state.rest, MOST_REST), 0
+        state.steps, state.us, state.gained, state.wanted = 0, 0.0, 0.0, 0

@@ -76,6 +76,8 @@ class Speculation:
         self._last_end: float | None = None
         self._target_first_runs: Callable[[], int] = lambda: 0
         self._seen_first_runs = 0
+        self._quiet = False
+        """Nothing ran for the first time while the last step was waited for."""
         self.counts = Counts(most)
 
     @classmethod
@@ -170,14 +172,16 @@ class Speculation:
     def ended(self, schedule: Sequence[Work], accepted: int = 0) -> None:
         """The tokens of a step are read, though no request has them yet, and so many of its drafts were accepted. Steps
         with prompts, and the first after an idle time, which has one, say nothing of what drafts cost; nor do
-        those since whose predecessor something ran for the first time, or was captured."""
+        those since whose predecessor something ran for the first time, or was captured. Nor does the next where a head
+        may have been captured behind it: the GPU ran it meanwhile, and it seems to take no time."""
         now = self._clock()
         before, self._last_end = self._last_end, now
         seen, self._seen_first_runs = self._seen_first_runs, self.first_runs()
+        quiet, self._quiet = self._quiet, seen == self._seen_first_runs
         if before is not None and all(work.verifies for work in schedule):
             lengths = [len(work.drafts) for work in schedule]
             self.counts.stepped(lengths)
-            if seen == self._seen_first_runs:
+            if self._quiet and (quiet or self._ahead is None):
                 self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
 
     def forget(self, request_id: str) -> None:
