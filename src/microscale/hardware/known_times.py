@@ -68,12 +68,18 @@ def find(gpu: Gpu, op: str, implementation: str, path: str, work: Work) -> tuple
 
 
 def _group(source: Source, op: str, implementation: str, path: str, work: Work) -> tuple[Group, bool] | None:
-    """The path's own group, or that of the implementation's path with the rows nearest to this work."""
+    """The path's own group; else that of the same path without what else tells rows apart (FP8 KV, drafts), or of the
+    implementation's path with the rows nearest to this work."""
     exact = source.groups.get((op, implementation, path))
     if exact is not None:
         return exact, True
     if source.played:
         return None
+    name = path
+    while ", " in name:
+        name = name.rpartition(", ")[0]
+        if (op, implementation, name) in source.groups:
+            return source.groups[op, implementation, name], False
     others = [group for key, group in source.groups.items() if key[:2] == (op, implementation)]
     if not others:
         return None
