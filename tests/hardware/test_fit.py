@@ -10,7 +10,7 @@ import pytest
 
 from microscale.hardware import KNOWN
 from microscale.hardware.fit import Key, Row, Work, formula, leave_one_out, make_groups
-from microscale.hardware.least_squares import minimise, solve
+from microscale.hardware.least_squares import factor, minimise, solve, solve_factored
 from microscale.hardware.reach import CARDS, MEMORY_TYPES, issue_rate, reach
 
 H200, GB10, A100 = KNOWN["h200"], KNOWN["gb10"], KNOWN["a100"]
@@ -100,3 +100,12 @@ def test_every_card_has_a_reachable_bandwidth_below_its_sheet_with_a_source() ->
     assert not reach(A100).of_card
     assert all(0.8 < share.low < share.high < 1 for share in MEMORY_TYPES.values())
     assert set(CARDS) <= set(KNOWN)
+
+
+def test_a_factored_matrix_gives_what_elimination_gives() -> None:
+    chooser = random.Random(3)
+    for size in (1, 2, 7, 40):
+        base = [[chooser.gauss(0, 1) for _ in range(size)] for _ in range(size)]
+        matrix = [[sum(x * y for x, y in zip(a, b, strict=True)) + 0.1 * (a is b) for b in base] for a in base]
+        right = [chooser.gauss(0, 1) for _ in range(size)]
+        assert solve_factored(factor(matrix), right) == pytest.approx(solve(matrix, right), rel=1e-6, abs=1e-8)

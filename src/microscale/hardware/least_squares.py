@@ -28,6 +28,33 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
     return found
 
 
+def factor(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The lower triangle ``L`` of a symmetric positive matrix with ``L L^T = matrix``, line by line (Cholesky): for
+    many right sides, each of which then takes a step less."""
+    lower: list[list[float]] = []
+    for size, line in enumerate(matrix):
+        made: list[float] = []
+        for column in range(size):
+            above = lower[column]
+            made.append((line[column] - _dot(made, above[:column])) / above[column])
+        made.append((line[size] - _dot(made, made)) ** 0.5)
+        lower.append(made)
+    return lower
+
+
+def solve_factored(lower: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """``x`` with ``L L^T x = right``."""
+    found: list[float] = []
+    for line, value in zip(lower, right, strict=True):
+        found.append((value - _dot(found, line[:-1])) / line[-1])
+    for size in reversed(range(len(found))):
+        line = lower[size]
+        found[size] /= line[-1]
+        value = found[size]
+        found[:size] = [known - value * entry for known, entry in zip(found[:size], line[:-1], strict=True)]
+    return found
+
+
 def minimise(residuals: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
     """The point with the least sum of squares, by damped Gauss-Newton steps of at most 1 in each direction."""
     point, damping = list(start), 1e-2

@@ -13,14 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from microscale.errors import BadSetting
 from microscale.hardware import speeds
 from microscale.hardware.families import KNOWN, Family
-from microscale.hardware.least_squares import solve
+from microscale.hardware.least_squares import factor, solve_factored
 
 HEAD = ("family", "gpu", "torch", "triton", "date", "source")
 NOISE = 0.02
@@ -143,21 +143,37 @@ class Mend:
         return self.deviation * (whole - memory_us) / whole if self.of_rest else self.deviation
 
 
-def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:
-    """For one case, from the rows of its kind; ``here``: they are of this kind of card. What sums of kernels leave out
-    is launches and arithmetic for the most part: it is alike on another card too, but less."""
-    alike = [row for row in rows if row.case.kind is case.kind]
-    if not alike:
-        return Mend(1.0, 3 * LEAST_DOUBT, False, not here)
+@dataclass(frozen=True)
+class _Fitted:
+    """What rows of one kind have in common."""
+
+    left: list[float]
+    mean: float
+    spread: float
+    factor: list[list[float]]
+
+
+@lru_cache(maxsize=16)
+def _fitted(alike: tuple[ModelRow, ...], here: bool) -> _Fitted:
     left = [row.left if here else row.left_of_rest for row in alike]
     mean = sorted(left)[len(alike) // 2]
     spread = math.sqrt((sum((each - mean) ** 2 for each in left) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
     table = [[spread**2 * _likeness(a.case, b.case) + (NOISE**2 if a is b else 0.0) for b in alike] for a in alike]
+    return _Fitted(left, mean, spread, factor(table))
+
+
+def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:
+    """For one case, from the rows of its kind; ``here``: they are of this kind of card. What sums of kernels leave out
+    is launches and arithmetic for the most part: it is alike on another card too, but less."""
+    alike = tuple(row for row in rows if row.case.kind is case.kind)
+    if not alike:
+        return Mend(1.0, 3 * LEAST_DOUBT, False, not here)
+    fitted = _fitted(alike, here)
     common = 1.0 if here else ANOTHER_CARD
-    shared = [common * spread**2 * _likeness(case, row.case) for row in alike]
-    weights = solve(table, shared)
-    moved = mean + sum(w * (each - mean) for w, each in zip(weights, left, strict=True))
-    unknown = max(spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
+    shared = [common * fitted.spread**2 * _likeness(case, row.case) for row in alike]
+    weights = solve_factored(fitted.factor, shared)
+    moved = fitted.mean + sum(w * (each - fitted.mean) for w, each in zip(weights, fitted.left, strict=True))
+    unknown = max(fitted.spread**2 - sum(w * s for w, s in zip(weights, shared, strict=True)), 0.0)
     near = here and any((row.case.model, row.case.precision) == (case.model, case.precision) for row in alike)
     return Mend(math.exp(moved), math.hypot(math.sqrt(unknown), NOISE), near, not here)
 
