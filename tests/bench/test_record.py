@@ -14,7 +14,7 @@ from microscale.bench.timing import Ceilings
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import known_times, speeds
 from microscale.hardware.fit import Work
-from microscale.hardware.stand_in import stand_in
+from microscale.hardware.stand_in import MMA_SYNC, library_rates, stand_in
 
 H200 = replace(hardware.known("h200"), memory_bytes=int(139.8 * hardware.GIB))
 
@@ -75,3 +75,10 @@ def test_rows_of_another_card_s_kernels_serve_predictions_alone(
     file.write_text(file.read_text().replace('"h200"', '"h300"'))
     with pytest.raises(BadSetting, match="ran on 'h300'"):
         speeds.read(file, hardware.known("gb10").family)
+
+
+def test_torchs_products_on_a_stand_in_are_the_gpus_own() -> None:
+    few = stand_in("h200", "gb10", 66)
+    assert few.peak.bf16 == pytest.approx(MMA_SYNC * H200.peak.bf16 / 2)
+    assert library_rates(few).peak.bf16 == pytest.approx(H200.peak.bf16 / 2)
+    assert library_rates(H200) == H200

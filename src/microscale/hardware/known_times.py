@@ -57,9 +57,10 @@ def find(gpu: Gpu, op: str, implementation: str, path: str, work: Work) -> tuple
         group, exact = found
         here = source is own and card_name(gpu) == source.card
         rates = library_rates(gpu) if implementation == LIBRARY else gpu
-        timing = group.here(work, gpu) if here else group.elsewhere(work, rates)
-        if source.played:
+        if source.played:  # the same tiles: what the formula leaves of neighbouring rows is theirs here too
             timing = group.here(work, rates).scaled(1.0, group.deviation)
+        else:
+            timing = group.here(work, gpu) if here else group.elsewhere(work, rates)
         if not exact:
             timing = timing.scaled(1.0, math.hypot(timing.deviation, OTHER_PATH))
         near = source is own and min(_distance(work, row.work) for row in group.rows) <= speeds.NEAR
