@@ -40,6 +40,9 @@ LAST_WORDS_S = 2.0
 """How long clients are still told that the engine has ended."""
 SHUTDOWN_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SEND_BUFFER_BYTES = 128 * 1024
+"""Of a connection, in the kernel; Linux grants twice that. Left alone it grows to 4 MB: ten thousand events that the engine
+would make for a client that reads none of them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise BadSetting(f"--host {host} --port {port} is no address: {error}.") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         bound.bind(address)
     except OSError as error:
         bound.close()
