@@ -41,8 +41,8 @@ LAST_WORDS_S = 2.0
 SHUTDOWN_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SEND_BUFFER_BYTES = 128 * 1024
-"""Of a connection, in the kernel; Linux grants twice that. Left alone it grows to 4 MB: ten thousand events that the engine
-would make for a client that reads none of them."""
+"""Of a connection, in the kernel; Linux grants twice that. Left alone it grows to 4 MB: ten thousand events that the
+engine would make for a client that reads none of them."""
 
 
 @dataclass(frozen=True)
