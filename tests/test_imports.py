@@ -19,6 +19,16 @@ print(json.dumps(sorted(sys.modules)))
 """
 SERVER = {"fastapi", "starlette", "uvicorn", "uvloop", "prometheus_client", "llguidance", "tokenizers", "msgspec"}
 NEVER = {"transformers", "matplotlib", "torch._dynamo", "torch._inductor"}
+TORCH = {"torch._C"}
+"""Under the name "torch" stands what imports it on first use."""
+PLANS = [
+    "gpt-oss-20b --gpu gb10",
+    "gpt-oss-120b --gpu gb10 --speculative eagle3 --tensor-parallel-size 2",
+    "gpt-oss-120b --gpu h200 --speculative ngram --precision balanced --json",
+    "gemma-4-26b-a4b --gpu rtx5090 --precision fast",
+    "qwen3-30b-a3b --gpu a100",
+    "demo --gpu b200",
+]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +41,10 @@ NEVER = {"transformers", "matplotlib", "torch._dynamo", "torch._inductor"}
         # Nor does who measures one: the server's packages are the business of the process that is measured.
         ("bench serve --help", SERVER | NEVER, 1920),
         ("doctor", SERVER | NEVER | {"triton", "safetensors", "microscale.kernels", "microscale.models"}, 1420),
-        ("explain gpt-oss-20b --gpu gb10", SERVER | NEVER | {"microscale.server", "microscale.engine.process"}, 1730),
+        *[
+            (f"explain {plan}", SERVER | NEVER | TORCH | {"microscale.server", "microscale.engine.process"}, 1730)
+            for plan in PLANS
+        ],
     ],
 )
 def test_a_command_imports_what_it_needs(command: str, absent: set[str], most: int) -> None:

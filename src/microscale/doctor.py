@@ -22,7 +22,8 @@ from microscale import hardware, settings
 from microscale.errors import Unsupported
 from microscale.hardware.sums import PEER_WORLDS, Joined, sums_table, sums_text
 from microscale.hardware.triton_faults import faults_of, installed_triton, users
-from microscale.parallel.peers import why_unmapped, why_unshareable
+from microscale.parallel.peer_access import why_unmapped
+from microscale.parallel.peers import why_unshareable
 from microscale.settings import PEER_SUMS_OFF, PeerSums
 from microscale.version import __version__
 

@@ -21,7 +21,8 @@ from microscale.errors import RankFailed
 from microscale.parallel import exchange, peers
 from microscale.parallel.answers import Answers
 from microscale.parallel.exchange import Exchange, GivenUp
-from microscale.parallel.peers import Unmapped, map_peers, registered, why_unmapped, why_unshareable
+from microscale.parallel.peer_access import why_unmapped
+from microscale.parallel.peers import Unmapped, map_peers, registered, why_unshareable
 from microscale.parallel.sharding import Shard
 from support.child import as_process
 from support.host_peers import HostMemory

@@ -30,12 +30,12 @@ from microscale.engine.step.verify import VerifyInputs
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec
+from microscale.models import dummy_weights
 from microscale.models.config import MAX_DRAFT, LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.recorded import (
     MAX_SEQUENCES,
     MAX_TOKENS,
-    META,
     Step,
     bind_shapes,
     record,
@@ -45,6 +45,7 @@ from microscale.models.recorded import (
 from microscale.prove import inventory
 from support.listed import assert_listed
 
+META = torch.device(dummy_weights.META)
 KERNELS = Path(microscale.__file__).parent / "kernels"
 ASKED = [
     ("h200", "gpt-oss-20b", "exact"),

@@ -7,10 +7,9 @@ for before it is called: ``refuses_…`` says why a batch has to take the ops ap
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from microscale.backends.paths import path_for
 from microscale.backends.picks import Choice, Picks
@@ -44,6 +43,9 @@ from microscale.kernels.small.spec import (
     SmallOps,
     SmallSpec,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MlpPicks = Picks[int, tuple[MoeOp[Any], MoeSpec, MlpPath[Any]] | Reason]
 
@@ -150,7 +152,7 @@ class Dense:
         return entry.run_logits(self._packed, spec, self._gpu, x, path)
 
 
-BatchKey = tuple[int, tuple[int, int, int], torch.dtype, bool]
+BatchKey: TypeAlias = "tuple[int, tuple[int, int, int], torch.dtype, bool]"
 """Tokens, ``AttentionBatch.sizes``, how keys are stored, and whether drafts are verified."""
 HeadsKey = tuple[BatchKey, HeadsKind]
 

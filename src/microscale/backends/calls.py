@@ -6,8 +6,7 @@ Models call bound layers. Sizes come from the tensors: ``spec.tokens`` does not 
 from __future__ import annotations
 
 from dataclasses import replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.backends.bound import Small, SmallKind
 from microscale.backends.paths import path_for
@@ -21,6 +20,9 @@ from microscale.kernels.moe.spec import MoeOp, MoeSpec, Routing
 from microscale.kernels.op import PackedT
 from microscale.kernels.sampling.spec import Asks, Sampled, SamplingBatch, SamplingOp, SamplingSpec
 from microscale.kernels.small.spec import SmallOps, SmallSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def run_moe(entry: MoeOp[PackedT], packed: PackedT, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from microscale.hardware import LAUNCH_US, Gpu, speeds
 from microscale.kernels.attention.spec import AttentionSpec
-from microscale.kernels.op import Cost, Implementation, torch_dtype
+from microscale.kernels.op import Cost, Implementation
 
 DECODING_TOKENS = 256
 """As many sequences as are expected to decode together; a larger batch is counted as one prompt."""
@@ -61,7 +61,7 @@ def _attention_cost(entry: Implementation[Any], spec: AttentionSpec, gpu: Gpu, k
         last = replace(spec, tokens=1, context=spec.context, window=_reach(spec))
         cost = replace(entry.cost(mean, gpu), bytes=entry.cost(last, gpu).bytes)
     # The spec does not say how the cache stores its numbers; cost counts them in the activations' type.
-    return replace(cost, bytes=cost.bytes * kv_size // torch_dtype(spec.activations).itemsize)
+    return replace(cost, bytes=cost.bytes * kv_size // spec.activations.itemsize)
 
 
 def _reach(spec: AttentionSpec) -> int | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.kernels.drafts import follow as kernels
 from microscale.kernels.drafts import reference
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
 from microscale.kernels.launch import Kernel, Launch, recording
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["NO_TOKEN", "Followed", "Layout", "Pages", "Standing", "follow", "move_on", "record_following"]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.bound import (
@@ -57,6 +56,12 @@ from microscale.kernels.sampling.spec import (
 )
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Computed = TypeVar("Computed")
+
 
 class Ops:
     """The ops of one model on one device."""
@@ -95,6 +100,10 @@ class Ops:
     def kv_dtype(self) -> torch.dtype:
         """The type of the KV cache's pages: E4M3 codes are bytes."""
         return torch.uint8 if self.precision.kv_format == "fp8" else self.dtype
+
+    def computed(self, make: Callable[[], Computed]) -> Computed:
+        """What a model computes once from its weights and its config, as it is built."""
+        return make()
 
     def uncapturable(self, tokens: int) -> str | None:
         """Why no CUDA graph can hold a step with up to so many tokens; ``None`` where one can."""

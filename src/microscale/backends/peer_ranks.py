@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ranks import Absent, Ranks
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS, most_rows
@@ -13,6 +12,9 @@ from microscale.kernels.launch import Kernel, Launch, recording
 from microscale.kernels.op import Reason
 from microscale.kernels.sums import one_shot
 from microscale.kernels.sums.spec import PeerBuffers, SumSpec, buffer_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUMMED_AT_ONCE = 2
 """Rows that a model may add up for one token: two parts of a layer together."""

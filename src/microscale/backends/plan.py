@@ -17,7 +17,7 @@ from microscale.backends.oracle import Freedom, Preference, decide_layer
 from microscale.backends.precision import BITS, EXACT, Precision
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
-from microscale.kernels.op import Activations, torch_dtype
+from microscale.kernels.op import Activations
 
 BUCKETS = (1, 4, 16, 64, 256, 1024, 8192)
 """Batch sizes for which a decision is made; a batch takes the decision of the next size up, the largest beyond that."""
@@ -48,7 +48,7 @@ class Setup:
     @property
     def activation_size(self) -> int:
         """Bytes of one number between ops."""
-        return torch_dtype(self.activations).itemsize
+        return self.activations.itemsize
 
     @property
     def kv_size(self) -> int:

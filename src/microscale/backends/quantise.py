@@ -6,8 +6,9 @@ the float32 copies of one chunk: about 200 MB, where lm_head of gpt-oss as a who
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import torch
-from torch import Tensor
 
 from microscale.formats import (
     FORMATS,
@@ -19,7 +20,10 @@ from microscale.formats import (
     encode_channels,
 )
 
-Weight = Tensor | BlockScaled | ChannelScaled
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weight: TypeAlias = "Tensor | BlockScaled | ChannelScaled"
 
 CHUNK = 1 << 24
 """Elements converted at a time; an encoder's temporaries take about three float32 numbers for each."""
@@ -81,12 +85,12 @@ def _encode(part: Tensor, fmt: str) -> BlockScaled | ChannelScaled:
 
 
 def _numbers(part: Weight) -> Tensor:
-    return part if isinstance(part, Tensor) else decode(part)
+    return part if isinstance(part, torch.Tensor) else decode(part)
 
 
 def _flat(weight: Weight) -> Weight:
     """All leading axes as one."""
-    if isinstance(weight, Tensor):
+    if isinstance(weight, torch.Tensor):
         return weight.reshape(-1, weight.shape[-1])
     values = weight.values.reshape(-1, weight.values.shape[-1])
     if isinstance(weight, ChannelScaled):

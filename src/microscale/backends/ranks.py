@@ -5,15 +5,17 @@ And what is drawn from a vocabulary that is spread over ranks, where each says o
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.sampling.spec import Sampled, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Ranks(Protocol):

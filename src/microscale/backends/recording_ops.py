@@ -7,9 +7,8 @@ of 36 layers takes ten milliseconds.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from microscale import hardware
 from microscale.backends.ops import Ops
@@ -17,12 +16,17 @@ from microscale.backends.oracle import Preference
 from microscale.backends.plan import Use
 from microscale.backends.quantise import Weight
 from microscale.backends.specs import dense_spec, moe_spec
+from microscale.formats import ShapeOnly
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe.spec import Gate, MoeWeights
 from microscale.kernels.op import Activations
 from microscale.kernels.sampling.spec import SamplingSpec
 from microscale.kernels.small.spec import SmallSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Unbound:
@@ -32,11 +36,9 @@ class Unbound:
         """Experts are told of the MLP beside them. Both are listed already."""
 
 
-def _is_part(weight: Weight, table: Weight | None) -> bool:
+def _is_part(weight: object, table: object) -> bool:
     """Whether it is the table or, of one rank, some rows of it: the checkpoint holds them once."""
-    if not isinstance(weight, Tensor) or not isinstance(table, Tensor):
-        return weight is table
-    return bool(weight.untyped_storage()._cdata == table.untyped_storage()._cdata)
+    return weight is table or (isinstance(weight, ShapeOnly) and weight.table is table)
 
 
 class RecordingOps(Ops):
@@ -52,6 +54,14 @@ class RecordingOps(Ops):
         self.tied = False
         """One tensor is bound as embedding and as a dense layer."""
         self._table: Weight | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """None: shapes have no numbers whose type could change."""
+        return cast("torch.dtype", None)
+
+    def computed(self, make: Callable[[], Any]) -> Any:
+        return Unbound()
 
     def layer_done(self) -> None:
         """Called when a decoder layer is complete."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import Kernel, Launch, MoeSpec, MoeWeights, Ops, Preference, Routing, recording
 from microscale.formats import BLOCK, MXFP4, BlockScaled, block_format
 from microscale.hardware import Gpu
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TENSOR_RANKS = (1, 2, 4, 8)
 EXPERT_RANKS = (2, 4, 8)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from microscale.backends.calls import run_attention
 from microscale.backends.measured_as import path_name
@@ -26,6 +26,9 @@ from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
 from microscale.models.config import LayerKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHECKED_QUERIES = 32
 # Weights and outputs round to bf16, 1.6e-3 RMS each, and room for the sums: see tests/kernels/cases_attention.py.

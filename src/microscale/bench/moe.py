@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.calls import run_moe
 from microscale.backends.measured_as import path_name
@@ -29,6 +29,9 @@ from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.moe.w8a16 import TritonW8A16
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 8192)
 CHECKED_TOKENS = 24

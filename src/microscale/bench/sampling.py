@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.calls import run_sampling
 from microscale.bench.rows import Row, check, row
@@ -23,6 +23,9 @@ from microscale.kernels.sampling import reference
 from microscale.kernels.sampling.blocked import TritonSampling
 from microscale.kernels.sampling.cost import history_bytes, logit_bytes
 from microscale.kernels.sampling.spec import PROMPT_BIT, Bias, History, Sampled, SamplingBatch, SamplingSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VOCABULARIES = (201088, 262144)
 TOKENS = (1, 8, 64)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from microscale.backends.bound import Small
 from microscale.backends.calls import bind_small
@@ -29,6 +29,9 @@ from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.small import cost, reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, SmallSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEVICE = "cuda"
 TOKENS = (1, 8, 64, 1024)

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
@@ -40,6 +39,9 @@ from microscale.engine.step.sampler import Drawn, Sampler
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AUTO = "auto"
 WARM_UP = 6

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.calls import run_attention, run_fused
 from microscale.bench.attention import (
@@ -35,6 +35,9 @@ from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.models.config import LayerKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DECODE_SEQUENCES, DECODE_CONTEXT = 8, 8192
 FUSED_CONTEXT = 192

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator, Tensor
+from torch import Generator
 
 from microscale.bench import moe
 from microscale.bench.layers import layer_spec
@@ -20,6 +20,9 @@ from microscale.hardware.tiles.tuned import Row
 from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.packed import pack_experts
 from microscale.kernels.moe.spec import Activations, MoeSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODELS = ("gpt-oss-120b", "gemma-4-26b-a4b")
 NUM_LAYERS = 3

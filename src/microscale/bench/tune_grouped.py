@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.bench.tune_job import Job, Problem
 from microscale.formats import BLOCK, BlockScaled, block_format
@@ -20,6 +19,9 @@ from microscale.hardware.tiles.tuned import Row
 from microscale.kernels.moe import grouped, grouped_wgmma, reference
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARES = (8, 16, 32, 64, 128, 256, 1024)
 """Pairs per expert that are measured; a tile serves up to the geometric mean of its share and the next."""

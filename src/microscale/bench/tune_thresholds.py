@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator, Tensor
+from torch import Generator
 
 from microscale.bench import moe, tune_dense, tune_grouped
 from microscale.bench.dense import ROTATED_BYTES
@@ -29,6 +29,9 @@ from microscale.kernels.moe import small_batch as moe_small_batch
 from microscale.kernels.moe.cost import bytes_per_expert
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.spec import Activations, Routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXPERTS = "gpt-oss-20b"
 CROWD_PAIRS = (2, 4, 6, 8, 10, 12, 16)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from microscale.backends.side_stream import SideStream
 from microscale.bench import dense as bench_dense
@@ -35,6 +35,9 @@ from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.reference import moe as moe_reference
 from microscale.kernels.moe.spec import Activations, Gate, Mlp, MoeWeights, Routing
 from microscale.kernels.small.fused import TritonSmall
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODEL = "gemma-4-26b-a4b"
 NUM_LAYERS = 3

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from microscale import settings
+from microscale.cli import late_torch
 from microscale.cli.console import err, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.version import __version__
@@ -41,6 +42,8 @@ COMMANDS = {
     "warm": Place("warm", "Compile a model's kernels ahead, for this machine's GPU or for another."),
     "prove": Place("measure", "Compile every kernel for every architecture, without a GPU."),
 }
+PLANNING = ("explain",)
+"""Commands that need torch only where they look at this machine's GPU."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -51,6 +54,8 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS and not set(rest) & set(HELP_OPTIONS["help_option_names"]):
             greet(name)
+        if name in PLANNING:
+            late_torch.import_late()
         return (name, load(name), rest) if name in COMMANDS else (name, command, rest)
 
 

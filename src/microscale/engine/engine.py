@@ -20,9 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from microscale.backends.ops import Logits
 from microscale.engine.grammar import Grammars, Matcher
@@ -40,6 +38,9 @@ from microscale.engine.step.scheduler import NO_DRAFTS, Scheduler
 from microscale.engine.step.scoring import score_prompts
 from microscale.engine.step.work import Work
 from microscale.errors import BadRequest, MicroscaleError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Runner(Protocol):

@@ -34,7 +34,7 @@ from microscale.hardware.whole_models import Kind
 from microscale.models import hub
 from microscale.models.families import PRESETS, ModelConfig, preset, read_model_config
 from microscale.models.outline import Outline, outline, shard_name
-from microscale.parallel.peers import why_unmapped
+from microscale.parallel.peer_access import why_unmapped
 from microscale.parallel.sharding import Shard
 from microscale.settings import PEER_SUMS_OFF, PeerSums
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import fp8, mxfp4, mxfp8
@@ -12,6 +13,10 @@ from microscale.formats.fp8 import ChannelScaled
 from microscale.formats.fp8 import encode as encode_channels
 from microscale.formats.mxfp4 import MXFP4
 from microscale.formats.mxfp8 import MXFP8
+from microscale.formats.shape_only import ShapeOnly
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMATS: dict[str, BlockFormat] = {fmt.name: fmt for fmt in (MXFP4, MXFP8)}
 
@@ -32,8 +37,9 @@ def encode(x: Tensor, fmt: BlockFormat) -> BlockScaled:
     return _ENCODERS[fmt](x)
 
 
-def decode(tensor: BlockScaled | ChannelScaled, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The numbers ``[..., K]`` that a scaled tensor stands for."""
+def decode(tensor: BlockScaled | ChannelScaled, dtype: torch.dtype | None = None) -> Tensor:
+    """The numbers ``[..., K]`` that a scaled tensor stands for; float32 unless another type is named."""
+    dtype = dtype or torch.float32
     if isinstance(tensor, ChannelScaled):
         return fp8.decode(tensor, dtype)
     return _DECODERS[tensor.format](tensor, dtype)
@@ -48,6 +54,7 @@ __all__ = [
     "BlockFormat",
     "BlockScaled",
     "ChannelScaled",
+    "ShapeOnly",
     "block_format",
     "decode",
     "decode_scales",

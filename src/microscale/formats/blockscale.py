@@ -16,11 +16,15 @@ and saturate. Where the specification leaves the choice open:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
+from microscale.formats.shape_only import ShapeOnly
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 32
 SCALE_BIAS = 127
@@ -54,7 +58,7 @@ class BlockScaled:
     format: BlockFormat
 
     def __post_init__(self) -> None:
-        if self.values.dtype != torch.uint8 or self.scales.dtype != torch.uint8:
+        if not _holds_bytes(self.values) or not _holds_bytes(self.scales):
             raise Unsupported(
                 f"{self.format.name} values and scales are bytes, not {self.values.dtype} and {self.scales.dtype}."
             )
@@ -87,13 +91,18 @@ class BlockScaled:
         return BlockScaled(self.values.to(device), self.scales.to(device), self.format)
 
 
-def decode_scales(scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """E8M0 bytes as numbers, built from bits so that 2**-127 survives devices that flush subnormal products."""
+def _holds_bytes(tensor: Tensor | ShapeOnly) -> bool:
+    return tensor.itemsize == 1 if isinstance(tensor, ShapeOnly) else tensor.dtype == torch.uint8
+
+
+def decode_scales(scales: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """E8M0 bytes as numbers, float32 unless another type is named: built from bits, so that 2**-127 survives devices
+    that flush subnormal products."""
     raw = scales.to(torch.int32)
     bits = raw << 23
     bits = torch.where(raw == 0, 0x0040_0000, bits)
     bits = torch.where(raw == SCALE_NAN, 0x7FC0_0000, bits)
-    return bits.view(torch.float32).to(dtype)
+    return bits.view(torch.float32).to(dtype or torch.float32)
 
 
 def shared_scales(blocks: Tensor, fmt: BlockFormat) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,18 @@ ties to even, and saturate. Where others differ:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats.mxfp8 import MXFP8, round_e4m3
 
-SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALLEST_SCALE = 2.0**-126
+"""float32's smallest normal number."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def encode(x: Tensor) -> ChannelScaled:
     return ChannelScaled(round_e4m3(x / scales[..., None]), torch.where(finite, scales, torch.nan))
 
 
-def decode(tensor: ChannelScaled, dtype: torch.dtype = torch.float32) -> Tensor:
+def decode(tensor: ChannelScaled, dtype: torch.dtype) -> Tensor:
     """The numbers that the codes stand for: exact in float64, else the rounded product."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (tensor.values.view(torch.float8_e4m3fn).to(wide) * tensor.scales.to(wide)[..., None]).to(dtype)

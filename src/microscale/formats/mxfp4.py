@@ -6,11 +6,14 @@ A nibble is sign, two exponent bits, one mantissa bit: 0, .5, 1, 1.5, 2, 3, 4, 6
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.formats.blockscale import BlockFormat, BlockScaled, apply_scales, shared_scales, split_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MXFP4 = BlockFormat("mxfp4", bits=4, max_exponent=2, max_value=6.0)
 
@@ -48,7 +51,7 @@ def _table(device: torch.device) -> Tensor:
         return torch.tensor(VALUES, dtype=torch.float32, device=device)
 
 
-def decode(tensor: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
+def decode(tensor: BlockScaled, dtype: torch.dtype) -> Tensor:
     """The numbers that the codes stand for."""
     elements = _table(tensor.device)[unpack_nibbles(tensor.values).to(torch.int32)]
     return apply_scales(elements, tensor.scales, dtype)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.formats.blockscale import BlockFormat, BlockScaled, apply_scales, shared_scales, split_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MXFP8 = BlockFormat("mxfp8", bits=8, max_exponent=8, max_value=448.0)
 
@@ -21,6 +25,6 @@ def encode(x: Tensor) -> BlockScaled:
     return BlockScaled(round_e4m3(scaled).flatten(-2), scales, MXFP8)
 
 
-def decode(tensor: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
+def decode(tensor: BlockScaled, dtype: torch.dtype) -> Tensor:
     """The numbers that the codes stand for."""
     return apply_scales(tensor.values.view(torch.float8_e4m3fn), tensor.scales, dtype)

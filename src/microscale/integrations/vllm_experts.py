@@ -23,10 +23,9 @@ import logging
 import time
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
 from vllm.model_executor.layers.quantization import register_quantization_config
@@ -43,6 +42,9 @@ from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.hardware import Gpu, cpu, detect
 from microscale.integrations.vllm_warming import finish_warming, start_warming
 from microscale.kernels.op import Activations
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger("vllm.microscale")
 

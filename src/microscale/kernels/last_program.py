@@ -7,8 +7,12 @@ Launches that count on one device must not overlap, which one stream sees to.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST = 8192
 _KEPT: dict[torch.device, Tensor] = {}

@@ -71,13 +71,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, SCALE_NAN, BlockFormat, BlockScaled
 from microscale.kernels.numbers import PEAK_BIAS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TILE_ROWS = 16
 TILE_K = 64

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -16,5 +19,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.is_meta:  # a shape alone, for whose product torch would import sympy
         return x.new_empty((*x.shape[:-1], weight.shape[0]))
     if x.dtype is not torch.bfloat16 or not x.is_cpu:
-        return F.linear(x, weight, bias)
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        return torch.nn.functional.linear(x, weight, bias)
+    return torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)

@@ -41,6 +41,11 @@ class Activations(StrEnum):
     BF16 = "bf16"
     MXFP8 = "mxfp8"
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number as it travels between ops."""
+        return 4 if self is Activations.FLOAT32 else 2
+
 
 def torch_dtype(activations: Activations) -> torch.dtype:
     """The type in which activations travel between ops; MXFP8 ones travel as bfloat16 and are quantised inside."""

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import BadCheckpoint, BadSetting
 from microscale.models.json_object import read_json_object
 from microscale.models.reading.nan_check import TOGETHER, NanCheck
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.safetensors_header import TensorEntry, read_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 

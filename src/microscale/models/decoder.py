@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
-from typing import Generic, Protocol, TypeAlias, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from microscale.backends.ops import AttentionBatch, Logits, PagedKv, RopeTable
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
+from microscale.models.inference import without_gradients
 from microscale.models.taps import Taps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
@@ -80,18 +81,18 @@ class Decoder(ABC, Generic[State]):
     def stream(self, x: Tensor, state: State, out: Tensor) -> None:
         """The residual stream between two layers, with all that is still to be added to it, into ``out``."""
 
-    @torch.inference_mode()
+    @without_gradients
     def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits:
         """Logits ``[rows, vocabulary]`` in float32 for ``batch.logits``; the new tokens' KV goes to the cache, and what
         is tapped to ``taps``."""
         return run_through(self.forward_parts(batch, kv, taps))
 
-    @torch.inference_mode()
+    @without_gradients
     def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
         """Queries of the last layer and its residual stream, of all tokens."""
         return run_through(self.body_parts(batch, kv, taps))
 
-    @torch.inference_mode()
+    @without_gradients
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits:
         """Logits of some tokens, from what the body gave for them."""
         last = self.layers[-1]

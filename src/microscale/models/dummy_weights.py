@@ -2,8 +2,8 @@
 shapes alone.
 
 A family's ``dummy_weights.py`` names each tensor once and leaves it to a ``TensorMaker`` what it is made of:
-``RandomTensors`` draws numbers, ``ShapeTensors`` makes tensors without memory, which is all that recording the ops and
-kernels of a model needs.
+``RandomTensors`` draws numbers. ``ShapeTensors`` makes tensors without memory, which is all that listing the kernels of
+a model needs, and ``OutlineTensors`` shapes without torch, for listing its ops.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import hashlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor
 
-from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
+from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled, ShapeOnly
 from microscale.models.lm_head import HasVocabulary
 from microscale.parallel.sharding import split_vocabulary
 
-META = torch.device("meta")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+META = "meta"
+"""The device of tensors without memory."""
 # Uniform E2M1 codes have an RMS of 2.9; under 2**-9 .. 2**-5 the weights have one of 0.047. At gpt-oss's width a layer
 # then adds about 8 to the residual stream, whose RMS is 47 and largest value 193 after 36 layers: far from BF16's end.
 MXFP4_SCALES = range(118, 123)
@@ -39,9 +42,13 @@ class TensorMaker(Protocol):
         device: torch.device | str,
         std: float = 0.02,
         mean: float = 0.0,
-        dtype: torch.dtype = torch.bfloat16,
+        *,
+        float32: bool = False,
     ) -> Tensor:
-        """Numbers that bf16 can hold, in the type in which the model holds them."""
+        """Numbers that bf16 can hold, as bf16 or as float32."""
+
+    def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
+        """Token ids (int64), all 0."""
 
     def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled: ...
 
@@ -65,10 +72,14 @@ class RandomTensors:
         device: torch.device | str,
         std: float = 0.02,
         mean: float = 0.0,
-        dtype: torch.dtype = torch.bfloat16,
+        *,
+        float32: bool = False,
     ) -> Tensor:
         tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        return tensor.normal_(mean, std, generator=self._generator(name, device)).to(dtype)
+        return tensor.normal_(mean, std, generator=self._generator(name, device)).to(_dtype(float32))
+
+    def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=device)
 
     def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
         generator = self._generator(name, device)
@@ -99,12 +110,52 @@ def _random_scales(
     return torch.randint(values.start, values.stop, scales, dtype=torch.uint8, device=device, generator=generator)
 
 
+def _dtype(float32: bool) -> torch.dtype:
+    return torch.float32 if float32 else torch.bfloat16
+
+
+def _block_shapes(shape: tuple[int, ...], fmt: BlockFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of codes and of scales."""
+    return (*shape[:-1], shape[-1] * fmt.bits // 8), (*shape[:-1], shape[-1] // BLOCK)
+
+
 class ShapeTensors:
-    """Shapes and types; and how many bytes they would take. Matrices have no memory (``meta``) on any device.
+    """Torch's tensors with shapes and types alone, for kernels that are listed and not run. Matrices have no memory
+    (``meta``) on any device.
 
     Vectors are zeros on the device asked for, since the constructors of models compute with them (they join and scale
     norms): for the first sum or product on ``meta`` torch imports its compiler, which takes more than a second.
     """
+
+    def normal(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        device: torch.device | str,
+        std: float = 0.02,
+        mean: float = 0.0,
+        *,
+        float32: bool = False,
+    ) -> Tensor:
+        return torch.zeros(shape, dtype=_dtype(float32), device=device if len(shape) == 1 else META)
+
+    def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=device)
+
+    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        return self._blocks(shape, MXFP4)
+
+    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+        return self._blocks(shape, MXFP8)
+
+    def _blocks(self, shape: tuple[int, ...], fmt: BlockFormat) -> BlockScaled:
+        codes, scales = _block_shapes(shape, fmt)
+        values, exponents = (torch.zeros(each, dtype=torch.uint8, device=META) for each in (codes, scales))
+        return BlockScaled(values, exponents, fmt)
+
+
+class OutlineTensors:
+    """Shapes without torch, for outlines; and how many bytes they would take."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -116,9 +167,13 @@ class ShapeTensors:
         device: torch.device | str,
         std: float = 0.02,
         mean: float = 0.0,
-        dtype: torch.dtype = torch.bfloat16,
+        *,
+        float32: bool = False,
     ) -> Tensor:
-        return self._zeros(shape, dtype, device if len(shape) == 1 else META)
+        return self._shape(shape, 4 if float32 else 2)
+
+    def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
+        return self._shape((size,), 8)
 
     def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
         return self._blocks(shape, MXFP4)
@@ -127,13 +182,13 @@ class ShapeTensors:
         return self._blocks(shape, MXFP8)
 
     def _blocks(self, shape: tuple[int, ...], fmt: BlockFormat) -> BlockScaled:
-        codes, scales = ((*shape[:-1], size) for size in (shape[-1] * fmt.bits // 8, shape[-1] // BLOCK))
-        return BlockScaled(self._zeros(codes, torch.uint8), self._zeros(scales, torch.uint8), fmt)
+        codes, scales = _block_shapes(shape, fmt)
+        return BlockScaled(self._shape(codes, 1), self._shape(scales, 1), fmt)
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = META) -> Tensor:
-        tensor = torch.zeros(shape, dtype=dtype, device=device)
-        self.num_bytes += tensor.nbytes
-        return tensor
+    def _shape(self, shape: tuple[int, ...], itemsize: int) -> Tensor:
+        made = ShapeOnly(shape, itemsize)
+        self.num_bytes += made.nbytes
+        return cast("Tensor", made)
 
 
 class _Sizes(HasVocabulary, Protocol):

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from microscale.backends.ops import Ops
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
 from microscale.models.config_file import CONFIG
-from microscale.models.dummy_weights import RandomTensors, ShapeTensors
+from microscale.models.dummy_weights import RandomTensors, TensorMaker
 from microscale.models.family import AnyModel, Family, ModelConfig, ModelWeights
 from microscale.models.gemma4.family import GEMMA4
 from microscale.models.gpt_oss.family import GPT_OSS
@@ -22,6 +20,9 @@ from microscale.models.load_format import LoadFormat
 from microscale.models.qwen3_moe.family import QWEN3_MOE
 from microscale.models.random_checkpoint import write_random
 from microscale.parallel.sharding import WHOLE, Shard
+
+if TYPE_CHECKING:
+    import torch
 
 FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
@@ -114,7 +115,7 @@ def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, obj
     return write_random(published(config), folder)
 
 
-def shape_weights(config: ModelConfig, tensors: ShapeTensors) -> ModelWeights:
+def shape_weights(config: ModelConfig, tensors: TensorMaker) -> ModelWeights:
     """Weights that are shapes alone, made by ``tensors``."""
     weights: ModelWeights = _family_of(config).dummy(config, tensors)
     return weights

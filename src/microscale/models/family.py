@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 from microscale.models.batch import ForwardBatch, KvCache
@@ -19,6 +16,10 @@ from microscale.models.dummy_weights import TensorMaker
 from microscale.models.random_checkpoint import Published
 from microscale.models.taps import Taps
 from microscale.parallel.sharding import Shard
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Config = TypeVar("Config")
 Weights = TypeVar("Weights")

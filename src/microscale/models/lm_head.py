@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from microscale.parallel.sharding import Shard, split_vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class HasVocabulary(Protocol):

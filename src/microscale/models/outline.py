@@ -11,17 +11,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-
-import torch
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 from microscale.backends.ops import Activations, AttentionSpec, Use
 from microscale.backends.recording_ops import RecordingOps
 from microscale.models.config import LayerKind
-from microscale.models.dummy_weights import ShapeTensors
+from microscale.models.dummy_weights import OutlineTensors
 from microscale.models.families import build_model, shape_weights
 from microscale.models.family import ModelConfig
 from microscale.parallel.sharding import Shard
 
+if TYPE_CHECKING:
+    import torch
+
+NOWHERE = cast("torch.device", SimpleNamespace(type="none"))
+"""Where shapes are."""
 AT_THE_END = ("lm_head", "sampling")
 """Behind the last decoder layer."""
 
@@ -67,8 +72,8 @@ def shard_name(model: str, shard: Shard) -> str:
 
 def outline(name: str, config: ModelConfig, activations: Activations, page_size: int, context: int) -> Outline:
     """The outline of a model whose attention sees up to ``context`` positions."""
-    tensors, ops = ShapeTensors(), RecordingOps(activations)
-    build_model(shape_weights(config, tensors), ops, torch.device("cpu"), page_size, ops.layer_done)
+    tensors, ops = OutlineTensors(), RecordingOps(activations)
+    build_model(shape_weights(config, tensors), ops, NOWHERE, page_size, ops.layer_done)
     uses = tuple(_seeing(use, context) for use in in_order(ops.layers))
     cached = tuple(
         CachedLayers(LayerKind(use.layer), use.count, use.spec.num_kv_heads, use.spec.head_dim, use.spec.window)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import (
     Attention,
@@ -30,6 +30,9 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Unsummed:
@@ -39,7 +42,7 @@ class Unsummed:
     part: Tensor
 
 
-Added = Tensor | Unsummed | None
+Added: TypeAlias = "Tensor | Unsummed | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
 
 

@@ -13,14 +13,17 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import BadSetting
 from microscale.models.checkpoint import INDEX, SINGLE, TensorSpec
 from microscale.models.dummy_weights import MXFP4_SCALES
 from microscale.models.safetensors_header import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE_BYTES = 5_000_000_000
 PIECE = 32 << 20

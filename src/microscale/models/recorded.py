@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import (
     LOGITS_BLOCK,
@@ -31,10 +31,12 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
-from microscale.models.dummy_weights import ShapeTensors
+from microscale.models.dummy_weights import META, ShapeTensors
 from microscale.models.families import AnyModel, ModelConfig, build_model, shape_weights
 
-META = torch.device("meta")
+if TYPE_CHECKING:
+    from torch import Tensor
+
 EVERY_SIZE_TO = 72
 """Tokens up to which every number is tried: the paths for few tokens end at 64."""
 SIZES_AN_OCTAVE = 8
@@ -144,7 +146,8 @@ def samplings(rows: int, vocab: int) -> Iterator[SamplingBatch]:
 
 def bind_shapes(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE) -> AnyModel:
     """The model on weights that are shapes alone."""
-    return build_model(shape_weights(config.shortened(), ShapeTensors()), ops, META, page_size, lambda: None)
+    weights = shape_weights(config.shortened(), ShapeTensors())
+    return build_model(weights, ops, torch.device(META), page_size, lambda: None)
 
 
 def _gathered(rows: int, vocab: int) -> Logits:

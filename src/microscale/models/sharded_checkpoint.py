@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.reading.nan_check import NanCheck
 from microscale.models.reading.parts import Assembly, Parts, ranges
 from microscale.models.reading.read_ahead import ReadAhead
-from microscale.models.reading.targets import TORCH_DTYPES
+from microscale.models.reading.targets import dtype_of
 from microscale.models.safetensors_header import TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ShardedCheckpoint(Checkpoint):
@@ -46,7 +49,7 @@ class ShardedCheckpoint(Checkpoint):
         if parts is None:
             return super().read(name, device)
         entry, ahead, on = self.entries[name], self._ahead, torch.device(device)
-        assembly = Assembly(entry, self._parts[name], TORCH_DTYPES[entry.dtype], on)
+        assembly = Assembly(entry, self._parts[name], dtype_of(entry), on)
         if ahead is not None and ahead.device == on:
             for each in parts:
                 data = ahead.take(each.entry.name)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import PrefixStore
 
 from microscale.errors import RankFailed
 from microscale.parallel.sharding import Shard
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 YES, NO = "yes", "no: "
 

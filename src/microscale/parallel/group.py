@@ -14,16 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, TCPStore
 
 from microscale.errors import RankFailed, Unsupported
 from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
 
 LAST_RESORT = timedelta(hours=12)
 """The library's own timeout. Whoever leads the ranks notices within seconds what is wrong."""

@@ -10,14 +10,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 from torch._C._distributed_c10d import (
     HashStore,
     PrefixStore,
     ProcessGroup,
-    Store,
     _register_process_group,
     _SymmetricMemory,
     _unregister_process_group,
@@ -27,6 +26,12 @@ from torch.distributed.distributed_c10d import GroupName
 from microscale.parallel.answers import Answers
 from microscale.parallel.exchange import Exchange, GivenUp
 from microscale.parallel.sharding import Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import (
+        Store,
+    )
 
 NAME = "microscale-peers"
 
@@ -102,14 +107,3 @@ def why_unshareable(device: torch.device, size: int) -> str | None:
     """Why this GPU gives no memory that others could map, as far as one process can find out by itself."""
     found = map_peers(HashStore(), Shard(0, 1), device, size)
     return found.because if isinstance(found, Unmapped) else None
-
-
-def why_unmapped(device: torch.device, others: list[int]) -> str | None:
-    """Why this GPU does not see the memory of some of these; ``None`` where it does."""
-    own = device.index or 0
-    for other in others:
-        if other >= torch.cuda.device_count():
-            return f"there is no GPU {other}"
-        if other != own and not torch.cuda.can_device_access_peer(own, other):
-            return f"GPU {own} has no access to the memory of GPU {other}"
-    return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.engine.generate import Generation
 from microscale.engine.sampling_params import SamplingParams
@@ -17,6 +17,9 @@ from microscale.models.config import LayerKind
 from microscale.quality.checks import is_right, parse
 from microscale.quality.encoded import Encoded
 from microscale.text.chat_format import ChatFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_TOKENS = 320
 """Of an answer, where nothing else is asked for; those that were taught have 200 at most."""

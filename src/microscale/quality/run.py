@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Workload
@@ -28,6 +27,9 @@ from microscale.quality.measure import (
 from microscale.quality.tasks import Task
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

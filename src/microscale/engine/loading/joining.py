@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from microscale import settings
 from microscale.backends.peer_ranks import peer_bytes
 from microscale.engine.loading.options import LoadOptions
 from microscale.hardware.sums import Joined
-from microscale.parallel.peers import why_unmapped
+from microscale.parallel.peer_access import why_unmapped
 from microscale.parallel.transport import Transport
 from microscale.settings import PEER_SUMS_OFF, PeerSums
+
+if TYPE_CHECKING:
+    import torch
 
 
 def joined_as(options: LoadOptions, transport: Transport, device: torch.device) -> Joined:

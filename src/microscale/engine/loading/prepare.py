@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from microscale import hardware
 from microscale.backends.decision import Plan
@@ -25,6 +24,9 @@ from microscale.engine.loading.team import Team
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
 from microscale.models.outline import Outline, outline, shard_name
+
+if TYPE_CHECKING:
+    import torch
 
 RANKS = "microscale.engine.ranks.team"
 

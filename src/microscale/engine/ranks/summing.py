@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from microscale import settings
 from microscale.backends.ops import Ranks
@@ -16,6 +15,9 @@ from microscale.parallel.answers import Answers
 from microscale.parallel.group import Group
 from microscale.parallel.peers import Mapped, Unmapped, map_peers
 from microscale.settings import PeerSums
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.backends.ops import Logits, Ranks
 from microscale.engine.loading.joining import joined_as
@@ -42,6 +40,10 @@ from microscale.parallel.handshake import read_secret
 from microscale.parallel.nodes import Nodes
 from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from microscale.engine.request import Request
 from microscale.engine.step.ahead import Ahead
@@ -28,6 +26,9 @@ from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Context(NamedTuple):

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
@@ -28,6 +28,9 @@ from microscale.engine.step.graphs import Graphs, graph_memory, whole
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FULL = LayerKind.FULL
 GRAPH_ROWS = 1024

@@ -21,9 +21,9 @@ whoever shares one, gives it back or is preempted does so for both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.following import NO_TOKEN, Standing, move_on
 from microscale.backends.ops import AttentionBatch
@@ -35,6 +35,9 @@ from microscale.engine.step.tables import PageTables
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FULL = LayerKind.FULL
 ROW_LINES, SEQUENCE_LINES = 6, 4

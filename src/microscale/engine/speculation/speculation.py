@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
@@ -18,6 +17,9 @@ from microscale.engine.speculation.length import ByArithmetic, FixedLength, Leng
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.step.work import Work
 from microscale.models.draft_heads.drafting import DraftHead
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RECENT_STEPS = 32
 """Over which the length of drafts is a mean, as it is told."""

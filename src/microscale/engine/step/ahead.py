@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.following import NO_TOKEN, Followed, Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Ahead = Followed
 """What such a step takes from the device."""

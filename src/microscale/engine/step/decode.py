@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits
 from microscale.engine.step.graphs import graph_size, table_width
@@ -23,6 +23,9 @@ from microscale.engine.step.tables import PageTables
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.engine.step.decode import take_rows
@@ -21,6 +20,9 @@ from microscale.models.config import LayerKind
 from microscale.models.decoder import Parted, run_through
 from microscale.models.families import ModelConfig
 from microscale.models.taps import Taps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class HasKind(Protocol):

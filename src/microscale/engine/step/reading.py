@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import Sampled, Status
 from microscale.errors import BadLogits, BadRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Choice(NamedTuple):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import Logits
 from microscale.engine.step.ahead import Ahead
@@ -34,6 +34,9 @@ from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.recorded import kernels_by_tokens
 from microscale.models.taps import Taps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ModelRunner:

@@ -17,10 +17,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from microscale.backends.following import follow
 from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
@@ -30,6 +29,9 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.ahead import Ahead, Layouts
 from microscale.engine.step.reading import Choice, Found, Reading
 from microscale.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass

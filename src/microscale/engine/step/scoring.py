@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.engine.output import Output
 from microscale.engine.request import Finish
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.work import Work
 from microscale.errors import MicroscaleError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def score_prompts(

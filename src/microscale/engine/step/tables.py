@@ -9,15 +9,18 @@ back to the pool and come to another sequence meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.following import Pages
 from microscale.engine.request import Request
 from microscale.engine.step.pages import NOWHERE, PagePool
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STAGED = 2048
 """Entries that fit into the standing buffers; more are copied from memory of their own."""

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from microscale.backends.following import Standing, move_on
 from microscale.backends.ops import AttentionBatch
@@ -30,6 +29,9 @@ from microscale.engine.step.tables import PageTables
 from microscale.engine.step.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KINDS = list(LayerKind)
 WIDE_PARTS = 2 + len(KINDS)

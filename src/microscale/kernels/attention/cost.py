@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from microscale.kernels.attention.spec import AttentionSpec
-from microscale.kernels.op import torch_dtype
 
 
 def visible(spec: AttentionSpec) -> int:
@@ -13,7 +12,7 @@ def visible(spec: AttentionSpec) -> int:
 
 def kv_bytes(spec: AttentionSpec) -> int:
     """Bytes of keys and values that one decoding token reads, times the tokens."""
-    size = torch_dtype(spec.activations).itemsize
+    size = spec.activations.itemsize
     return 2 * spec.tokens * visible(spec) * spec.num_kv_heads * spec.head_dim * size
 
 

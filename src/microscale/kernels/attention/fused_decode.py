@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from microscale.kernels.attention.spec import HeadsKind
 from microscale.kernels.small.spec import HeadNorms, RopeTable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_HEADS = 14
 """Query heads in a group, at most: key and value stand behind them in a tile of 16 rows."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
@@ -30,6 +29,9 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Pag
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.op import Activations, Cost, Reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_GROUP = 16
 MERGE_WARPS = 4

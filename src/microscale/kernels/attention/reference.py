@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.op import AttentionOp, AttentionPath
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.op import Activations, Cost, Reason, always
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def gather(cache: Tensor, scale: Tensor | None, pages: Tensor, first: int, last: int) -> Tensor:

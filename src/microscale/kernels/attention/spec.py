@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.kernels.op import Activations
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HeadsKind = tuple[bool, bool, bool]
 """Whether queries and keys are normed, whether values are, and whether K = V."""

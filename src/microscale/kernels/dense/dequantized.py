@@ -5,8 +5,9 @@ On a GPU this is what runs large batches of bf16 weights: cuBLAS there is as fas
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.dense import logits_epilogue, reference
@@ -16,16 +17,19 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec
 from microscale.kernels.linear import linear
 from microscale.kernels.op import Activations, Cost, Reason, always, torch_dtype
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:
-    assert isinstance(packed.weight, Tensor)  # what pack() made
+    assert isinstance(packed.weight, torch.Tensor)  # what pack() made
     y = linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
     return y if residual is None else y + residual
 
 
 def _run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
     """bf16 weights, float32 sums and answers."""
-    assert isinstance(packed.weight, Tensor)  # what pack() made
+    assert isinstance(packed.weight, torch.Tensor)  # what pack() made
     if x.is_meta:  # a shape alone: see ``linear``
         return logits_epilogue.summarise(x.new_empty((x.shape[0], spec.rows), dtype=torch.float32), spec.softcap)
     values = torch.mm(x, packed.weight.T, out_dtype=torch.float32)
@@ -60,12 +64,12 @@ class DequantizedDense(DenseOp[DenseWeights]):
         return None
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
-        size = torch_dtype(spec.activations).itemsize
+        size = spec.activations.itemsize
         total = spec.rows * spec.columns * size + activation_bytes(spec)
         return Cost(total, dense_flops(spec), efficiency=CUBLAS_REACHED)
 
     def packed_bytes(self, spec: DenseSpec) -> int:
-        return spec.rows * spec.columns * torch_dtype(spec.activations).itemsize
+        return spec.rows * spec.columns * spec.activations.itemsize
 
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> DenseWeights:
         return to_row_major(weights, torch_dtype(spec.activations))

@@ -11,9 +11,7 @@ and cuBLAS does the rest. All read one packed layout.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
@@ -31,6 +29,9 @@ from microscale.kernels.dense.packed import PackedDense, layout_name, pack
 from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath, check_rows
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.op import Activations, Cost, Reason, Unit, always
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _block_scaled(gpu: Gpu) -> bool:

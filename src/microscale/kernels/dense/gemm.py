@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import GemmPath, Tile, dense_tile
@@ -18,6 +17,9 @@ from microscale.kernels.launch import launch
 from microscale.kernels.moe.grouped import constants as tile_constants
 from microscale.kernels.moe.grouped import mma_promise, quantise
 from microscale.kernels.numbers import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EFFICIENCY = 0.4
 """Of the floor's speed: an assumption, after the grouped expert GEMM that decodes in the same way."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.kernels.dense import logits_epilogue_jit
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
 from microscale.kernels.numbers import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_ROWS = 1024
 WARPS = 4

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP8, BlockScaled, ChannelScaled, decode
 from microscale.kernels import layouts
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.layouts import RowOrder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Rows packed at a time: the temporaries of gpt-oss's whole lm_head would take several times its own size.
 CHUNK_ROWS = 16384
@@ -49,21 +52,21 @@ class PackedDense:
 def to_row_major(weights: DenseWeights, dtype: torch.dtype) -> DenseWeights:
     """Weights and bias in ``dtype``, decoded where they are not plain numbers."""
     weight = weights.weight
-    weight = weight.to(dtype) if isinstance(weight, Tensor) else decode(weight, dtype)
+    weight = weight.to(dtype) if isinstance(weight, torch.Tensor) else decode(weight, dtype)
     return DenseWeights(weight.contiguous(), None if weights.bias is None else weights.bias.to(dtype).contiguous())
 
 
 def row_major(weights: DenseWeights) -> PackedDense:
     """What ``to_row_major`` made in bf16, as the kernels take it."""
     weight = weights.weight
-    assert isinstance(weight, Tensor)
+    assert isinstance(weight, torch.Tensor)
     return PackedDense(weight, None, None, weights.bias, "bf16", *weight.shape)
 
 
 def pack(weights: DenseWeights) -> PackedDense:
     """The weights in fragments, where they are, in chunks of rows."""
     weight = weights.weight
-    if isinstance(weight, Tensor):
+    if isinstance(weight, torch.Tensor):
         raise Unsupported("Fragments hold fp8, mxfp8 and mxfp4 weights, not bf16.")
     rows, k = weight.shape
     channels = weight.scales.contiguous() if isinstance(weight, ChannelScaled) else None

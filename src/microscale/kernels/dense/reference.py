@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.cost import activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
 from microscale.kernels.op import Activations, Cost, Reason, always
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Rows decoded at a time: a float32 copy of gpt-oss's lm_head would take 2.3 GB.
 CHUNK_ROWS = 16384
@@ -23,7 +27,7 @@ def dense(x: Tensor, weights: DenseWeights, residual: Tensor | None = None) -> T
     parts = []
     for start in range(0, rows, CHUNK_ROWS):
         chunk = weights.weight[start : start + CHUNK_ROWS]
-        parts.append(x @ (chunk.float() if isinstance(chunk, Tensor) else decode(chunk)).T)
+        parts.append(x @ (chunk.float() if isinstance(chunk, torch.Tensor) else decode(chunk)).T)
     y = torch.cat(parts, dim=-1)
     if weights.bias is not None:
         y = y + weights.bias.float()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.dense import COLUMNS, Tile, choose
@@ -16,6 +15,9 @@ from microscale.kernels.dense.spec import Logits
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.numbers import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_TOKENS = COLUMNS[-1]
 """Up to which the weights are read once."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled, ChannelScaled
 from microscale.hardware import Gpu
 from microscale.kernels.op import Activations, Implementation, PackedT, Path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMATS = ("bf16", "fp8", "mxfp8", "mxfp4")
 """What ``DenseSpec.weight_format`` may be."""

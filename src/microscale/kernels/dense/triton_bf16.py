@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.formats import BLOCK
 from microscale.hardware import Feature, Gpu
@@ -12,6 +13,9 @@ from microscale.kernels.dense.cost import SMALL_BATCH_REACHED, activation_bytes,
 from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
 from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath, check_rows
 from microscale.kernels.op import Activations, Cost, Reason, always
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _run(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor, residual: Tensor | None) -> Tensor:

@@ -6,8 +6,9 @@ the way loses against cuBLAS. The copy lasts for the call.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.thresholds import Name, threshold
@@ -17,6 +18,9 @@ from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.linear import linear
 from microscale.kernels.numbers import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TILES = 4
 WARPS = 4

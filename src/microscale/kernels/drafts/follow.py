@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.kernels.drafts import follow_jit
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
 from microscale.kernels.launch import launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PLACES = 16
 """Rows of a sequence: its own token and up to 15 drafts."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def count_accepted(tokens: Tensor, drafts: Tensor, layout: Layout) -> Tensor:

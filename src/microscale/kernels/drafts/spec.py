@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NO_TOKEN = -1
 """Fills up drafts that are shorter than the longest. No token that is drawn is equal to it."""

@@ -7,9 +7,9 @@ experts reads the routing back to the host, so it cannot be captured in a CUDA g
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.formats import FORMATS, BlockScaled, decode
 from microscale.hardware import Gpu
@@ -18,6 +18,9 @@ from microscale.kernels.moe.cost import activation_bytes, expected_experts, expe
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Cost, Reason, always, torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,12 @@ class DequantizedMoe(MoeOp[DequantizedExperts]):
         return None
 
     def cost(self, spec: MoeSpec, gpu: Gpu) -> Cost:
-        size = torch_dtype(spec.activations).itemsize
+        size = spec.activations.itemsize
         weights = round(expected_experts(spec) * weights_per_expert(spec) * size)
         return Cost(weights + activation_bytes(spec), expert_flops(spec), efficiency=0.4)
 
     def packed_bytes(self, spec: MoeSpec) -> int:
-        return spec.num_experts * weights_per_expert(spec) * torch_dtype(spec.activations).itemsize
+        return spec.num_experts * weights_per_expert(spec) * spec.activations.itemsize
 
     def pack(self, weights: MoeWeights, spec: MoeSpec) -> DequantizedExperts:
         dtype = torch_dtype(spec.activations)

@@ -9,10 +9,9 @@ epilogue for the second. No launch waits for the host, no sum depends on the ord
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
@@ -27,6 +26,9 @@ from microscale.kernels.moe.routing import Dispatch, dispatch
 from microscale.kernels.moe.small_batch import combine
 from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # One program of quantise_tokens: 16 values a thread with 4 warps.
 QUANTISE = {"ROWS": 4, "COLUMNS": 512}

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import RESIDENT_LOADER_REGISTERS, RESIDENT_REGISTERS, GemmPath, Tile, choose
@@ -33,6 +32,9 @@ from microscale.kernels.moe.small_batch import (
 )
 from microscale.kernels.moe.spec import Gate, GateKind, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PREPARE_BLOCK = 1024
 MMA = r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.formats import block_format
 from microscale.kernels import layouts
 from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.moe.spec import Gate, MoeSpec, MoeWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.formats import MXFP4
 from microscale.hardware import Feature, Gpu
@@ -26,6 +25,9 @@ from microscale.kernels.moe.small_batch import DIRECT_TOKENS, MAX_TOKENS
 from microscale.kernels.moe.spec import MoePath, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason, always
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_SHARE = 1 << 14
 """Pairs an expert beyond which no tile changes."""

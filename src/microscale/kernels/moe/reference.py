@@ -5,15 +5,18 @@ Experts are decoded one at a time and only when a token uses them, so the packed
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from microscale.formats import FORMATS, decode
 from microscale.hardware import Gpu
 from microscale.kernels.moe.cost import bytes_per_expert, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
 from microscale.kernels.op import Cost, Reason, always
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def apply_gate(h: Tensor, gate: Gate) -> Tensor:
@@ -24,9 +27,9 @@ def apply_gate(h: Tensor, gate: Gate) -> Tensor:
     else:
         g, up = h.chunk(2, dim=-1)
     if gate.kind is GateKind.GELU_TANH:
-        return F.gelu(g, approximate="tanh") * up
+        return torch.nn.functional.gelu(g, approximate="tanh") * up
     if gate.kind is GateKind.SILU:
-        return F.silu(g) * up
+        return torch.nn.functional.silu(g) * up
     g = g.clamp(max=gate.limit)
     up = up.clamp(-gate.limit, gate.limit)
     return (up + 1) * g * torch.sigmoid(gate.alpha * g)

@@ -20,16 +20,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.kernels.launch import launch
 from microscale.kernels.moe import routing_jit
 from microscale.kernels.moe.spec import Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_EXPERTS = 512
 MAX_TOP_K = 16

@@ -6,10 +6,9 @@ list (up to 64):          list_small_batch → gate_up_small → down_small → 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_gate_up, for_list, max_registers
@@ -22,6 +21,9 @@ from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
 from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_TOKENS = 64
 MAX_TOP_K = 16

@@ -13,10 +13,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BlockScaled
@@ -24,6 +23,9 @@ from microscale.hardware import Gpu
 from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.op import Activations as Activations
 from microscale.kernels.op import Implementation, PackedT, Path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GateKind(StrEnum):

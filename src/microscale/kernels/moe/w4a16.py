@@ -6,10 +6,9 @@ Up to 64 tokens are limited by reading the weights and take the small-batch kern
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK, MXFP4, BlockFormat
@@ -22,6 +21,9 @@ from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_by
 from microscale.kernels.moe.paths import BF16_PATHS
 from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
 from microscale.kernels.op import Cost, Reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TritonW4A16(MoeOp[PackedExperts]):

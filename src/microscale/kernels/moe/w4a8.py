@@ -14,9 +14,7 @@ Few tokens are limited by reading weights, not by arithmetic, and run with bf16 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from microscale.formats import BLOCK, MXFP4, BlockFormat
 from microscale.hardware import Feature, Gpu
@@ -30,6 +28,9 @@ from microscale.kernels.moe.paths import MXFP8_PATHS, block_scaled, pays_mxfp8
 from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.op import Cost, Reason, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class BlockScaledMoe(MoeOp[PackedExperts]):

@@ -6,10 +6,9 @@ dependent launch ends where streams part and meet. In one launch they are one wa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8
@@ -30,6 +29,9 @@ from microscale.kernels.moe.small_batch import (
 from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeSpec, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_TOKENS = DIRECT_TOKENS
 RUN = 8

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
@@ -41,6 +40,9 @@ from microscale.kernels.sampling.spec import (
     ScorePath,
     TopLogprobs,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 4096
 MAX_BLOCKS = 128
@@ -103,8 +105,9 @@ class _Job:
         self.batch = batch
         self.values = self.empty(self.vocab) if stages.adjust else logits
 
-    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty((self.rows, *shape), dtype=dtype, device=self.logits.device)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """One of each row; float32 unless another type is named."""
+        return torch.empty((self.rows, *shape), dtype=dtype or torch.float32, device=self.logits.device)
 
     def adjustments(self) -> tuple[list[Tensor], dict[str, bool]]:
         """The tensors of penalties and mask with the flags that say which are there."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
@@ -20,6 +21,9 @@ from microscale.kernels.sampling.spec import (
     Status,
     TopLogprobs,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WORD = 0xFFFFFFFF
 SCORED_ROWS = 16

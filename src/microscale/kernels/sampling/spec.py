@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from microscale.hardware import Gpu
 from microscale.kernels.dense.spec import Logits
 from microscale.kernels.op import Implementation, Path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PROMPT_BIT = 1 << 30
 """In an entry of ``History.counts``: the token is in the prompt. The bits below count it in the output."""

@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from microscale.kernels.op import torch_dtype
 from microscale.kernels.small.spec import SmallSpec
 
 
 def rms_norm(spec: SmallSpec) -> int:
     """The tokens in and out, and the weight."""
-    return (2 * spec.tokens + 1) * spec.hidden * torch_dtype(spec.activations).itemsize
+    return (2 * spec.tokens + 1) * spec.hidden * spec.activations.itemsize
 
 
 def add_rms_norm(spec: SmallSpec) -> int:
     """Tokens and residual in, norm and sum out, and the weight."""
-    return (4 * spec.tokens + 1) * spec.hidden * torch_dtype(spec.activations).itemsize
+    return (4 * spec.tokens + 1) * spec.hidden * spec.activations.itemsize
 
 
 def add_rms_norm_mxfp8(spec: SmallSpec) -> int:
     """As ``add_rms_norm``, with a norm of 33 bytes to 32 numbers."""
-    return add_rms_norm(spec) - spec.tokens * (
-        spec.hidden * torch_dtype(spec.activations).itemsize - spec.hidden * 33 // 32
-    )
+    return add_rms_norm(spec) - spec.tokens * (spec.hidden * spec.activations.itemsize - spec.hidden * 33 // 32)
 
 
 def norm_add_norm(spec: SmallSpec) -> int:
     """With one part and one reader: as ``add_rms_norm``, with the weight of the first norm too."""
-    return add_rms_norm(spec) + spec.hidden * torch_dtype(spec.activations).itemsize
+    return add_rms_norm(spec) + spec.hidden * spec.activations.itemsize
 
 
 def norm_add_norm_route(spec: SmallSpec) -> int:
     """With one other reader: as ``norm_add_norm``, with the router's norm weight, ids, weights and the router."""
-    router = (spec.num_experts + 1) * spec.hidden * torch_dtype(spec.activations).itemsize
+    router = (spec.num_experts + 1) * spec.hidden * spec.activations.itemsize
     return norm_add_norm(spec) + router + 4 * spec.num_experts + 8 * spec.tokens * spec.top_k
 
 
 def add_norm_route(spec: SmallSpec) -> int:
     """Tokens and residual in, norm, sum, ids and weights out, and the router."""
-    router = spec.num_experts * (spec.hidden + 1) * torch_dtype(spec.activations).itemsize
+    router = spec.num_experts * (spec.hidden + 1) * spec.activations.itemsize
     return add_rms_norm(spec) + router + 8 * spec.tokens * spec.top_k
 
 
 def rope(spec: SmallSpec) -> int:
     """Queries and keys in and out."""
     heads = spec.num_heads + spec.num_kv_heads
-    return 2 * spec.tokens * heads * spec.head_dim * torch_dtype(spec.activations).itemsize
+    return 2 * spec.tokens * heads * spec.head_dim * spec.activations.itemsize
 
 
 def write_kv(spec: SmallSpec) -> int:
     """Keys and values in and out."""
-    return 4 * spec.tokens * spec.num_kv_heads * spec.head_dim * torch_dtype(spec.activations).itemsize
+    return 4 * spec.tokens * spec.num_kv_heads * spec.head_dim * spec.activations.itemsize
 
 
 def rope_and_write_kv(spec: SmallSpec) -> int:
     """Queries, keys and values in and out, once."""
     heads = spec.num_heads + 2 * spec.num_kv_heads
-    return 2 * spec.tokens * heads * spec.head_dim * torch_dtype(spec.activations).itemsize
+    return 2 * spec.tokens * heads * spec.head_dim * spec.activations.itemsize
 
 
 def route(spec: SmallSpec) -> int:
@@ -64,7 +61,7 @@ def route(spec: SmallSpec) -> int:
 
 def gated(spec: SmallSpec, units: int = 1) -> int:
     """Gate and up in, ``units`` out."""
-    return 3 * spec.tokens * units * torch_dtype(spec.activations).itemsize
+    return 3 * spec.tokens * units * spec.activations.itemsize
 
 
 def per_layer(spec: SmallSpec) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.formats import BlockScaled
 from microscale.hardware import Feature, Gpu
@@ -16,6 +17,9 @@ from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, norms
 from microscale.kernels.small.norms import MAX_WIDTH, launch_small
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Sandwich, SmallOps, SmallSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Numbers in one program of the rotation (H200, 8192 tokens, 80 heads of 64: 61 us with 32 heads and 2 warps, 82 with 4
 # warps, 104 with 8 heads; 2048 tokens, 32 heads of 256: 29 us, and 27 with 4 warps).

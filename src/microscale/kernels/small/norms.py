@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.formats import BLOCK as GROUP
@@ -20,6 +19,9 @@ from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason, always
 from microscale.kernels.small import norm_jit
 from microscale.kernels.small.spec import Routed, RoutePath, Router, Sandwich, SandwichRoutePath, SmallSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_WIDTH = 16384
 MAX_NORMS = 3

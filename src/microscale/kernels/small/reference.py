@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from microscale.formats import BlockScaled, mxfp8
 from microscale.hardware import Gpu
@@ -24,6 +24,9 @@ from microscale.kernels.small.spec import (
     SmallOps,
     SmallSpec,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
@@ -60,7 +63,7 @@ def norm_add_norm_route(
     """Norm, sum, norms, and of the last norm router and top-k; logits stay in float32."""
     normed, total = norm_add_norm(x, None, residual, sandwich)
     bias = None if router.bias is None else router.bias.float()
-    logits = F.linear(normed[-1].float(), router.weight.float(), bias)
+    logits = torch.nn.functional.linear(normed[-1].float(), router.weight.float(), bias)
     return normed[:-1], total, route(logits, top_k, router.expert_scale)
 
 
@@ -70,7 +73,11 @@ def add_norm_route(
     """Sum, norm, router and top-k; logits stay in float32."""
     normed, total = add_rms_norm(x, residual, weight, epsilon)
     bias = None if router.bias is None else router.bias.float()
-    return normed, total, route(F.linear(normed.float(), router.weight.float(), bias), top_k, router.expert_scale)
+    return (
+        normed,
+        total,
+        route(torch.nn.functional.linear(normed.float(), router.weight.float(), bias), top_k, router.expert_scale),
+    )
 
 
 def rope(x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:

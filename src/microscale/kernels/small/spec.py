@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.op import Activations, Implementation, Path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Sandwich:
     joined: Tensor | None = None  # [hidden], likewise: that of their sum
 
 
-Routed = tuple[Tensor, Tensor, Routing]
+Routed: TypeAlias = "tuple[Tensor, Tensor, Routing]"
 """Norm or norms, sum, and experts."""
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.errors import Unsupported
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS, PEER_WORLDS
@@ -16,7 +15,9 @@ from microscale.kernels.small.norms import warps
 from microscale.kernels.sums import sum_jit
 from microscale.kernels.sums.spec import DATA_AT, SENDERS, PeerBuffers, SumSpec
 
-DTYPES = (torch.bfloat16, torch.float32)
+if TYPE_CHECKING:
+    from torch import Tensor
+
 LEAST_BLOCK = 256
 
 
@@ -28,7 +29,7 @@ def refuses(spec: SumSpec) -> Reason | None:
         return f"has {PEER_ROWS} channels, not {spec.rows}"
     if spec.row_bytes > PEER_ROW_BYTES:
         return f"takes rows of up to {PEER_ROW_BYTES} bytes, not of {spec.row_bytes}"
-    if spec.dtype not in DTYPES:
+    if spec.dtype not in (torch.bfloat16, torch.float32):
         return f"adds up bf16 and float32, not {spec.dtype}"
     return None
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.kernels.small import reference as small
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def sum_rows(parts: Sequence[Tensor]) -> Tensor:

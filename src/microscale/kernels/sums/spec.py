@@ -23,11 +23,13 @@ counting. All ranks must start the same sums in the same order, each on one stre
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS, PEER_WORLDS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 SENDERS = max(PEER_WORLDS)
 FLAG_BYTES = 4

@@ -11,9 +11,9 @@ its own to attention, as long as the block's end: that is how it sees what comes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
@@ -21,6 +21,10 @@ from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, f
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import DFlashWeights
+from microscale.models.inference import without_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class DFlash:
             HeadLayer(config.layer, weights.layer(layer_idx, device), ops, page_size)
             for layer_idx in range(config.num_layers)
         ]
-        self.rope = head_rope_table(config.layer.rope, config.layer.head_dim, device)
+        self.rope = ops.computed(lambda: head_rope_table(config.layer.rope, config.layer.head_dim, device))
 
     @property
     def most_drafts(self) -> int | None:
@@ -65,7 +69,7 @@ class DFlash:
         kinds = [FULL] * self.config.num_layers
         return KvCache.allocate(kinds, {FULL: num_pages}, self.page_size, {FULL: shape}, self.ops.kv_dtype, self.device)
 
-    @torch.inference_mode()
+    @without_gradients
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
         sequences = verified.last.rows.shape[0]
         logits = self.forward(verified, kv, count)
@@ -73,7 +77,7 @@ class DFlash:
             return torch.empty((sequences, count), dtype=torch.int64, device=self.device)
         return likeliest(logits, self.config, self.ops.ranks).view(sequences, count)
 
-    @torch.inference_mode()
+    @without_gradients
     def forward(self, verified: Verified, kv: KvCache, count: int) -> Logits | None:
         """Logits ``[sequences * count, vocabulary]`` of the masks, sequence by sequence; ``None`` without any."""
         batch, small = verified.batch, self.layers[0].small

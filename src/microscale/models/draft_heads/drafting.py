@@ -11,15 +11,17 @@ slots must lead to nobody's page. The last certain row of each sequence is its r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Ranks
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import HeadConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FULL = LayerKind.FULL
 

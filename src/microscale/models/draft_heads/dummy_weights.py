@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, LayerShape
 from microscale.models.draft_heads.tensors import DFlashTensors, Eagle3Tensors, LayerTensors
 from microscale.models.dummy_weights import TensorMaker
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class DummyHead:
@@ -61,7 +64,7 @@ class DummyEagle3(DummyHead):
             norm=self._near_one("norm", device, hidden),
             lm_head=self._normal("lm_head", device, len(c.own_rows), hidden) if c.own_lm_head else None,
             embed=self._normal("embed", device, c.reads.vocab_size, hidden) if c.own_embedding else None,
-            d2t=torch.zeros(c.draft_vocab_size, dtype=torch.int64, device=device) if c.maps_vocabulary else None,
+            d2t=self._make.zero_ids(c.draft_vocab_size, device) if c.maps_vocabulary else None,
         )
 
 

@@ -7,8 +7,10 @@ after that. The state that comes out is the next row's, so the head goes on by i
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
@@ -16,6 +18,10 @@ from microscale.models.draft_heads.drafting import FULL, Steps, TargetEnds, Veri
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import Eagle3Weights
+from microscale.models.inference import without_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Eagle3:
@@ -47,8 +53,8 @@ class Eagle3:
         self.target_ids: Tensor | None = None
         """The target's id of each draft token; ``None`` where they are the same."""
         if tensors.d2t is not None:
-            self.target_ids = tensors.d2t + torch.arange(config.draft_vocab_size, device=tensors.d2t.device)
-        self.rope = head_rope_table(config.layer.rope, config.layer.head_dim, device)
+            self.target_ids = ops.computed(partial(target_ids, tensors.d2t))
+        self.rope = ops.computed(lambda: head_rope_table(config.layer.rope, config.layer.head_dim, device))
 
     def new_cache(self, num_pages: int) -> KvCache:
         shape = (self.config.layer.num_kv_heads, self.config.layer.head_dim)
@@ -56,7 +62,7 @@ class Eagle3:
             [FULL], {FULL: num_pages}, self.page_size, {FULL: shape}, self.ops.kv_dtype, self.device
         )
 
-    @torch.inference_mode()
+    @without_gradients
     def combine(self, tapped: Tensor) -> Tensor:
         """One hidden state from the taps of a row: ``[rows, taps * target's hidden]`` → ``[rows, hidden]``."""
         small = self.layer.small
@@ -67,7 +73,7 @@ class Eagle3:
             tapped = small.rms_norm(each, None, self.epsilon).view(tapped.shape) * self.fc_norm
         return self.fc(tapped)
 
-    @torch.inference_mode()
+    @without_gradients
     def forward(self, batch: ForwardBatch, kv: KvCache, hidden: Tensor) -> tuple[Logits, Tensor]:
         """Logits of the draft vocabulary and hidden states, of the rows in ``batch.logits``, or of all.
 
@@ -97,7 +103,7 @@ class Eagle3:
         ids = likeliest(logits, self.config, self.ops.ranks)
         return ids if self.target_ids is None else self.target_ids[ids]
 
-    @torch.inference_mode()
+    @without_gradients
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
         batch, last = verified.batch, verified.last.attention[FULL]
         rows = verified.last.rows.shape[0]
@@ -111,3 +117,8 @@ class Eagle3:
             logits, hidden = self.forward(steps.batch(step, drafts[-1]), kv, hidden)
             drafts.append(self.best(logits))
         return torch.stack(drafts, dim=1)
+
+
+def target_ids(d2t: Tensor) -> Tensor:
+    """The target's id of each draft token, from how far it is from the draft's own."""
+    return d2t + torch.arange(d2t.shape[0], device=d2t.device)

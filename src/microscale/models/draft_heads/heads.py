@@ -6,8 +6,7 @@ A head has an ``Ops`` of its own: its layers have the names that the target's ha
 from __future__ import annotations
 
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from microscale.backends.ops import Ops
 from microscale.models import hub
@@ -21,6 +20,9 @@ from microscale.models.draft_heads.presets import PRESETS
 from microscale.models.draft_heads.weights import DFlashCheckpoint, Eagle3Checkpoint, check_fit
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
 from microscale.models.family import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 HeadWeights = Eagle3Checkpoint | DFlashCheckpoint | DummyEagle3 | DummyDFlash
 

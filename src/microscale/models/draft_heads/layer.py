@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.backends.ops import (
     AttentionBatch,
@@ -20,6 +20,9 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.draft_heads.config import LayerShape
 from microscale.models.draft_heads.drafting import FULL
 from microscale.models.draft_heads.tensors import LayerTensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GATE = Gate(GateKind.SILU, interleaved=False)
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
 from microscale.backends.ops import Activations, Dense, DenseSpec, Embedding, Use
 from microscale.backends.recording_ops import RecordingOps, Unbound
 from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
 from microscale.models.draft_heads.drafting import TargetEnds
 from microscale.models.draft_heads.heads import bind_head, dummy_head
-from microscale.models.dummy_weights import ShapeTensors
-from microscale.models.outline import in_order
+from microscale.models.dummy_weights import OutlineTensors
+from microscale.models.outline import NOWHERE, in_order
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,9 @@ class HeadOutline:
 
 
 def outline_head(config: HeadConfig, activations: Activations, page_size: int) -> HeadOutline:
-    tensors, ops = ShapeTensors(), RecordingOps(activations)
+    tensors, ops = OutlineTensors(), RecordingOps(activations)
     ends = TargetEnds(cast(Embedding, Unbound()), cast(Dense, Unbound()))
-    bind_head(dummy_head(config, tensors), ops, torch.device("cpu"), page_size, ends)
+    bind_head(dummy_head(config, tensors), ops, NOWHERE, page_size, ends)
     uses = in_order(ops.layers)
     num_layers = config.num_layers if isinstance(config, DFlashConfig) else 1
     cached = 2 * num_layers * config.layer.num_kv_heads * config.layer.head_dim

@@ -13,8 +13,8 @@ from microscale.backends.ops import DenseWeights, Kernel, Launch, Ops, recording
 from microscale.models.draft_heads.config import HeadConfig
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.heads import bind_head, dummy_head
-from microscale.models.dummy_weights import ShapeTensors
-from microscale.models.recorded import MAX_TOKENS, META, PAGE_SIZE, steps
+from microscale.models.dummy_weights import META, ShapeTensors
+from microscale.models.recorded import MAX_TOKENS, PAGE_SIZE, steps
 from microscale.parallel.sharding import split_vocabulary
 
 NUM_PAGES = 4
@@ -29,7 +29,7 @@ def bind_head_shapes(config: HeadConfig, ops: Ops, page_size: int = PAGE_SIZE) -
     rows = split_vocabulary(config.reads.vocab_size, config.shard)
     own = Ops(ops.gpu, ops.activations, ops.preference).dense("lm_head", DenseWeights(table[: len(rows)]))
     ends = TargetEnds(ops.embed(table), own)
-    return bind_head(dummy_head(config, ShapeTensors()), ops, META, page_size, ends)
+    return bind_head(dummy_head(config, ShapeTensors()), ops, torch.device(META), page_size, ends)
 
 
 def record_head(head: DraftHead, max_context: int, max_tokens: int = MAX_TOKENS) -> dict[Kernel, Launch]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from microscale.backends.ops import RopeTable
 from microscale.errors import BadConfig, Unsupported
@@ -13,6 +12,9 @@ from microscale.models.config import check_positive
 from microscale.models.config_file import build
 from microscale.models.json_object import JsonObject
 from microscale.models.rope import PlainRope, Rope, find_rope, plain_table, read_plain, read_yarn, rope_table
+
+if TYPE_CHECKING:
+    import torch
 
 THETA = 10000.0
 """What Llama's and Qwen3's config formats define where a file has no ``rope_theta``."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
@@ -18,6 +18,9 @@ from microscale.models.draft_heads.tensors import DFlashTensors, Eagle3Tensors, 
 from microscale.models.family import ModelConfig
 from microscale.models.sharded_checkpoint import ShardedCheckpoint
 from microscale.models.split import vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NUMBERS = ("BF16", "F16", "F32")
 MIDLAYER, LAYER = "midlayer.", "layers.{}."

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.models.dummy_weights import DummyEnds
 from microscale.models.gemma4.config import Gemma4Config
 from microscale.models.gemma4.tensors import Gemma4Layer, Weight
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class DummyGemma4(DummyEnds[Gemma4Config]):
@@ -24,8 +27,8 @@ class DummyGemma4(DummyEnds[Gemma4Config]):
             make = tensors.normal if fmt == "bf16" else tensors.mxfp8
             return make(f"layers.{layer_idx}.{name}", shape, device)
 
-        def near_one(name: str, size: int = c.hidden, mean: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return tensors.normal(f"layers.{layer_idx}.{name}", (size,), device, 0.05 * mean, mean, dtype)
+        def near_one(name: str, size: int = c.hidden, mean: float = 1.0, *, float32: bool = False) -> Tensor:
+            return tensors.normal(f"layers.{layer_idx}.{name}", (size,), device, 0.05 * mean, mean, float32=float32)
 
         # Scores are not divided by a root of the head's size. With norms near 1 they spread over 16, one key takes all,
         # and bf16 moves the logits by 40 %; so they spread over 1, and it moves them by 1.3 % (6 layers, CPU).
@@ -46,7 +49,7 @@ class DummyGemma4(DummyEnds[Gemma4Config]):
             router_scale=near_one("router_scale"),
             # The router reads its norm times the root of the width: at 0.02 all experts would be alike.
             router=tensors.normal(f"layers.{layer_idx}.router", (c.num_experts, c.hidden), device, std=1.0),
-            expert_scale=near_one("expert_scale", c.num_experts, dtype=torch.float32),
+            expert_scale=near_one("expert_scale", c.num_experts, float32=True),
             experts_gate_up=weight("experts_gate_up", formats.experts, c.num_experts, 2 * c.intermediate, c.hidden),
             experts_down=weight("experts_down", formats.experts, c.num_experts, c.hidden, c.intermediate),
             experts_out_norm=near_one("experts_out_norm"),

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends.ops import (
     MLP_RUN,
@@ -44,6 +44,9 @@ from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
 from microscale.models.lm_head import own_rows
 from microscale.models.rope import computing_on
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 GATE = Gate(GateKind.GELU_TANH, interleaved=False)
 MLP_GATE = Gate(GateKind.GELU_TANH, interleaved=True, run=MLP_RUN)
 """The dense MLP's rows are brought into this order, in which one kernel serves it and the experts."""
@@ -58,6 +61,10 @@ def partial_table(rope: PartialRope, head_dim: int, device: torch.device) -> Rop
     index = torch.arange(pairs, dtype=torch.float32, device=computing_on(device))
     frequencies = 1.0 / rope.theta ** (2 * index / head_dim)
     return RopeTable(frequencies.where(index < turning, 0.0).to(device), 1.0)
+
+
+def rope_tables(config: Gemma4Config, device: torch.device) -> dict[LayerKind, RopeTable]:
+    return {kind: partial_table(config.rope[kind], config.heads[kind].head_dim, device) for kind in config.layer_kinds}
 
 
 class Gemma4DecoderLayer:
@@ -90,12 +97,7 @@ class Gemma4DecoderLayer:
         self.down = ops.dense(uses["down"], DenseWeights(tensors.down))
         self.experts = ops.experts(uses["experts"], tensors.experts_gate_up, tensors.experts_down, config.top_k, GATE)
         self.experts.bind_mlp(self.gate_up, self.down)
-        # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
-        router_norm = tensors.router_scale.to(torch.float32, copy=True).mul_(config.hidden**-0.5)
-        readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
-        norms = router_norm.new_empty((len(readers), config.hidden), dtype=dtype)
-        for place, norm in enumerate(readers):
-            norms[place] = norm
+        norms = ops.computed(lambda: norms_after_attention(tensors, dtype))
         self.middle = Sandwich(tensors.attn_out_norm.to(dtype), norms, epsilon)
         self.closing = Sandwich(
             tensors.mlp_out_norm.to(dtype),
@@ -168,6 +170,18 @@ class Gemma4DecoderLayer:
         )
 
 
+def norms_after_attention(tensors: Gemma4Layer, dtype: torch.dtype) -> Tensor:
+    """The norms that the dense MLP, the experts and the router read, as rows of one tensor."""
+    # The router reads the plain norm times its scale over the root of the width: a norm with a weight.
+    router_norm = tensors.router_scale.to(torch.float32, copy=True)
+    router_norm.mul_(router_norm.shape[0] ** -0.5)
+    readers = (tensors.mlp_norm, tensors.experts_norm, router_norm)
+    norms = router_norm.new_empty((len(readers), router_norm.shape[0]), dtype=dtype)
+    for place, norm in enumerate(readers):
+        norms[place] = norm
+    return norms
+
+
 def in_runs(gate_up: Weight) -> Weight:
     """All gate rows, then all up rows → ``MLP_RUN`` of the ones, as many of the others, and so on."""
     if isinstance(gate_up, BlockScaled):
@@ -209,7 +223,7 @@ def small_spec(config: Gemma4Config, kind: LayerKind, ops: Ops) -> SmallSpec:
     )
 
 
-class Gemma4(Decoder[Tensor]):
+class Gemma4(Decoder["Tensor"]):
     """The whole model. Loading reads one layer at a time; a layer's checkpoint bytes go as soon as it is packed."""
 
     layers: Sequence[Gemma4DecoderLayer]
@@ -230,7 +244,7 @@ class Gemma4(Decoder[Tensor]):
         table = weights.embed(device)
         self.embed = ops.embed(table)
         # As wide as the activations, as the model was trained: 53 for a root of 53.07 in bf16.
-        self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=ops.dtype))
+        self.embed_scale = ops.computed(lambda: float(torch.tensor(config.hidden**0.5, dtype=ops.dtype)))
         side_stream = SideStream(device)
         layers: list[Gemma4DecoderLayer] = []
         for layer_idx in range(config.num_layers):
@@ -244,9 +258,7 @@ class Gemma4(Decoder[Tensor]):
         lm_head = own_rows(table, config) if config.tied else weights.lm_head(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), config.softcap)
         self.sampling = ops.sampling(config.vocab_size)
-        self.rope = {
-            kind: partial_table(config.rope[kind], config.heads[kind].head_dim, device) for kind in config.layer_kinds
-        }
+        self.rope = ops.computed(lambda: rope_tables(config, device))
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages for each kind of layer; the kinds' heads differ."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from microscale.formats import BlockScaled
 from microscale.models.gemma4.config import Gemma4Config
 
-Weight = Tensor | BlockScaled
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Weight: TypeAlias = "Tensor | BlockScaled"
 """BF16, or MXFP8 as the checkpoint has it."""
 
 

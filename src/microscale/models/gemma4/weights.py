@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import BadCheckpoint
 from microscale.formats import BLOCK, MXFP8, BlockScaled
@@ -24,6 +24,9 @@ from microscale.models.gemma4.quantization import PREFIXES
 from microscale.models.gemma4.tensors import Gemma4Layer, Weight
 from microscale.models.sharded_checkpoint import ShardedCheckpoint
 from microscale.parallel.sharding import WHOLE, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.formats import BlockScaled
 from microscale.models.dummy_weights import DummyEnds
 from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.tensors import LayerTensors
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class DummyWeights(DummyEnds[GptOssConfig]):

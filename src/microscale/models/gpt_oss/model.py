@@ -7,8 +7,7 @@ sees only a window), output projection; norm, router, mixture of experts. Everyt
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
+from typing import TYPE_CHECKING
 
 from microscale.backends.ops import (
     AttentionSpec,
@@ -26,6 +25,9 @@ from microscale.models.gpt_oss.config import GptOssConfig
 from microscale.models.gpt_oss.tensors import GptOssWeights, LayerTensors
 from microscale.models.pre_norm import LayerSizes, PreNormLayer, PreNormModel
 from microscale.models.rope import yarn_table
+
+if TYPE_CHECKING:
+    import torch
 
 
 def bind_layer(config: GptOssConfig, kind: LayerKind, tensors: LayerTensors, ops: Ops, page_size: int) -> PreNormLayer:
@@ -102,7 +104,7 @@ class GptOss(PreNormModel):
         self.norm = weights.norm(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(weights.lm_head(device)))
         self.sampling = ops.sampling(config.vocab_size)
-        self.rope = dict.fromkeys(LayerKind, yarn_table(config.rope, config.head_dim, device))
+        self.rope = dict.fromkeys(LayerKind, ops.computed(lambda: yarn_table(config.rope, config.head_dim, device)))
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages for each kind of layer."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
@@ -22,6 +22,9 @@ from microscale.models.gpt_oss.tensors import LayerTensors
 from microscale.models.random_checkpoint import Published
 from microscale.models.sharded_checkpoint import ShardedCheckpoint
 from microscale.parallel.sharding import WHOLE, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BYTES = ("U8",)
 

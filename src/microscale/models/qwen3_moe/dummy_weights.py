@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from microscale.models.dummy_weights import DummyEnds
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer, Weight
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class DummyQwen3Moe(DummyEnds[Qwen3MoeConfig]):

@@ -8,8 +8,7 @@ are no biases, no windows and no sinks.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
+from typing import TYPE_CHECKING
 
 from microscale.backends.ops import (
     AttentionSpec,
@@ -28,6 +27,9 @@ from microscale.models.pre_norm import LayerSizes, PreNormLayer, PreNormModel
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer, Qwen3MoeWeights
 from microscale.models.rope import rope_table
+
+if TYPE_CHECKING:
+    import torch
 
 FULL = LayerKind.FULL
 GATE = Gate(GateKind.SILU, interleaved=False)
@@ -107,7 +109,7 @@ class Qwen3Moe(PreNormModel):
         lm_head = own_rows(table, config) if config.tied else weights.lm_head(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(lm_head))
         self.sampling = ops.sampling(config.vocab_size)
-        self.rope = {FULL: rope_table(config.rope, config.head_dim, device)}
+        self.rope = {FULL: ops.computed(lambda: rope_table(config.rope, config.head_dim, device))}
 
     def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
         """An empty KV cache with this many pages; no layer slides."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
@@ -20,6 +20,9 @@ from microscale.models.qwen3_moe.parts import rank_parts
 from microscale.models.qwen3_moe.tensors import Qwen3MoeLayer
 from microscale.models.sharded_checkpoint import ShardedCheckpoint
 from microscale.parallel.sharding import WHOLE, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBED = "model.embed_tokens.weight"
 NORM = "model.norm.weight"

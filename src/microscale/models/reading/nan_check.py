@@ -6,12 +6,16 @@ that reading, copying and packing go on meanwhile, and of the last ones before t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from microscale.errors import BadCheckpoint
 from microscale.formats import SCALE_NAN
 from microscale.models.safetensors_header import TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOGETHER = {"cpu": 1, "cuda": 64}
 """Tensors that the host hears of in one wait."""

@@ -13,11 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.models.safetensors_header import DTYPE_BYTES, TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_RUN = 1 << 16
 """Bytes of a run that is worth a read of its own. Direct reads take whole blocks of 4096 bytes at both ends."""

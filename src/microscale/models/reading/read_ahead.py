@@ -15,15 +15,18 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.errors import BadCheckpoint
 from microscale.models.reading.chunks import Chunk, block_begin, cut
 from microscale.models.reading.file import FileChanged, Way, WeightFile
 from microscale.models.reading.targets import BUFFERS, Buffer, Landing, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THREADS = 8
 """Reads in flight."""

@@ -9,36 +9,39 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from microscale.models.reading.chunks import CHUNK, Chunk, block_begin, block_end, is_small
 from microscale.models.reading.file import BLOCK
 from microscale.models.safetensors_header import DTYPE_BYTES, TensorEntry
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BUFFERS = 2
 """Of each reading thread: one is filled while the other is copied."""
 
-TORCH_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
+TORCH_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
 }
+"""Of the types in a file of safetensors."""
 
 
 def aligned_bytes(count: int) -> Tensor:
@@ -57,8 +60,13 @@ def pinned_bytes(count: int) -> Tensor:
     return memory[begin : begin + count]
 
 
+def dtype_of(entry: TensorEntry) -> torch.dtype:
+    found: torch.dtype = getattr(torch, TORCH_NAMES[entry.dtype])
+    return found
+
+
 def typed(entry: TensorEntry, data: Tensor) -> Tensor:
-    return data.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
+    return data.view(dtype_of(entry)).view(entry.shape)
 
 
 class Buffer:

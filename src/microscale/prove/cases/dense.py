@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.paths import Asked, ask, path_of
@@ -22,6 +21,9 @@ from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeig
 from microscale.kernels.op import Activations, Reason
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale.prove.cases.errors import Errors, spread, step
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_SUM = Errors(1e-5, 2e-6)
 """A sum of exponentials of some hundred float32 differences."""

@@ -9,15 +9,18 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.kernels.drafts import follow, reference
 from microscale.kernels.drafts.spec import NO_TOKEN, Followed, Layout, Pages, Standing
 from microscale.kernels.op import Reason
 from microscale.prove.cases.case import Case, Compared, Finish, same
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POISON = -(2**40)
 VOCAB = 5

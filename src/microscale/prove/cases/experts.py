@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.formats import MXFP8, block_format, decode, encode
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
 from microscale.kernels.moe.reference import apply_gate, moe
 from microscale.kernels.moe.spec import Gate, GateKind, MoeWeights, Routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
 SWIGLU_HALVES = Gate(GateKind.SWIGLU_CLAMPED, interleaved=False)

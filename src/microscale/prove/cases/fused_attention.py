@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.paths import Asked, ask, path_of
@@ -22,6 +22,9 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable
 from microscale.prove.cases.attention import make_batch, name_of
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale.prove.cases.errors import Errors, rms_step, spread, step
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FusedShape = tuple[int, int, int, int | None, int, list[int]]
 """Heads, KV heads, head_dim, window, page size, and each sequence's context, the new token included."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.paths import Asked, ask, path_of
@@ -28,6 +27,9 @@ from microscale.kernels.op import Activations, Reason
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale.prove.cases.errors import Errors, rms_step, rounded_bound
 from microscale.prove.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANY = [
     Layer("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),

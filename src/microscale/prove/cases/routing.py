@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
 from microscale.kernels.moe import routing
@@ -14,6 +14,9 @@ from microscale.kernels.moe.routing import Dispatch, RouterKind, reference_dispa
 from microscale.kernels.op import Reason
 from microscale.prove.cases.case import Case, Compared, Finish, compare, same
 from microscale.prove.cases.errors import Errors, spread, step
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # tokens, experts, top_k. One program routes up to 64 tokens (64 experts), 32 (128 experts) or 8 (512 experts).
 SIZES = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.backends import registry
 from microscale.backends.calls import bind_small
@@ -22,6 +22,9 @@ from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, RouterSh
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, same
 from microscale.prove.cases.errors import Errors, rms_step, spread, step
 from microscale.prove.cases.fused_attention import hold_cache
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def normal(*shape: int, device: str, seed: int = 0, size: float = 1.0) -> Tensor:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from microscale.hardware import Gpu
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS
@@ -19,6 +19,9 @@ from microscale.kernels.sums import one_shot, reference
 from microscale.kernels.sums.spec import DATA_AT, FLAG_BYTES, SENDERS, PeerBuffers, SumSpec
 from microscale.prove.cases.case import Case, Compared, Finish, compare, same
 from microscale.prove.cases.small import norm_of_sum_bound, normal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POISON = 0x7F
 """In bytes that nobody has sent: a NaN in bf16, and as a flag far ahead."""
