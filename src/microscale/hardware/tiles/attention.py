@@ -231,6 +231,11 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
     return list(found)
 
 
+WIDEN_BYTES = 512 << 20
+"""Most bytes of a prompt's keys and values in bf16 where the cache is in FP8 (``kernels/attention/widen.py``): those of
+one sequence of 131072 positions in the full layers of gpt-oss (twice over) and of Gemma 4."""
+
+
 # ---- split-KV -------------------------------------------------------------------------------------------------------
 
 

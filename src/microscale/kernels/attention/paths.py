@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, drafted_work, split_kv
-from microscale.kernels.attention import fused_decode
+from microscale.kernels.attention import fused_decode, widen
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason
@@ -114,6 +114,15 @@ def mixes(way: Split) -> Supports:
         if reason := _long(spec, gpu):
             return reason
         return _split(way, spec, gpu) if spec.shape.sequences > 1 else "is for several sequences, not one"
+
+    return supports
+
+
+def widens(long: Supports) -> Supports:
+    """What ``long`` takes, with keys and values copied from FP8 to bf16 first."""
+
+    def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+        return long(spec, gpu) or widen.refuses(spec, gpu)
 
     return supports
 
