@@ -20,7 +20,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import Heads, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -215,7 +215,7 @@ def make_fused_case(
 def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
     """Meanwhile so many sequences decode in one launch."""
     split = replace(split_kv(head_dim, GPU), fused_sequences=sequences)
-    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim), split)
+    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim, Kv.BF16), split)
 
 
 def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Tile, split_kv, wanted_splits
 from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit, widen
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
@@ -145,7 +145,7 @@ class _Call:
     def run_short(self, way: Split) -> None:
         """Sequences of up to ``short_len`` new tokens; the others are left alone."""
         tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
-        by_heads = split_kv(self.spec.head_dim, self.gpu)
+        by_heads = split_kv(self.spec.head_dim, self.gpu, Kv.of(self.fp8))
         per_sm = by_heads.splits_per_sm
         if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
