@@ -144,11 +144,14 @@ def test_who_copies_keys(fp8: bool, sequences: int, new: int, pages: int, said: 
 
 
 @pytest.mark.parametrize("window", [None, 7, 100])
-def test_the_copy_is_exact(window: int | None) -> None:
-    """Everything that some new token sees, as the codes say, without their scales."""
+@pytest.mark.parametrize("sms", [1, 132])
+def test_the_copy_is_exact(window: int | None, sms: int) -> None:
+    """Everything that some new token sees, as the codes say, without their scales; by programs that take one block
+    each, or several."""
+    gpu = replace(GPU, num_sms=sms)
     sequences = [(0, 50), (33, 20), (100, 1), (200, 9)]
     spec, _, kv, batch = make_case(16, 2, 64, window, 16, sequences, True)
-    wide, there = widen.widen(spec, kv, batch, window or 1 << 30, 1)
+    wide, there = widen.widen(spec, gpu, kv, batch, window or 1 << 30, 1)
     assert wide.k_scale is None
     assert wide.k.shape[0] == 4 * (14 if window is None else min(14, -(-(window + 50) // 16) + 1))
     for seq, (cached, new) in enumerate(sequences):

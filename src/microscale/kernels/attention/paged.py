@@ -190,7 +190,7 @@ class _Call:
     def widened(self, short_len: int) -> _Call:
         """The same over a bf16 copy of what sequences of more than ``short_len`` new tokens see."""
         window = self.spec.window or NO_WINDOW
-        kv, batch = widen.widen(self.spec, self.kv, self.batch, window, short_len)
+        kv, batch = widen.widen(self.spec, self.gpu, self.kv, self.batch, window, short_len)
         kv = replace(kv, k_scale=self.kv.k_scale, v_scale=self.kv.v_scale)
         return replace(self, kv=kv, batch=batch)
 

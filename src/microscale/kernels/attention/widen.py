@@ -24,6 +24,7 @@ COPY = "bf16 copy"
 NUMBERS = 4096
 """Of keys, and of values, in a program."""
 WARPS = 4
+PROGRAMS_PER_SM = 8
 
 
 def pages_of_sequence(spec: AttentionSpec, sizes: tuple[int, int, int]) -> int:
@@ -55,7 +56,7 @@ def refuses(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
 
 
 def widen(
-    spec: AttentionSpec, kv: PagedKv, batch: AttentionBatch, window: int, short_len: int
+    spec: AttentionSpec, gpu: Gpu, kv: PagedKv, batch: AttentionBatch, window: int, short_len: int
 ) -> tuple[PagedKv, AttentionBatch]:
     """Keys and values in bf16, without their scales, and the batch with a table of the copy's pages: for sequences of
     more than ``short_len`` new tokens."""
@@ -64,7 +65,9 @@ def widen(
     k, v = (torch.empty(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
     table = torch.empty_strided(batch.page_table.shape, batch.page_table.stride(), dtype=torch.int32, device=device)
     positions = NUMBERS // spec.head_dim
-    grid = (cdiv(pages * spec.page_size, positions), spec.num_kv_heads, sequences)
+    # As many programs as run at once, and not one for each block of the widest table: most would find nothing.
+    programs = max(1, PROGRAMS_PER_SM * gpu.num_sms // (spec.num_kv_heads * sequences))
+    grid = (min(cdiv(pages * spec.page_size, positions), programs), spec.num_kv_heads, sequences)
     arguments = (
         kv.k, kv.v, k, v, table, batch.query_start, batch.context_lens, batch.page_table,
         window, spec.page_size.bit_length() - 1, short_len, pages,

@@ -34,24 +34,25 @@ def widen(
     window, page_shift, short_len, pages, stride_page, stride_kv_head, stride_wide_page, stride_table,
     HEAD_DIM: tl.constexpr, POSITIONS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of POSITIONS, KV heads, sequences). What some new token of a sequence sees, from the page of the
-    first such position on: ``pages`` pages for each sequence. Those of up to ``short_len`` new tokens are left out."""
+    """Grid: (programs that share a sequence's blocks of POSITIONS, KV heads, sequences). What some new token of a
+    sequence sees, from the page of the first such position on: ``pages`` pages for each sequence. Those of up to
+    ``short_len`` new tokens are left out."""
     seq = tl.program_id(2)
     kv_head = tl.program_id(1)
     query_len = tl.load(query_start_ptr + seq + 1) - tl.load(query_start_ptr + seq)
     context_len = tl.load(context_lens_ptr + seq)
     first_page = tl.maximum(context_len - query_len - window + 1, 0) >> page_shift
-    place = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
-    position = (first_page << page_shift) + place
-    if (query_len <= short_len) | ((first_page << page_shift) + tl.program_id(0) * POSITIONS >= context_len):
-        return
-    valid = position < context_len
-    inside = position & ((1 << page_shift) - 1)
-    page = tl.load(page_table_ptr + seq * stride_table + (position >> page_shift), mask=valid, other=0).to(tl.int64)
-    wide_page = seq * pages + (place >> page_shift)
-    begins = valid & (inside == 0) & (kv_head == 0)
-    tl.store(wide_table_ptr + seq * stride_table + (position >> page_shift), wide_page, mask=begins)
-    at = page * stride_page + kv_head * stride_kv_head + inside * HEAD_DIM
-    to = wide_page.to(tl.int64) * stride_wide_page + ((kv_head << page_shift) + inside) * HEAD_DIM
-    _copy(k_ptr, wide_k_ptr, at, to, valid, HEAD_DIM, PLAIN)
-    _copy(v_ptr, wide_v_ptr, at, to, valid, HEAD_DIM, PLAIN)
+    first = first_page << page_shift
+    length = tl.where(query_len > short_len, context_len - first, 0)
+    for start in tl.range(tl.program_id(0) * POSITIONS, length, tl.num_programs(0) * POSITIONS):
+        place = start + tl.arange(0, POSITIONS)
+        valid = place < length
+        inside = place & ((1 << page_shift) - 1)
+        entry = seq * stride_table + first_page + (place >> page_shift)
+        page = tl.load(page_table_ptr + entry, mask=valid, other=0).to(tl.int64)
+        wide_page = seq * pages + (place >> page_shift)
+        tl.store(wide_table_ptr + entry, wide_page, mask=valid & (inside == 0) & (kv_head == 0))
+        at = page * stride_page + kv_head * stride_kv_head + inside * HEAD_DIM
+        to = wide_page.to(tl.int64) * stride_wide_page + ((kv_head << page_shift) + inside) * HEAD_DIM
+        _copy(k_ptr, wide_k_ptr, at, to, valid, HEAD_DIM, PLAIN)
+        _copy(v_ptr, wide_v_ptr, at, to, valid, HEAD_DIM, PLAIN)
