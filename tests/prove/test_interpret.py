@@ -282,9 +282,8 @@ def test_kv_codes_are_those_of_a_division(card: str) -> None:
     rows = (numbers * 2.0 ** scales.log2().round()[None, :, None]).bfloat16()
     qkv = torch.cat([rows[:, :1], rows, rows.flip(2)], dim=1)
     pages = -(-tokens // page_size)
-    kv = PagedKv(
-        *(torch.zeros(pages, heads, page_size, dim, dtype=torch.uint8) for _ in range(2)), scales, 1.1 * scales
-    )
+    k, v = (torch.zeros(pages, heads, page_size, dim, dtype=torch.uint8) for _ in range(2))
+    kv = PagedKv(k, v, scales, 1.1 * scales)
     still = RopeTable(torch.zeros(dim // 2), 1.0)
     positions, slots = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
     with interpreted(gpu.sm) as ran:
