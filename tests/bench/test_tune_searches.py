@@ -185,7 +185,7 @@ def test_splits(tmp_path: Path, name: str, fused: int, on_a_clock: Any) -> None:
     gpu = known(name)
     file = tune(gpu, tmp_path, kernels=[Kernels.SPLIT_KV], time_us=on_a_clock(decoding(gpu)))
     found = tuned.read(file, attention.SPLIT_SECTION, gpu.family)
-    assert list(found) == [Heads(head_dim) for head_dim in attention.HEAD_DIMS]
+    assert list(found) == [Heads(head_dim, kv) for head_dim in attention.HEAD_DIMS for kv in attention.Kv]
     for row in found.values():
         assert row.tile == SplitKv(splits_per_sm=3, least_keys=256, merged_inside=4, fused_sequences=fused)
         said = row.measured.run
@@ -220,6 +220,9 @@ def _small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_thresholds, "FEW_ROWS_PROGRAMS", (2, 5, 6))
     monkeypatch.setattr(tune_thresholds, "FEW_ROWS_TOKENS", (32, 64, 96))
     monkeypatch.setattr(tune_thresholds, "CROWD_PAIRS", (4, 6, 8, 12))
+    monkeypatch.setattr(tune_thresholds, "WIDEN_ROWS", (64, 128, 256))
+    monkeypatch.setattr(tune_thresholds, "WIDEN_CONTEXT", 256)
+    monkeypatch.setattr(tune_attention, "LAYERS_IN_A_GRAPH", 1)
 
 
 def both_ways(launches: Sequence[Launch]) -> float:
@@ -232,6 +235,13 @@ def both_ways(launches: Sequence[Launch]) -> float:
         # Twice as slow for each expert that has more pairs; few experts by tokens.
         few = num_experts == tune_thresholds.FEW_EXPERTS
         return float(3 * pairs / 4 if few else 10 * pairs / num_experts)
+    if "widen" in started:
+        assert not launches[started.index("attend_long")].constants["KV_FP8"]
+        return 200
+    if "attend_long" in started:
+        assert first.constants["KV_FP8"]
+        spec = first.arguments[0].shape
+        return float(spec[0] * spec[1] / first.grid[1])
     if "prepare_tokens_fp8" in started:
         return 100
     if "prepare_tokens" in started:
@@ -258,6 +268,7 @@ def test_thresholds(tmp_path: Path, on_a_clock: Any) -> None:
         Name.UNPACK_TOKENS: 256,  # 1 us a token: 192 and 256
         Name.FEW_ROWS_PROGRAMS: 5,
         Name.FEW_ROWS_TOKENS: 64,
+        Name.WIDEN_ROWS: 256,  # 1 us a row: 128 and 256
     }
     said = rows[thresholds.Key(Name.WGMMA_PAIRS)].measured
     assert "at 6 pairs an expert small batch 61.0 us, wgmma 70.0; at 8 pairs an expert small batch 80.0" in said.run
@@ -272,7 +283,9 @@ def test_thresholds_of_a_way_that_never_pays(tmp_path: Path, on_a_clock: Any) ->
     """And a card without wgmma has no row about it."""
 
     def clock(launches: Sequence[Launch]) -> float:
-        return {"unpack": 900.0, "gemm": 10.0, "small_batch": 99.0}[names(launches)[0]]
+        return {"unpack": 900.0, "gemm": 10.0, "small_batch": 99.0, "widen": 9.0, "attend_long": 8.0}[
+            names(launches)[0]
+        ]
 
     gpu = known("a100")
     file = tune(gpu, tmp_path, kernels=[Kernels.THRESHOLDS], time_us=on_a_clock(clock))
@@ -281,6 +294,7 @@ def test_thresholds_of_a_way_that_never_pays(tmp_path: Path, on_a_clock: Any) ->
         Name.UNPACK_TOKENS: NEVER,
         Name.FEW_ROWS_PROGRAMS: 1,
         Name.FEW_ROWS_TOKENS: 16,  # no more than what takes these kernels anyway
+        Name.WIDEN_ROWS: NEVER,
     }
 
 
@@ -368,7 +382,7 @@ def all_kinds() -> dict[Kernels, set[Any]]:
     return {
         Kernels.GROUPED_GEMM: {(path,) for path in gemm.GemmPath},
         Kernels.ATTENTION: {kind(case) for case in attention.cases()},
-        Kernels.SPLIT_KV: {(head_dim,) for head_dim in attention.HEAD_DIMS},
+        Kernels.SPLIT_KV: set(product(attention.HEAD_DIMS, attention.Kv)),
         Kernels.SMALL_BATCH_EXPERTS: pairs,
         Kernels.SMALL_BATCH_DENSE: set(product(dense.DenseFormat, dense.COLUMNS, dense.Size)),
         Kernels.THRESHOLDS: {(name,) for name in Name},
@@ -401,10 +415,10 @@ def test_a_key_outside_of_the_list_is_refused() -> None:
     reason = experts.SECTION.misfit(four_bits, experts.Tile(1, 1, 1, 2, 128), H200.family)
     assert reason is not None
     assert "with an MLP there are kernels for 8" in reason
-    reason = attention.SPLIT_SECTION.misfit(Heads(96), SplitKv(1, 64, 0, 0), H200.family)
+    reason = attention.SPLIT_SECTION.misfit(Heads(96, attention.Kv.BF16), SplitKv(1, 64, 0, 0), H200.family)
     assert reason is not None
     assert "heads of 96" in reason
-    reason = attention.SPLIT_SECTION.misfit(Heads(64), SplitKv(0, 64, 0, 0), H200.family)
+    reason = attention.SPLIT_SECTION.misfit(Heads(64, attention.Kv.BF16), SplitKv(0, 64, 0, 0), H200.family)
     assert reason is not None
     assert "too small" in reason
 

@@ -71,7 +71,7 @@ def test_what_was_measured_is_what_the_card_takes(gpu: Gpu) -> None:
     for case, row in tuned.measured(attention.SECTION, gpu.family).items():
         assert attention.choose(case, gpu) == row.tile
     for heads, split in tuned.measured(attention.SPLIT_SECTION, gpu.family).items():
-        assert attention.split_kv(heads.head_dim, gpu) == split.tile
+        assert attention.split_kv(heads.head_dim, gpu, heads.kv) == split.tile
     for size, held in tuned.measured(dense.SECTION, gpu.family).items():
         assert dense.tile_of(size, gpu) == held.tile
     rows = tuned.measured(experts.SECTION, gpu.family)

@@ -20,7 +20,8 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import Heads, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
+from microscale.kernels.attention import widen
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -116,6 +117,52 @@ def test_drafts_run_by_split_kv_and_prompts_do_not() -> None:
         shape = replace(BatchShape.of(kv, batch), longest_query=new, verify=verify)
         path = path_of(entry, Asked.RUN, replace(spec, batch=shape), GPU)
         assert path.name.startswith(want), (new, verify)
+
+
+# ---- FP8 keys of a prompt in bf16 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fp8", "sequences", "new", "pages", "said"),
+    [
+        (True, 1, 64, 100, None),
+        (True, 3, 64, 100, None),
+        (False, 1, 64, 100, "is for keys and values in FP8"),
+        (True, 1, 63, 100, "pays from 512 query rows of a KV head on, not 504"),
+        (True, 1, 64, 8192 * 4, "would need 1024 MiB for the copy; it has up to 512"),
+        (True, 3, 64, 8192, "would need 768 MiB for the copy; it has up to 512"),
+    ],
+)
+def test_who_copies_keys(fp8: bool, sequences: int, new: int, pages: int, said: str | None) -> None:
+    """Eight query heads of gpt-oss share a KV head; a position is 2 KiB in bf16."""
+    spec = make_case(64, 8, 64, None, 16, [(300, 8)], fp8)[0]
+    spec = replace(spec, batch=BatchShape(sequences, new, pages, fp8))
+    path = path_of(PagedAttention(), Asked.RUN, spec, GPU)
+    assert path.name.endswith(widen.COPY) == (said is None)
+    assert path.name.startswith("prefill" if sequences == 1 else "mixed")
+    assert widen.refuses(spec, GPU) == said
+
+
+@pytest.mark.parametrize("window", [None, 7, 100])
+@pytest.mark.parametrize("sms", [1, 132])
+def test_the_copy_is_exact(window: int | None, sms: int) -> None:
+    """Everything that some new token sees, as the codes say, without their scales; by programs that take one block
+    each, or several."""
+    gpu = replace(GPU, num_sms=sms)
+    sequences = [(0, 50), (33, 20), (100, 1), (200, 9)]
+    spec, _, kv, batch = make_case(16, 2, 64, window, 16, sequences, True)
+    wide, there = widen.widen(spec, gpu, kv, batch, window or 1 << 30, 1)
+    assert wide.k_scale is None
+    assert wide.k.shape[0] == 4 * (14 if window is None else min(14, -(-(window + 50) // 16) + 1))
+    for seq, (cached, new) in enumerate(sequences):
+        if new == 1:
+            continue
+        seen = torch.arange(0 if window is None else max(0, cached - window + 1), cached + new)
+        page, copied = (each.page_table[seq, seen // 16].long() for each in (batch, there))
+        assert len(copied.unique()) == len(page.unique())
+        for codes, numbers in ((kv.k, wide.k), (kv.v, wide.v)):
+            want = codes[page, :, seen % 16].view(torch.float8_e4m3fn).float()
+            assert torch.equal(numbers[copied, :, seen % 16].float(), want)
 
 
 def against_reference(spec: AttentionSpec, q: torch.Tensor, kv: PagedKv, batch: AttentionBatch) -> torch.Tensor:
@@ -215,7 +262,7 @@ def make_fused_case(
 def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
     """Meanwhile so many sequences decode in one launch."""
     split = replace(split_kv(head_dim, GPU), fused_sequences=sequences)
-    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim), split)
+    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim, Kv.BF16), split)
 
 
 def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:

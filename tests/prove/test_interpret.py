@@ -8,20 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from kernels import cases_attention, cases_dense
 from microscale.backends.calls import run_attention, run_fused
+from microscale.formats.mxfp8 import round_e4m3
 from microscale.hardware import Feature, Gpu, known
 from microscale.hardware.tiles.gemm import possible
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
+from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.launch import Kernel
 from microscale.kernels.moe import grouped, small_batch
 from microscale.kernels.moe.spec import MoeSpec
 from microscale.kernels.op import Activations
+from microscale.kernels.small.fused import TritonSmall
+from microscale.kernels.small.spec import RopeTable
 from microscale.prove.interpret.errors import InterpretError, Race
 from microscale.prove.interpret.memory import GlobalMemory
 from microscale.prove.interpret.run import Kernel as InterpretedKernel
@@ -258,3 +263,33 @@ def test_threads_that_branch_apart_meet_again() -> None:
     got = run_warp(warp_kernel(body, 1, 1), np.full((32, 1), 3, np.uint32), 1)[:, 0]
     lanes = np.arange(32)
     assert (got == 3 * (lanes + (lanes ^ 1))).all()
+
+
+# ---- codes of an FP8 cache -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("card", ["h200", "a100"])
+def test_kv_codes_are_those_of_a_division(card: str) -> None:
+    """Every bf16 number from a quarter of the smallest code to four times the largest, by divisors whose inverses are
+    exact, short and long: ties too are rounded as the quotient is."""
+    gpu, heads, dim, page_size = known(card), 4, 512, 4
+    bits = torch.arange((127 - 11) << 7, (127 + 11) << 7, dtype=torch.int32)
+    sizes = (bits << 16).view(torch.float32)
+    numbers = torch.cat([sizes, -sizes, torch.zeros(512)])
+    tokens = -(-numbers.numel() // dim)
+    numbers = torch.nn.functional.pad(numbers, (0, tokens * dim - numbers.numel())).reshape(tokens, 1, dim)
+    scales = torch.tensor([1.0, 0.75, 0.7, 0.0312347])
+    rows = (numbers * 2.0 ** scales.log2().round()[None, :, None]).bfloat16()
+    qkv = torch.cat([rows[:, :1], rows, rows.flip(2)], dim=1)
+    pages = -(-tokens // page_size)
+    k, v = (torch.zeros(pages, heads, page_size, dim, dtype=torch.uint8) for _ in range(2))
+    kv = PagedKv(k, v, scales, 1.1 * scales)
+    still = RopeTable(torch.zeros(dim // 2), 1.0)
+    positions, slots = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
+    with interpreted(gpu.sm) as ran:
+        TritonSmall(gpu).rope_and_write_kv(qkv, 1, positions, still, kv, slots)
+    assert ran
+    for codes, x, scale in ((kv.k, rows, scales), (kv.v, rows.flip(2), 1.1 * scales)):
+        want = round_e4m3(x.float() / scale[:, None])
+        found = codes.transpose(1, 2).reshape(pages * page_size, heads, dim)[:tokens]
+        assert torch.equal(found, want)

@@ -11,6 +11,7 @@ from microscale.hardware import Gpu
 from microscale.hardware.fit import Work
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionSpec, BatchShape
+from microscale.kernels.attention.widen import COPY
 from microscale.kernels.dense.cost import activation_bytes, weight_bytes
 from microscale.kernels.dense.spec import DenseOp, DenseSpec
 from microscale.kernels.op import Cost, Implementation
@@ -58,9 +59,13 @@ def path_name(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, kv_si
     name = found.name if found else TORCH
     if not isinstance(spec, AttentionSpec):
         return name
+    # Last, so that without rows of its own the path takes those of the same heads.
+    plain = name.removesuffix(f", {COPY}")
+    copy, name = COPY if plain != name else "", plain
     parts = (
         f"heads of {spec.head_dim}" if spec.head_dim != PLAIN_HEADS else "",
         "FP8 KV" if spec.shape.kv_fp8 else "",
+        copy,
         "drafts" if spec.shape.verify else "",
     )
     return ", ".join((name, *filter(None, parts)))

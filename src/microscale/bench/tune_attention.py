@@ -26,7 +26,9 @@ from microscale.bench.attention import (
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
+from microscale.hardware.tiles import thresholds
 from microscale.hardware.tiles.attention import Kv, Work
+from microscale.hardware.tiles.thresholds import NEVER, Key, Name, Value
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
@@ -99,7 +101,7 @@ def case_of(key: tiles.Case) -> Case:
 
 def job_of(key: tiles.Case, gpu: Gpu) -> Job:
     case = case_of(key)
-    prepare = fused(case, gpu) if key.work is Work.FUSED_DECODE else plain(case, gpu)
+    prepare = fused(case, gpu) if key.work is Work.FUSED_DECODE else as_stored(case, gpu)
     from_heads = " from the projection" if key.work is Work.FUSED_DECODE else ""
     return Job(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
 
@@ -125,6 +127,16 @@ def plain(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
         return Problem(lambda: [attend(kv) for kv in caches], error, RMS_TOLERANCE, len(caches))
 
     return prepare
+
+
+def as_stored(case: Case, gpu: Gpu) -> Callable[[str], Problem]:
+    """From queries, with no bf16 copy of FP8 keys."""
+    return lambda device: widened_from(NEVER, plain(case, gpu)(device), gpu)
+
+
+def widened_from(rows: int, problem: Problem, gpu: Gpu) -> Problem:
+    """With a bf16 copy of FP8 keys from so many query rows on."""
+    return problem.under(thresholds.SECTION, gpu.family, Key(Name.WIDEN_ROWS), Value(rows))
 
 
 def transform_of(heads: AttentionSpec, generator: torch.Generator) -> HeadTransform:

@@ -1,4 +1,5 @@
-"""What ``microscale tune`` runs for split-KV: how the keys of a sequence that decodes are split, by head size.
+"""What ``microscale tune`` runs for split-KV: how the keys of a sequence that decodes are split, by head size and
+KV format.
 
 Four figures, one after the other, each measured with those before it. Splits of an SM: many sequences with long
 contexts, which fill the card. Keys of a split: one sequence with a short context. Then two borders: up to how many
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from microscale.bench.attention import Case, Layer
@@ -21,6 +23,7 @@ from microscale.hardware.tiles.attention import (
     HEAD_DIMS,
     SPLIT_SECTION,
     Heads,
+    Kv,
     SplitKv,
     candidates_least_keys,
     candidates_per_sm,
@@ -43,16 +46,17 @@ CANDIDATES: dict[str, Callable[[SplitKv], list[SplitKv]]] = {
 
 
 def jobs(gpu: Gpu, quick: bool) -> Iterator[SplitJob]:
-    for head_dim in HEAD_DIMS[: 1 if quick else None]:
-        yield SplitJob(head_dim, gpu)
+    for head_dim, kv in list(product(HEAD_DIMS, Kv))[: 1 if quick else None]:
+        yield SplitJob(head_dim, gpu, kv)
 
 
 @dataclass(frozen=True)
 class SplitJob:
-    """All figures of one head size."""
+    """All figures of one head size and KV format."""
 
     head_dim: int
     gpu: Gpu
+    kv: Kv = Kv.BF16
     few: bool = False
 
     @property
@@ -61,7 +65,7 @@ class SplitJob:
 
     @property
     def key(self) -> Heads:
-        return Heads(self.head_dim)
+        return Heads(self.head_dim, self.kv)
 
     @property
     def keys(self) -> tuple[Heads, ...]:
@@ -73,7 +77,7 @@ class SplitJob:
 
     @property
     def steps(self) -> int:
-        start = split_kv(self.head_dim, self.gpu)
+        start = self._start
         tiles = sum(len(self._tiles(name, start)) for name in CANDIDATES)
         sizes = [self._merges(start).sizes, self._fuses(start).sizes if self._fused else ()]
         return tiles + sum(map(len, sizes))
@@ -82,7 +86,7 @@ class SplitJob:
         return replace(self, few=True)
 
     def rows(self, bench: Bench) -> list[Row[Any, Any]]:
-        found, first = self._best(bench, "splits_per_sm", split_kv(self.head_dim, self.gpu), self._long(bench.device))
+        found, first = self._best(bench, "splits_per_sm", self._start, self._long(bench.device))
         found, second = self._best(bench, "least_keys", found, self._short(bench.device))
         inside = find_border(self._merges(found), bench)
         found = replace(found, merged_inside=inside.last_below or 0)
@@ -90,6 +94,13 @@ class SplitJob:
         found = replace(found, fused_sequences=in_one.last_below or 0)
         said = "; ".join((first, second, inside.text, in_one.text))
         return [bench.row(self.key, found, said, None)]
+
+    @property
+    def _start(self) -> SplitKv:
+        return split_kv(self.head_dim, self.gpu, self.kv)
+
+    def _case(self, sequences: int, context: int) -> Case:
+        return Case(self.layer, sequences, context, fp8=self.kv is Kv.FP8)
 
     @property
     def _fused(self) -> bool:
@@ -108,12 +119,12 @@ class SplitJob:
         return replace(start, **{name: value}), f"{about}: {best.us:.1f} us with {name} {value}, {best.text}"
 
     def _long(self, device: str) -> tuple[str, Problem]:
-        case = Case(self.layer, DECODE_SEQUENCES, DECODE_CONTEXT)
+        case = self._case(DECODE_SEQUENCES, DECODE_CONTEXT)
         return case.name, plain(case, self.gpu)(device)
 
     def _short(self, device: str) -> tuple[str, Problem]:
         """As a single sequence decodes on this card."""
-        cases = [Case(self.layer, 1, context) for context in SHORT_CONTEXTS]
+        cases = [self._case(1, context) for context in SHORT_CONTEXTS]
         prepare = fused if self._fused else plain
         name = f"{cases[0].name} and {' and '.join(str(case.context) for case in cases[1:])}"
         return name, together([prepare(case, self.gpu)(device) for case in cases])
@@ -123,8 +134,9 @@ class SplitJob:
 
     def _merges(self, found: SplitKv) -> Crossing:
         """The last program adds up, or a kernel of its own."""
-        spec = Case(self.layer, 1, 1).spec
-        tile = tile_of(spec, self.gpu, fp8=False, decode=True)
+        spec = self._case(1, 1).spec
+        spec = replace(spec, batch=replace(spec.shape, kv_fp8=self.kv is Kv.FP8))
+        tile = tile_of(spec, self.gpu, spec.shape.kv_fp8, decode=True)
         keys = tile.block_n * found.least_blocks(tile)
         sizes: Sequence[int] = SPLITS
         if spec.window is not None:
@@ -133,12 +145,12 @@ class SplitJob:
             sizes = sorted({*(size for size in SPLITS if size < most), most})
 
         def prepare(device: str, splits: int) -> list[Sides]:
-            cases = [Case(self.layer, sequences, splits * keys) for sequences in SPLIT_SEQUENCES]
+            cases = [self._case(sequences, splits * keys) for sequences in SPLIT_SEQUENCES]
             problems = [plain(case, self.gpu)(device) for case in cases]
             inside, apart = (replace(found, merged_inside=limit) for limit in (EVERY, 0))
             return [Sides(self._under(problem, inside), self._under(problem, apart)) for problem in problems]
 
-        about = f"{self.layer[0]}, decode, {' and '.join(map(str, SPLIT_SEQUENCES))} sequences"
+        about = f"{self.layer[0]}, decode, {' and '.join(map(str, SPLIT_SEQUENCES))} sequences, {self.kv} keys"
         crossing = Crossing(about, "splits", "in one launch", "with a merge", sizes, prepare)
         return crossing.quick() if self.few else crossing
 
@@ -146,13 +158,13 @@ class SplitJob:
         """Decode from the projection in one launch, or norms, rotation and KV write before it."""
 
         def prepare(device: str, sequences: int) -> list[Sides]:
-            heads = FromHeads.of(Case(self.layer, sequences, FUSED_CONTEXT), device)
+            heads = FromHeads.of(self._case(sequences, FUSED_CONTEXT), device)
             one = heads.problem(lambda kv: heads.in_one_launch(self.gpu, kv))
             two = heads.problem(lambda kv: heads.apart(self.gpu, kv))
             tile = replace(found, fused_sequences=EVERY)
             return [Sides(self._under(one, tile), self._under(two, tile))]
 
-        about = f"{self.layer[0]}, decode from the projection at {FUSED_CONTEXT}"
+        about = f"{self.layer[0]}, decode from the projection at {FUSED_CONTEXT}, {self.kv} keys"
         crossing = Crossing(about, "sequences", "in one launch", "apart", SEQUENCES, prepare)
         return crossing.quick() if self.few else crossing
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Generator
 
-from microscale.bench import moe, tune_dense, tune_grouped
+from microscale.bench import moe, tune_attention, tune_dense, tune_grouped
+from microscale.bench.attention import Case
 from microscale.bench.dense import ROTATED_BYTES
 from microscale.bench.tune_crossing import Border, Crossing, Sides, find_border
 from microscale.bench.tune_job import Bench, Problem
@@ -43,6 +44,8 @@ UNPACK_TOKENS = (64, 96, 128, 192, 256, 384, 512, 1024)
 FEW_ROWS_COLUMNS = 4096
 FEW_ROWS_PROGRAMS = (2, 3, 4, 5, 6, 8, 10, 12)
 FEW_ROWS_TOKENS = (32, 48, 64, 96, 128)
+WIDEN_ROWS = (64, 128, 256, 512, 1024, 2048)
+WIDEN_CONTEXT = 4096
 FORMATS = ("fp8", "mxfp8", "mxfp4")
 """In fragments; the thresholds are for all of them."""
 
@@ -65,6 +68,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[ThresholdJob]:
         yield ThresholdJob(gpu, (fp8_pairs(gpu),))
     yield ThresholdJob(gpu, (unpack_tokens(gpu),))
     yield ThresholdJob(gpu, (few_rows_programs(gpu), few_rows_tokens(gpu)))
+    yield ThresholdJob(gpu, (widen_rows(gpu),))
 
 
 @dataclass(frozen=True)
@@ -239,3 +243,23 @@ def few_rows_sides(gpu: Gpu, programs: int, batches: Sequence[int], device: str)
 
 def by_gemm(gpu: Gpu) -> Callable[[PackedDense, Tensor], Tensor]:
     return lambda packed, x: gemm.run(packed, gpu, x, None)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def widen_rows(gpu: Gpu) -> Threshold:
+    """The end of a prompt, in each head size that a preset has."""
+
+    def prepare(device: str, rows: int) -> list[Sides]:
+        found = []
+        for layer in dict.fromkeys(tune_attention.LAYER_OF.values()):
+            spec = Case(layer, 1, 1).spec
+            new = rows * spec.num_kv_heads // spec.num_heads
+            problem = tune_attention.plain(Case(layer, 1, WIDEN_CONTEXT, new=new, fp8=True), gpu)(device)
+            found.append(Sides(*(tune_attention.widened_from(least, problem, gpu) for least in (NEVER, 1))))
+        return found
+
+    about = f"new tokens of a prompt at {WIDEN_CONTEXT}, FP8 keys"
+    crossing = Crossing(about, "query rows", "as stored", "a bf16 copy", WIDEN_ROWS, prepare)
+    return Threshold(Name.WIDEN_ROWS, lambda found: crossing, first_above)

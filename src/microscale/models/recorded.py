@@ -118,7 +118,9 @@ def steps(
             yield Step(tokens, tokens, 1, widths[-1])
         else:
             yield Step(tokens, 1, tokens, widths[-1])
-    for pages, (sequences, longest) in product(widths, ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40))):
+    # 512 new tokens: from so many query rows on, FP8 keys are copied to bf16, where the table is not too wide.
+    shapes = ((1, 1), (9, 1), (65, 1), (1, 2), (3, 2), (1, 40), (3, 40), (1, 512))
+    for pages, (sequences, longest) in product(widths, shapes):
         yield Step(sequences + longest - 1, sequences, longest, pages)
     # As the runner rounds it, the longest sequence has a power of two of tokens.
     drafted = [1 << power for power in range(1, 1 + draft_tokens.bit_length())] if draft_tokens else []

@@ -19,6 +19,7 @@ from microscale.engine.loading.usable import check_left, reserve_bytes, usable_m
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
+from microscale.hardware.tiles.attention import WIDEN_BYTES
 from microscale.models.config import LayerKind
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS
@@ -89,6 +90,22 @@ def test_logits_of_scored_prompts_are_counted() -> None:
     needs = {tokens: sums("gpt-oss-20b", "h100", Workload(step_tokens=tokens)) for tokens in (1, 2, 2048)}
     per_token = needs[2].activations - needs[1].activations - row
     assert needs[2048].activations == 2048 * per_token + (1 + SCORED_TOKENS) * row
+
+
+def test_the_bf16_copy_of_fp8_keys_is_counted() -> None:
+    """A position of a layer of gpt-oss is 2 KiB in bf16. The copy of many sequences is made up to its limit."""
+
+    def more(context: int, sequences: int) -> int:
+        needs = (
+            sums("gpt-oss-20b", "h200", Workload(context=context, sequences=sequences), precision).activations
+            for precision in ("fast", "balanced")
+        )
+        fast, balanced = needs
+        return fast - balanced
+
+    assert more(8192, 1) == 8192 * 2048
+    assert more(8192, 16) == 16 * 8192 * 2048
+    assert more(131072, 16) == WIDEN_BYTES
 
 
 def test_tied_embeddings_are_one_tensor_while_lm_head_stays_bf16() -> None:

@@ -22,6 +22,7 @@ from microscale.engine.step.graphs import graph_memory
 from microscale.engine.step.limits import SCORED_TOKENS
 from microscale.errors import BadSetting
 from microscale.hardware import GIB, Gpu
+from microscale.hardware.tiles.attention import WIDEN_BYTES
 from microscale.models.config import NO_SLIDING_LAYERS, LayerKind
 from microscale.models.outline import AT_THE_END, Outline
 
@@ -246,6 +247,8 @@ def reckon(outline: Outline, plan: Plan, setup: Setup, workload: Workload, avail
     if head is not None:
         weights |= {"draft_head": head.weights}
         activations += head.working_bytes(workload, setup.kv_size)
+    if on_gpu and setup.kv_size == 1:
+        activations += _widened_bytes(outline, workload)
     # The head's graphs have as much room as the target's.
     graphs = graph_memory(setup.gpu) * (1 if head is None else 2)
     return Memory(
@@ -302,6 +305,19 @@ def _activations(outline: Outline, workload: Workload) -> int:
     drafted = min(workload.sequences * workload.draft_tokens, workload.step_tokens)
     rows = workload.sequences + drafted + min(SCORED_TOKENS, workload.step_tokens)
     return workload.step_tokens * (per_token + 3 * 2 * outline.hidden) + rows * _logits_row(outline)
+
+
+def _widened_bytes(outline: Outline, workload: Workload) -> int:
+    """Of the bf16 copy of a prompt's keys and values that one layer has where the cache is in FP8."""
+
+    def needed(spec: AttentionSpec) -> int:
+        positions = workload.context or outline.max_context
+        if spec.window is not None:
+            positions = min(positions, spec.window + workload.step_tokens)
+        return 4 * workload.sequences * positions * spec.num_kv_heads * spec.head_dim
+
+    specs = (use.spec for use in outline.uses if isinstance(use.spec, AttentionSpec))
+    return min(WIDEN_BYTES, max(map(needed, specs), default=0))
 
 
 def _logits_row(outline: Outline) -> int:

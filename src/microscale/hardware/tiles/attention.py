@@ -47,6 +47,10 @@ class Kv(StrEnum):
     BF16 = "bf16"
     FP8 = "fp8"
 
+    @classmethod
+    def of(cls, fp8: bool) -> Kv:
+        return cls.FP8 if fp8 else cls.BF16
+
     @property
     def bytes(self) -> int:
         return 1 if self is Kv.FP8 else 2
@@ -231,12 +235,18 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
     return list(found)
 
 
+WIDEN_BYTES = 512 << 20
+"""Most bytes of a prompt's keys and values in bf16 where the cache is in FP8 (``kernels/attention/widen.py``): those of
+one sequence of 131072 positions in the full layers of gpt-oss (twice over) and of Gemma 4."""
+
+
 # ---- split-KV -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Heads:
     head_dim: int
+    kv: Kv
 
 
 @dataclass(frozen=True)
@@ -277,8 +287,10 @@ _SPLITS = {
 }
 
 
-def split_kv(head_dim: int, gpu: Gpu) -> SplitKv:
-    row = measured(SPLIT_SECTION, gpu.family).get(Heads(head_dim))
+def split_kv(head_dim: int, gpu: Gpu, kv: Kv = Kv.BF16) -> SplitKv:
+    """What was measured with such keys, or else with bf16, or else the rule's."""
+    rows = measured(SPLIT_SECTION, gpu.family)
+    row = rows.get(Heads(head_dim, kv)) or rows.get(Heads(head_dim, Kv.BF16))
     return _SPLITS[head_dim] if row is None else row.tile
 
 

@@ -32,7 +32,7 @@ from microscale.kernels.attention.paged_jit import (
     weigh,
 )
 from microscale.kernels.attention.split_kv_jit import find_work, prefetch_keys
-from microscale.kernels.mxfp8_jit import round_e4m3
+from microscale.kernels.kv_codes_jit import to_codes
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 from microscale.kernels.small.fused_jit import turn, weigh_head
@@ -97,13 +97,6 @@ def _turn(heads, weights, rotation, NORM: tl.constexpr, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _codes(x, scale):
-    """bf16 → E4M3 codes as 32-bit integers, by bits: not every GPU has a conversion."""
-    x = x.to(tl.float32)
-    return round_e4m3(tl.math.div_rn(x, tl.zeros_like(x) + scale), True).to(tl.uint32)
-
-
-@triton.jit
 def _decode(code, PLAIN: tl.constexpr):
     """E4M3 codes → numbers times 2**-120, as ``load_rows`` gives them."""
     numbers = (((code & 0x7F) << 20) | ((code & 0x80) << 24)).to(tl.float32, bitcast=True)
@@ -115,8 +108,8 @@ def _decode(code, PLAIN: tl.constexpr):
 
 @triton.jit
 def _keep_codes(place, even, odd, scale, mask, PLAIN: tl.constexpr):
-    low = tl.where(mask, _codes(even, scale), 0)
-    high = tl.where(mask, _codes(odd, scale), 0)
+    low = tl.where(mask, to_codes(even, scale, PLAIN).to(tl.uint32), 0)
+    high = tl.where(mask, to_codes(odd, scale, PLAIN).to(tl.uint32), 0)
     tl.store(place, (low | (high << 8)).to(tl.int16), mask=mask)
     return _decode(low, PLAIN), _decode(high, PLAIN)
 

@@ -11,21 +11,22 @@ Where all sequences decode, norms and rotation of the new heads and the KV write
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import HEAD_DIMS, Tile, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Tile, split_kv, wanted_splits
 from microscale.hardware.triton_faults import USED_BY
-from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit
+from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit, widen
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
 from microscale.kernels.attention.paths import Split, most_splits, short_len, tile_of
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
+from microscale.kernels.attention.widen import COPY
 from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.op import Activations, Cost, Reason
@@ -146,7 +147,7 @@ class _Call:
     def run_short(self, way: Split) -> None:
         """Sequences of up to ``short_len`` new tokens; the others are left alone."""
         tile, device, kv_heads = self.tile(decode=True), self.q.device, self.spec.num_kv_heads
-        by_heads = split_kv(self.spec.head_dim, self.gpu)
+        by_heads = split_kv(self.spec.head_dim, self.gpu, Kv.of(self.fp8))
         per_sm = by_heads.splits_per_sm
         if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
@@ -188,6 +189,13 @@ class _Call:
         grid = (self.sequences, self.spec.num_heads)
         launch(split_kv_jit.merge_splits, grid, arguments, constants, {"num_warps": MERGE_WARPS} | PDL_OPTION[pdl])
 
+    def widened(self, short_len: int) -> _Call:
+        """The same over a bf16 copy of what sequences of more than ``short_len`` new tokens see."""
+        window = self.spec.window or NO_WINDOW
+        kv, batch = widen.widen(self.spec, self.gpu, self.kv, self.batch, window, short_len)
+        kv = replace(kv, k_scale=self.kv.k_scale, v_scale=self.kv.v_scale)
+        return replace(self, kv=kv, batch=batch)
+
     def run_long(self, short_len: int) -> None:
         """Sequences of more than ``short_len`` new tokens."""
         tile = self.tile(decode=False)
@@ -196,9 +204,10 @@ class _Call:
             self.q, *self.words(), self.sinks, self.out, *self.lookups(),
             *self.sizes(), short_len, self.spec.softmax_scale, *self.strides(),
         )  # fmt: skip
+        scaled = not self.fp8 and self.kv.k_scale is not None
         constants = {
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
-            "PLAIN": PLAIN,
+            "SCALED": scaled, "PLAIN": PLAIN,
         }  # fmt: skip
         grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile)
         reason = spills_because(tile, self.spec.head_dim)
@@ -211,6 +220,15 @@ def _prefill(
     call = _Call.of(spec, gpu, q, kv, batch, sinks)
     if q.shape[0]:
         call.run_long(short_len=0)
+    return call.out
+
+
+def _prefill_widened(
+    spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
+) -> Tensor:
+    call = _Call.of(spec, gpu, q, kv, batch, sinks)
+    if q.shape[0]:
+        call.widened(short_len=0).run_long(short_len=0)
     return call.out
 
 
@@ -233,6 +251,16 @@ def _mixed(
     return call.out
 
 
+def _mixed_widened(
+    way: Split, spec: AttentionSpec, gpu: Gpu, q: Tensor, kv: PagedKv, batch: AttentionBatch, sinks: Tensor | None
+) -> Tensor:
+    call = _Call.of(spec, gpu, q, kv, batch, sinks)
+    if q.shape[0]:
+        call.run_short(way)
+        call.widened(call.short_len).run_long(call.short_len)
+    return call.out
+
+
 def _fused(
     way: Split, spec: AttentionSpec, gpu: Gpu, qkv: Tensor, transform: HeadTransform, kv: PagedKv,
     batch: AttentionBatch, sinks: Tensor | None,
@@ -244,12 +272,24 @@ def _fused(
 
 
 USES = USED_BY["paged attention"]
+COPIED_ONCE = "each key is converted once, and not for every block of query rows"
 PATHS = (
     *(
         AttentionPath(f"decode, {way}", way.because, paths.decodes(way), partial(_short, way), uses=USES)
         for way in Split
     ),
+    AttentionPath(f"prefill, {COPY}", COPIED_ONCE, paths.widens(paths.prefills), _prefill_widened, uses=USES),
     AttentionPath("prefill", "no sequence decodes", paths.prefills, _prefill, uses=USES),
+    *(
+        AttentionPath(
+            f"mixed, {way}, {COPY}",
+            COPIED_ONCE,
+            paths.widens(paths.mixes(way)),
+            partial(_mixed_widened, way),
+            uses=USES,
+        )
+        for way in Split
+    ),
     *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way), uses=USES) for way in Split),
 )
 FUSED_PATHS = tuple(

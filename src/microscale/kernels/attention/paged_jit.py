@@ -337,9 +337,13 @@ def attend_long(
     query_start_ptr, context_lens_ptr, page_table_ptr, k_scale_ptr, v_scale_ptr,
     num_sequences, window, page_shift, group, short_len, scale,
     stride_q_token, stride_out_token, stride_page, stride_kv_head, stride_table, stride_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KV_FP8: tl.constexpr, SCALED: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (query blocks, KV heads). Sequences of up to ``short_len`` new tokens are left to ``attend_short``."""
+    """Grid: (query blocks, KV heads). Sequences of up to ``short_len`` new tokens are left to ``attend_short``.
+
+    SCALED: keys and values are the numbers of E4M3 codes in bf16 (``widen_jit``), and have the codes' scales.
+    """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     block_q = BLOCK_M // group
@@ -373,6 +377,8 @@ def attend_long(
     scale *= LOG2E
     if KV_FP8:
         scale *= tl.load(k_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
+    if SCALED:
+        scale *= tl.load(k_scale_ptr + kv_head * stride_scale)
     k_head_ptr = k_ptr + kv_head * stride_kv_head
     v_head_ptr = v_ptr + kv_head * stride_kv_head
     table_ptr = page_table_ptr + seq * stride_table
@@ -394,5 +400,7 @@ def attend_long(
     factor = 1 / total
     if KV_FP8:
         factor *= tl.load(v_scale_ptr + kv_head * stride_scale) * HALF_SHIFT
+    if SCALED:
+        factor *= tl.load(v_scale_ptr + kv_head * stride_scale)
     at = query * stride_out_token + head * HEAD_DIM
     _store_rows(out_ptr, at, acc, factor, row_valid, HEAD_DIM, KV_FP8, PLAIN)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, drafted_work, split_kv
-from microscale.kernels.attention import fused_decode
+from microscale.hardware.tiles.attention import Case, Kv, SplitKv, Tile, Work, choose, drafted_work, split_kv
+from microscale.kernels.attention import fused_decode, widen
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason
@@ -47,7 +47,7 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
         work = _decode_work(spec)
     else:
         work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
-    return choose(Case(work, spec.head_dim, Kv.FP8 if fp8 else Kv.BF16), gpu)
+    return choose(Case(work, spec.head_dim, Kv.of(fp8)), gpu)
 
 
 def _decode_work(spec: AttentionSpec) -> Work:
@@ -62,19 +62,23 @@ def short_len(spec: AttentionSpec, tile: Tile) -> int:
     return tile.block_m // (spec.num_heads // spec.num_kv_heads)
 
 
+def split_of(spec: AttentionSpec, gpu: Gpu) -> SplitKv:
+    return split_kv(spec.head_dim, gpu, Kv.of(spec.shape.kv_fp8))
+
+
 def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, gpu: Gpu, *, fused: bool) -> int:
     """Splits of a sequence, at most: the page table or the window bounds its keys."""
     keys = table_pages * spec.page_size
     if spec.window is not None:
         keys = min(keys, spec.window + (1 if fused else short_len(spec, tile)) - 1)
-    return cdiv(keys, tile.block_n) // split_kv(spec.head_dim, gpu).least_blocks(tile)
+    return cdiv(keys, tile.block_n) // split_of(spec, gpu).least_blocks(tile)
 
 
 def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Reason | None:
     """Why short sequences of the batch are not shared among programs in this way."""
     tile = tile_of(spec, gpu, spec.shape.kv_fp8, decode=True, fused=fused)
     splits = most_splits(spec, spec.shape.table_pages, tile, gpu, fused=fused)
-    inside = split_kv(spec.head_dim, gpu).merged_inside
+    inside = split_of(spec, gpu).merged_inside
     if way is Split.ONE_PASS:
         return None if splits <= 1 else f"is for keys of one split, and a sequence may have {splits}"
     if splits <= 1:
@@ -118,6 +122,15 @@ def mixes(way: Split) -> Supports:
     return supports
 
 
+def widens(long: Supports) -> Supports:
+    """What ``long`` takes, with keys and values copied from FP8 to bf16 first."""
+
+    def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+        return long(spec, gpu) or widen.refuses(spec, gpu)
+
+    return supports
+
+
 def fuses(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         """Norms, rotation and KV write in the same launch."""
@@ -132,7 +145,7 @@ def fuses(way: Split) -> Supports:
             )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
-        most = split_kv(spec.head_dim, gpu).fused_sequences
+        most = split_of(spec, gpu).fused_sequences
         if shape.sequences > most:
             return f"pays up to {most} sequences, not {shape.sequences}"
         return _split(way, spec, gpu, fused=True)

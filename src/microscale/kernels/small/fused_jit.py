@@ -7,19 +7,21 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.gate_jit import gated as activation
-from microscale.kernels.mxfp8_jit import round_e4m3
+from microscale.kernels.kv_codes_jit import to_codes
 from microscale.kernels.pdl_jit import let_next_begin_and_wait
 from microscale.kernels.plain_jit import to_bf16
 
 
 @triton.jit
-def _put(cache_ptr, place, low, high, scale_ptr, kv_head, stride_scale, mask, HALF: tl.constexpr, FP8: tl.constexpr):
+def _put(
+    cache_ptr, place, low, high, scale_ptr, kv_head, stride_scale, mask,
+    HALF: tl.constexpr, FP8: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
     """Both halves of heads into the cache. In E4M3 they are divided by their head's scale and saturate at 448."""
     if FP8:
         scale = tl.load(scale_ptr + kv_head * stride_scale)[:, None]
-        # By bits: GPUs before SM 8.9 have no conversion.
-        low = round_e4m3(tl.math.div_rn(low.to(tl.float32), tl.broadcast_to(scale, low.shape)), True)
-        high = round_e4m3(tl.math.div_rn(high.to(tl.float32), tl.broadcast_to(scale, high.shape)), True)
+        low = to_codes(low, scale, PLAIN)
+        high = to_codes(high, scale, PLAIN)
     tl.store(cache_ptr + place, low, mask=mask)
     tl.store(cache_ptr + place + HALF, high, mask=mask)
 
@@ -104,8 +106,21 @@ def rope_and_write_kv(
     place = (base + kv_head * stride_kv_head)[:, None] + pair[None, :]
     is_key = turned & (head >= heads)[:, None]
     is_value = is_key if SHARED else inside & (head >= heads + kv_heads)[:, None]
-    _put(k_ptr, place, low, high, k_scale_ptr, kv_head, stride_scale, is_key, HALF, FP8)
-    _put(v_ptr, place, v_first, v_second, v_scale_ptr, kv_head, stride_scale, is_value, HALF, FP8)
+    if FP8:  # codes are more work than all of the above, and most blocks hold queries alone
+        if (tl.program_id(1) + 1) * BLOCK_H > heads:
+            if SHARED:
+                _put(k_ptr, place, low, high, k_scale_ptr, kv_head, stride_scale, is_key, HALF, FP8, PLAIN)
+                _put(v_ptr, place, v_first, v_second, v_scale_ptr, kv_head, stride_scale, is_value, HALF, FP8, PLAIN)
+            else:  # a head is a key or a value: one code for each number
+                cache = tl.where(head < heads + kv_heads, k_ptr, v_ptr)[:, None]
+                scales = tl.where(head < heads + kv_heads, k_scale_ptr, v_scale_ptr)
+                low = tl.where(turned, low, v_first)
+                high = tl.where(turned, high, v_second)
+                written = is_key | is_value
+                _put(cache, place, low, high, scales, kv_head, stride_scale, written, HALF, FP8, PLAIN)
+    else:
+        _put(k_ptr, place, low, high, k_scale_ptr, kv_head, stride_scale, is_key, HALF, FP8, PLAIN)
+        _put(v_ptr, place, v_first, v_second, v_scale_ptr, kv_head, stride_scale, is_value, HALF, FP8, PLAIN)
 
 
 @triton.jit

@@ -48,6 +48,14 @@ SHAPES: list[Shape] = [
     (3, 1, 256, 700, 16, [(800, 1), (90, 2), (0, 1), (0, 0)]),  # the last program adds up nine splits, three rows
     (8, 1, 64, None, 16, [(1900, 1), (700, 2), (255, 1), (0, 0)]),  # the same: up to seven splits, eight rows
     (8, 1, 64, 5000, 16, [(600, 1), (0, 40), (520, 2)]),  # a window longer than any sequence; short and long together
+    # 512 query rows of a KV head and more: FP8 keys and values are copied to bf16 first.
+    (32, 2, 64, None, 16, [(20, 33)]),
+    (16, 1, 64, 20, 32, [(100, 40), (0, 0), (300, 1), (65, 4)]),
+    (16, 1, 64, None, 16, [(0, 32), (2600, 1)]),
+    (16, 1, 64, None, 64, [(600, 1), (70, 34)]),
+    (16, 1, 128, 40, 16, [(70, 33), (3, 1)]),
+    (16, 1, 256, 30, 16, [(50, 33)]),
+    (16, 1, 512, None, 16, [(10, 32)]),
 ]
 """Small ones: for interpreters too."""
 DRAFTED: list[Shape] = [
