@@ -30,15 +30,35 @@ class Work(StrEnum):
     DECODE_64 = "decode_64"
     FUSED_DECODE = "fused_decode"
     """Decode with the norms and rotation of the new heads and the KV write in the same launch."""
+    FUSED_VERIFY = "fused_verify"
+    """The same for two or more new tokens of a sequence: drafts are verified."""
+    FUSED_VERIFY_32 = "fused_verify_32"
+    FUSED_VERIFY_64 = "fused_verify_64"
 
     @property
     def rows(self) -> int:
         """Query rows of a block, in decode: tokens times query heads of a KV head."""
-        return {Work.DECODE_32: 32, Work.DECODE_64: 64}.get(self, FEWEST_ROWS)
+        return {
+            Work.DECODE_32: 32,
+            Work.DECODE_64: 64,
+            Work.FUSED_VERIFY_32: 32,
+            Work.FUSED_VERIFY_64: 64,
+        }.get(self, FEWEST_ROWS)
+
+    @property
+    def fused(self) -> bool:
+        """Straight from the projection."""
+        return self in (Work.FUSED_DECODE, *FUSED_VERIFY)
 
     @property
     def decodes(self) -> bool:
         return self not in (Work.PREFILL, Work.PREFILL_WINDOW)
+
+
+VERIFY = (Work.DECODE, Work.DECODE_32, Work.DECODE_64)
+"""Split-KV by its query rows."""
+FUSED_VERIFY = (Work.FUSED_VERIFY, Work.FUSED_VERIFY_32, Work.FUSED_VERIFY_64)
+"""The same straight from the projection."""
 
 
 class Kv(StrEnum):
@@ -155,20 +175,36 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+_VERIFY = _FUSED
+_VERIFY_FP8 = _FUSED_FP8
+_VERIFY_32: _Tiles = {
+    64: (Tile(32, 128, 4, 3, 255, prefetch=128, early=2),),
+    128: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
+    256: (Tile(32, 32, 8, 3, 255, prefetch=32, early=2),),
+    512: (Tile(32, 16, 8, 3, 255, prefetch=64, early=2),),
+}
+_VERIFY_32_FP8 = _VERIFY_32
+_VERIFY_64: _Tiles = {
+    64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
+    128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2),),
+    256: (Tile(64, 32, 8, 3, 255, prefetch=32, early=2),),
+}
+_VERIFY_64_FP8 = _VERIFY_64
 
 
 def cases() -> Iterator[Case]:
     """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
     for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
-        if work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work:
+        if work.rows <= drafted_work(work.rows, head_dim).rows:
             yield Case(work, head_dim, kv)
 
 
-def drafted_work(rows: int, head_dim: int) -> Work:
+def drafted_work(rows: int, head_dim: int, *, fused: bool = False) -> Work:
     """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
     of registers with FP8 keys (SM90, Triton 3.7)."""
-    widest = Work.DECODE_32 if head_dim == HEAD_DIMS[-1] else Work.DECODE_64
-    return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), widest)
+    works = FUSED_VERIFY if fused else VERIFY
+    works = works[:-1] if head_dim == HEAD_DIMS[-1] else works
+    return next((work for work in works if rows <= work.rows), works[-1])
 
 
 def choose(case: Case, gpu: Gpu) -> Tile:
@@ -192,6 +228,12 @@ def _rule(case: Case, family: Family) -> _Tiles:
     fp8 = case.kv is Kv.FP8
     if case.work is Work.FUSED_DECODE:
         return _FUSED_FP8 if fp8 else _FUSED
+    if case.work is Work.FUSED_VERIFY:
+        return _VERIFY_FP8 if fp8 else _VERIFY
+    if case.work is Work.FUSED_VERIFY_32:
+        return _VERIFY_32_FP8 if fp8 else _VERIFY_32
+    if case.work is Work.FUSED_VERIFY_64:
+        return _VERIFY_64_FP8 if fp8 else _VERIFY_64
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
     if case.work is Work.DECODE_32 and fp8:
@@ -226,7 +268,7 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
             tile = Tile(m, n, warps, stages, registers, prefetch=n if case.work.decodes else 0)
             if held < registers and _misfit(case, tile, gpu.family) is None:
                 found[tile] = None
-                if case.work is Work.FUSED_DECODE:
+                if case.work.fused:
                     found[replace(tile, prefetch=0, early=2)] = None
     return list(found)
 
