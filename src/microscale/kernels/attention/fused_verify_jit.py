@@ -95,6 +95,20 @@ def _add_block(state, q, k, v, visible, scale, KV_FP8: tl.constexpr, PLAIN: tl.c
     return add_values(state[0], weights, shrink, v, KV_FP8, PLAIN), top, total
 
 
+@triton.jit
+def _attend_old(
+    state, q, k_ptr, v_ptr, table_ptr, positions, window, begin, end, stride_page, page_shift, scale,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Fold the BLOCK_N keys from ``begin`` on into the running softmax. All are before the new tokens."""
+    n = begin + tl.arange(0, BLOCK_N)
+    valid = n < end
+    slots = find_slots(table_ptr, n, valid, stride_page, page_shift, HEAD_DIM // 2 if KV_FP8 else HEAD_DIM, True)
+    k = load_rows(k_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
+    v = load_rows(v_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
+    return _add_block(state, q, k, v, valid[None, :] & (n[None, :] > positions[:, None] - window), scale, KV_FP8, PLAIN)
+
+
 @triton.jit(
     do_not_specialize=["num_sequences", "window", "page_shift", "wanted", "least", "stride_scale", "stride_table"]
 )
@@ -227,13 +241,10 @@ def attend_verify(
         visible = valid[None, :] & (n[None, :] > positions[:, None] - window)
         state = _add_block(state, q, early_k, early_v, visible, scale, KV_FP8, PLAIN)
     for start in tl.range(loop_begin, end, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        valid = n < end
-        slots = find_slots(table_ptr, n, valid, stride_page, page_shift, WIDTH, True)
-        k = load_rows(k_head_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
-        v = load_rows(v_head_ptr, slots, valid, HEAD_DIM, KV_FP8, PLAIN, True)
-        visible = valid[None, :] & (n[None, :] > positions[:, None] - window)
-        state = _add_block(state, q, k, v, visible, scale, KV_FP8, PLAIN)
+        state = _attend_old(
+            state, q, k_head_ptr, v_head_ptr, table_ptr, positions, window, start, end, stride_page, page_shift, scale,
+            BLOCK_N, HEAD_DIM, KV_FP8, PLAIN,
+        )  # fmt: skip
     finish(
         state, row_valid, query_first.to(tl.int64) + token, head,
         out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
