@@ -181,7 +181,7 @@ _VERIFY_32: _Tiles = {
     64: (Tile(32, 128, 4, 3, 255, prefetch=128, early=2),),
     128: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
     256: (Tile(32, 32, 8, 3, 255, prefetch=32, early=2),),
-    512: (Tile(32, 16, 8, 3, 255, prefetch=64, early=2),),
+    512: (Tile(32, 16, 8, 3, 255, prefetch=64),),
 }
 # 128 keys of 64 spill 248 bytes on SM90 (Triton 3.7).
 _VERIFY_32_FP8 = _VERIFY_32 | {64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),)}
