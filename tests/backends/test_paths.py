@@ -161,6 +161,11 @@ def test_a_fused_form_says_before_it_is_called_why_it_cannot_run() -> None:
     with recording() as found:
         attention.from_heads(meta(2, 12, 64), rope, None, KV, few)
     assert [kernel.short_name for kernel in found] == ["attend_fused"]
+    drafts = replace(attention_batch(2, longest=4), verify=True)
+    assert attention.refuses_heads(meta(5, 12, 64), None, KV, drafts) is None
+    with recording() as found:
+        attention.from_heads(meta(5, 12, 64), rope, None, KV, drafts)
+    assert [kernel.short_name for kernel in found] == ["attend_verify"]
     reason = attention.refuses_heads(meta(9, 12, 64), None, KV, many)
     assert reason == "triton_paged pays up to 8 sequences, not 9"
     with pytest.raises(Unsupported, match="pays up to 8 sequences, not 9; ask refuses_heads first"):

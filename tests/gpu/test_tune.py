@@ -15,7 +15,7 @@ from microscale.bench.tune_compile import compiler_for
 from microscale.bench.tune_job import Bench, is_right
 from microscale.hardware import Feature, detect
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
-from microscale.hardware.tiles.attention import HEAD_DIMS, Work
+from microscale.hardware.tiles.attention import HEAD_DIMS
 from microscale.hardware.tiles.thresholds import Name
 from microscale.hardware.tiles.tuned import Kernels
 

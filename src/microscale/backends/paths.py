@@ -165,7 +165,7 @@ def _sampling_forms(entry: SamplingOp) -> Iterator[Form]:
 
 
 def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
-    """Decoding is one token of each sequence at the full context, or with drafts ``VERIFIED``; a mixed batch is a prompt
+    """Decoding is one token of each sequence at the full context, with drafts ``VERIFIED``; a mixed batch is a prompt
     beside one that decodes."""
 
     def shaped(

@@ -1,6 +1,6 @@
 """What ``microscale tune`` runs of attention: decode, from queries and from the projection, both with drafts and
-without, and prefill with and without a window, of every head size and KV format. Heads are those of the presets; a kind of layer that none
-of them has, such as heads of 128 with a window, is one of theirs with the window changed."""
+without, and prefill with and without a window, of every head size and KV format. Heads are those of the presets; a kind
+of layer that none of them has, such as heads of 128 with a window, is one of theirs with the window changed."""
 
 from __future__ import annotations
 

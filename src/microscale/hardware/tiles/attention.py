@@ -15,6 +15,8 @@ HEAD_DIMS = (64, 128, 256, 512)
 MAX_REGISTERS = 255
 FEWEST_ROWS = 16
 """Of a matrix instruction."""
+WGMMA_ROWS = 64
+"""From so many on products read their operands from shared memory, where the card has ``wgmma``."""
 
 
 class Work(StrEnum):
@@ -107,6 +109,9 @@ class Tile:
         tile = self.block_n * case.head_dim
         in_flight = max(1, self.stages - (2 if decode else 1)) * 2 * tile * size + (2 * tile if size == 1 else 0)
         queries = self.block_m * case.head_dim * 2
+        if case.work in FUSED_VERIFY and self.block_m >= WGMMA_ROWS:
+            # The new keys and values, and the block that came early, are operands beside those of the loop.
+            in_flight += 2 * 2 * (FEWEST_ROWS + self.block_n) * case.head_dim
         return queries + in_flight + 2 * self.block_n * self.block_m + (4096 if decode else 1024)
 
 
@@ -177,34 +182,38 @@ _FUSED: _Tiles = {
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
 _VERIFY = _FUSED
 _VERIFY_FP8 = _FUSED_FP8
+# Not for heads of 512: 32 rows spill 1080 bytes while they turn (SM90, Triton 3.7).
 _VERIFY_32: _Tiles = {
     64: (Tile(32, 128, 4, 3, 255, prefetch=128, early=2),),
     128: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
     256: (Tile(32, 32, 8, 3, 255, prefetch=32, early=2),),
-    512: (Tile(32, 16, 8, 3, 255, prefetch=64),),
 }
-# 128 keys of 64 spill 248 bytes on SM90 (Triton 3.7).
+# 128 keys of 64 spill 248 bytes on SM90, and bf16 ones 8 bytes on SM 12.1 (Triton 3.7).
 _VERIFY_32_FP8 = _VERIFY_32 | {64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),)}
 _VERIFY_64: _Tiles = {
     64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
-    128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2),),
-    256: (Tile(64, 32, 8, 3, 255, prefetch=32, early=2),),
+    128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64, early=2)),
+    256: (Tile(64, 32, 8, 3, 255, prefetch=32, early=2), Tile(64, 16, 8, 3, 255, prefetch=32, early=2)),
 }
-_VERIFY_64_FP8 = _VERIFY_64
+# Without wgmma or tcgen05: with 64 keys of 128, or with values early in 64 rows, 24 to 56 bytes spill (SM 12.1,
+# Triton 3.7).
+_VERIFY_32_MMA = _VERIFY_32_FP8 | {128: (Tile(32, 32, 4, 3, 255, prefetch=64, early=2),)}
+_VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64, early=1),)}
 
 
 def cases() -> Iterator[Case]:
     """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
     for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
-        if work.rows <= drafted_work(work.rows, head_dim).rows:
+        if work.rows <= drafted_work(work.rows, head_dim, fused=work.fused).rows:
             yield Case(work, head_dim, kv)
 
 
 def drafted_work(rows: int, head_dim: int, *, fused: bool = False) -> Work:
     """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
-    of registers with FP8 keys (SM90, Triton 3.7)."""
+    of registers with FP8 keys, and 32 from the projection 1 KB (SM90, Triton 3.7)."""
     works = FUSED_VERIFY if fused else VERIFY
-    works = works[:-1] if head_dim == HEAD_DIMS[-1] else works
+    if head_dim == HEAD_DIMS[-1]:
+        works = works[:1] if fused else works[:2]
     return next((work for work in works if rows <= work.rows), works[-1])
 
 
@@ -232,9 +241,10 @@ def _rule(case: Case, family: Family) -> _Tiles:
     if case.work is Work.FUSED_VERIFY:
         return _VERIFY_FP8 if fp8 else _VERIFY
     if case.work is Work.FUSED_VERIFY_32:
-        return _VERIFY_32_FP8 if fp8 else _VERIFY_32
+        wide = _VERIFY_32 if _operands_in_shared_memory(family) else _VERIFY_32_MMA
+        return _VERIFY_32_FP8 if fp8 else wide
     if case.work is Work.FUSED_VERIFY_64:
-        return _VERIFY_64_FP8 if fp8 else _VERIFY_64
+        return _VERIFY_64 if _operands_in_shared_memory(family) else _VERIFY_64_MMA
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
     if case.work is Work.DECODE_32 and fp8:

@@ -80,7 +80,8 @@ VERIFY: list[Shape] = [
     (8, 1, 256, 40, 16, [(63, 4), (3, 2)]),
     (8, 1, 256, None, 16, [(20, 8), (50, 1)]),
     (8, 1, 512, None, 16, [(129, 2), (15, 2), (0, 1)]),
-    (16, 2, 512, None, 16, [(33, 4), (14, 3), (0, 1)]),
+    (16, 2, 512, None, 16, [(33, 1), (14, 2), (0, 1)]),
+    (4, 2, 512, 30, 16, [(33, 8), (12, 5)]),
 ]
 """Sequences that decode with drafts. Small ones."""
 LARGE_VERIFY: list[Shape] = [
@@ -94,7 +95,7 @@ LARGE_VERIFY: list[Shape] = [
     (64, 8, 64, None, 16, [(100 + 7 * n, 1 + n % 8) for n in range(64)]),
     (32, 4, 128, None, 16, [(30000, 4), (500, 8)]),
     (32, 8, 128, None, 16, [(30000, 4), (500, 8)]),
-    (16, 2, 512, None, 128, [(30000, 4), (9, 3)]),
+    (16, 2, 512, None, 128, [(30000, 2), (9, 1)]),
     (16, 2, 512, None, 16, [(160, 2)]),
     (16, 8, 256, 1024, 16, [(n, 8) for n in (0, 63, 64, 159, 1000, 1023, 5000, 20000)]),
     (16, 8, 256, 1024, 16, [(1000, 4)]),
@@ -136,7 +137,7 @@ def make_heads(
     spec, _, kv, batch = make_batch(shape, fp8, device, verify=verify)
     generator = torch.Generator().manual_seed(len(sequences))
     places = [(seq, cached + n) for seq, (cached, new) in enumerate(sequences) for n in range(new)]
-    of, positions = torch.tensor(places, device=device).view(-1, 2).unbind(1)
+    of, positions = torch.tensor(places, device=device).view(-1, 2).T.contiguous()
     slots = batch.page_table[of, positions // page_size].long() * page_size + positions % page_size
     for cache in (kv.k, kv.v):
         cache[slots // page_size, :, slots % page_size] = 0x7F if fp8 else math.nan
