@@ -180,25 +180,21 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-_VERIFY = _FUSED
-_VERIFY_FP8 = _FUSED_FP8
 # Not for heads of 512: 32 rows spill 1080 bytes while they turn (SM90, Triton 3.7).
 _VERIFY_32: _Tiles = {
-    64: (Tile(32, 128, 4, 3, 255, prefetch=128, early=2),),
-    128: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
+    # 128 keys fill all registers on SM90, and spill 8 bytes on SM 10.0 and 12.1, 248 in FP8 on SM90 (Triton 3.7).
+    64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
+    # 64 spill 32 and 56 bytes there.
+    128: (Tile(32, 32, 4, 3, 255, prefetch=64, early=2),),
     256: (Tile(32, 32, 8, 3, 255, prefetch=32, early=2),),
 }
-# 128 keys of 64 spill 248 bytes on SM90, and bf16 ones 8 bytes on SM 12.1 (Triton 3.7).
-_VERIFY_32_FP8 = _VERIFY_32 | {64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),)}
 _VERIFY_64: _Tiles = {
     64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
-    128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64, early=2)),
-    256: (Tile(64, 32, 8, 3, 255, prefetch=32, early=2), Tile(64, 16, 8, 3, 255, prefetch=32, early=2)),
+    128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64)),
+    256: (Tile(64, 32, 8, 3, 255, prefetch=32, early=2), Tile(64, 16, 8, 3, 255, prefetch=32)),
 }
-# Without wgmma or tcgen05: with 64 keys of 128, or with values early in 64 rows, 24 to 56 bytes spill (SM 12.1,
-# Triton 3.7).
-_VERIFY_32_MMA = _VERIFY_32_FP8 | {128: (Tile(32, 32, 4, 3, 255, prefetch=64, early=2),)}
-_VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64, early=1),)}
+# Without wgmma or tcgen05: 32 keys that come early spill 40 bytes (SM 12.1, Triton 3.7).
+_VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64),)}
 
 
 def cases() -> Iterator[Case]:
@@ -211,7 +207,7 @@ def cases() -> Iterator[Case]:
 def drafted_work(rows: int, head_dim: int, *, fused: bool = False) -> Work:
     """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
     of registers with FP8 keys, and 32 from the projection 1 KB (SM90, Triton 3.7)."""
-    works = FUSED_VERIFY if fused else VERIFY
+    works = list(FUSED_VERIFY if fused else VERIFY)
     if head_dim == HEAD_DIMS[-1]:
         works = works[:1] if fused else works[:2]
     return next((work for work in works if rows <= work.rows), works[-1])
@@ -236,13 +232,10 @@ def by_rule(case: Case, family: Family) -> Tile:
 
 def _rule(case: Case, family: Family) -> _Tiles:
     fp8 = case.kv is Kv.FP8
-    if case.work is Work.FUSED_DECODE:
+    if case.work in (Work.FUSED_DECODE, Work.FUSED_VERIFY):
         return _FUSED_FP8 if fp8 else _FUSED
-    if case.work is Work.FUSED_VERIFY:
-        return _VERIFY_FP8 if fp8 else _VERIFY
     if case.work is Work.FUSED_VERIFY_32:
-        wide = _VERIFY_32 if _operands_in_shared_memory(family) else _VERIFY_32_MMA
-        return _VERIFY_32_FP8 if fp8 else wide
+        return _VERIFY_32
     if case.work is Work.FUSED_VERIFY_64:
         return _VERIFY_64 if _operands_in_shared_memory(family) else _VERIFY_64_MMA
     if case.work is Work.DECODE:
