@@ -180,7 +180,6 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-# Not for heads of 512: 32 rows spill 1080 bytes while they turn (SM90, Triton 3.7).
 _VERIFY_32: _Tiles = {
     # 128 keys fill all registers on SM90, and spill 8 bytes on SM 10.0 and 12.1, 248 in FP8 on SM90 (Triton 3.7).
     64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
@@ -191,10 +190,14 @@ _VERIFY_32: _Tiles = {
 _VERIFY_64: _Tiles = {
     64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
     128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64)),
-    256: (Tile(64, 32, 8, 3, 255, prefetch=32, early=2), Tile(64, 16, 8, 3, 255, prefetch=32)),
 }
 # Without wgmma or tcgen05: 32 keys that come early spill 40 bytes (SM 12.1, Triton 3.7).
 _VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64),)}
+
+
+# Head size → query rows of a block, at most.
+_ROWS = {64: 64, 128: 64, 256: 64, 512: 32}
+_FUSED_ROWS = {64: 64, 128: 64, 256: 32, 512: 16}
 
 
 def cases() -> Iterator[Case]:
@@ -207,9 +210,8 @@ def cases() -> Iterator[Case]:
 def drafted_work(rows: int, head_dim: int, *, fused: bool = False) -> Work:
     """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
     of registers with FP8 keys, and 32 from the projection 1 KB (SM90, Triton 3.7)."""
-    works = list(FUSED_VERIFY if fused else VERIFY)
-    if head_dim == HEAD_DIMS[-1]:
-        works = works[:1] if fused else works[:2]
+    most = _FUSED_ROWS if fused else _ROWS
+    works = [work for work in (FUSED_VERIFY if fused else VERIFY) if work.rows <= most[head_dim]]
     return next((work for work in works if rows <= work.rows), works[-1])
 
 
