@@ -27,7 +27,7 @@ from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles import attention as tiles
 from microscale.hardware.tiles.attention import Kv, Work
-from microscale.kernels.attention.fused_decode import MAX_TOKENS, HeadTransform
+from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
@@ -82,7 +82,7 @@ def case_of(key: tiles.Case) -> Case:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work.decodes:
         spec, one = Case(layer, 1, 1).spec, key.work in (Work.DECODE, Work.FUSED_DECODE)
-        new = 1 if one else min(MAX_TOKENS, key.work.rows * spec.num_kv_heads // spec.num_heads)
+        new = 1 if one else key.work.rows * spec.num_kv_heads // spec.num_heads
         if key.work.fused:
             return Case(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
         return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
