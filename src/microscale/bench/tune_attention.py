@@ -24,7 +24,7 @@ from microscale.bench.attention import (
     rms_error,
 )
 from microscale.bench.tune_job import Job, Problem
-from microscale.hardware import Feature, Gpu
+from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as tiles
 from microscale.hardware.tiles.attention import Kv, Work
 from microscale.kernels.attention.fused_decode import HeadTransform
@@ -74,7 +74,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once."""
     keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
-        if not key.work.fused or gpu.has(Feature.PDL):
+        if tiles.no_kernel(key.work, gpu) is None:
             yield job_of(key, gpu)
 
 

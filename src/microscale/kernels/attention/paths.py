@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, drafted_work, split_kv
+from microscale.hardware.tiles.attention import Case, Kv, Tile, Work, choose, drafted_work, no_kernel, split_kv
 from microscale.kernels.attention import fused_decode
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
@@ -138,13 +138,13 @@ def verifies(way: Split) -> Supports:
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
         if not shape.verify or shape.longest_query == 1:
             return "is for sequences with drafts"
-        if not gpu.has(Feature.PDL):
-            return f"needs programmatic dependent launch, which {gpu.name} does not have"
         if group & (group - 1):
             return f"takes a power of two of query heads per KV head, not {group}"
         most = min(fused_decode.MAX_TOKENS, short_len(spec, tile_of(spec, gpu, shape.kv_fp8, decode=True, fused=True)))
         if shape.longest_query > most:
             return f"takes up to {most} new tokens of a sequence, not {shape.longest_query}"
+        if reason := no_kernel(_decode_work(spec, fused=True), gpu):
+            return reason
         return _from_heads(way, spec, gpu)
 
     return supports
