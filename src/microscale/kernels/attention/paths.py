@@ -138,13 +138,13 @@ def verifies(way: Split) -> Supports:
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
         if not shape.verify or shape.longest_query == 1:
             return "is for sequences with drafts"
+        if reason := no_kernel(_decode_work(spec, fused=True), gpu):
+            return reason
         if group & (group - 1):
             return f"takes a power of two of query heads per KV head, not {group}"
         most = min(fused_decode.MAX_TOKENS, short_len(spec, tile_of(spec, gpu, shape.kv_fp8, decode=True, fused=True)))
         if shape.longest_query > most:
             return f"takes up to {most} new tokens of a sequence, not {shape.longest_query}"
-        if reason := no_kernel(_decode_work(spec, fused=True), gpu):
-            return reason
         return _from_heads(way, spec, gpu)
 
     return supports
