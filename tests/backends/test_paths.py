@@ -103,7 +103,7 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
             plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
             for decision in plan.decisions.values():
                 for span in decision.path_spans:
-                    fused = span.form in ("with a dense MLP", "decode from the projection")
+                    fused = span.form.endswith(("with a dense MLP", "from the projection"))
                     assert span.path is not None or fused, (model, decision.layer, span)
                     assert all(entry.reason for entry in span.rejected)
                     assert span.path is not None or span.rejected
@@ -161,6 +161,11 @@ def test_a_fused_form_says_before_it_is_called_why_it_cannot_run() -> None:
     with recording() as found:
         attention.from_heads(meta(2, 12, 64), rope, None, KV, few)
     assert [kernel.short_name for kernel in found] == ["attend_fused"]
+    drafts = replace(attention_batch(2, longest=4), verify=True)
+    assert attention.refuses_heads(meta(5, 12, 64), None, KV, drafts) is None
+    with recording() as found:
+        attention.from_heads(meta(5, 12, 64), rope, None, KV, drafts)
+    assert [kernel.short_name for kernel in found] == ["attend_verify"]
     reason = attention.refuses_heads(meta(9, 12, 64), None, KV, many)
     assert reason == "triton_paged pays up to 8 sequences, not 9"
     with pytest.raises(Unsupported, match="pays up to 8 sequences, not 9; ask refuses_heads first"):

@@ -15,7 +15,7 @@ from microscale.bench.tune_compile import compiler_for
 from microscale.bench.tune_job import Bench, is_right
 from microscale.hardware import Feature, detect
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
-from microscale.hardware.tiles.attention import HEAD_DIMS, Work
+from microscale.hardware.tiles.attention import HEAD_DIMS
 from microscale.hardware.tiles.thresholds import Name
 from microscale.hardware.tiles.tuned import Kernels
 
@@ -73,8 +73,8 @@ def test_splits_of_every_head_size(head_dim: int) -> None:
 def test_the_attention_in_use_is_right(case: attention.Case) -> None:
     """Every case that is tuned, with the tile that it has today: also those that no preset has."""
     gpu = detect()
-    if case.work is Work.FUSED_DECODE and not gpu.has(Feature.PDL):
-        pytest.skip("no fused decode on this GPU")
+    if reason := attention.no_kernel(case.work, gpu):
+        pytest.skip(reason)
     problem = tune_attention.job_of(case, gpu).prepare("cuda")
     assert problem.error() <= problem.max_error
     torch.cuda.empty_cache()

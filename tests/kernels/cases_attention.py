@@ -15,17 +15,19 @@ import torch
 
 from microscale import hardware
 from microscale.backends.calls import run_attention, run_fused
-from microscale.backends.paths import Asked, path_of
+from microscale.backends.paths import Asked, ask, path_of
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Heads, Kv, drafted_work, no_kernel, split_kv, wanted_splits
 from microscale.kernels.attention import widen
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
+from microscale.kernels.attention.paths import short_len, tile_of
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
+from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.prove.cases import fused_attention as fused_cases
@@ -47,6 +49,8 @@ from microscale.prove.cases.fused_attention import (
     FusedShape,
     fused_bound,
     make_fused,
+    make_heads,
+    one_of_three,
 )
 from support.errors import assert_close, step
 
@@ -57,6 +61,7 @@ GPU = hardware.detect() if ON_GPU else hardware.known("gb10")
 
 CASES = SHAPES + (LARGE if ON_GPU else [])
 FUSED = fused_cases.SHAPES + (fused_cases.LARGE if ON_GPU else [])
+VERIFY = fused_cases.VERIFY + (fused_cases.LARGE_VERIFY if ON_GPU else [])
 
 
 def make_case(
@@ -301,10 +306,106 @@ def check_fused(problem: FusedProblem) -> None:
 def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: HeadsKind) -> None:
     if kind not in kinds(case[2]):
         pytest.skip("no kernel: no model has such heads")
-    few = (FUSED.index(case) + 2 * fp8 + kinds(case[2]).index(kind)) % 3
-    if not ON_GPU and few:
+    if not ON_GPU and not one_of_three(FUSED.index(case), fp8, kind, case[2]):
         pytest.skip("one of three: the interpreter is slow")
     check_fused(make_fused_case(case, fp8, kind, sink=None if kind[0] else 0.5))
+
+
+@pytest.mark.parametrize("case", VERIFY, ids=str)
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=[name.replace(" ", "_") for name in KINDS])
+def test_drafts_are_verified_in_one_launch(case: Shape, fp8: bool, kind: HeadsKind) -> None:
+    if kind not in kinds(case[2]):
+        pytest.skip("no kernel: no model has such heads")
+    if not ON_GPU and not one_of_three(VERIFY.index(case), fp8, kind, case[2]):
+        pytest.skip("one of three: the interpreter is slow")
+    longest = max(new for _, new in case[-1])
+    if ON_GPU and (reason := no_kernel(drafted_work(longest * case[0] // case[1], case[2], fused=True), GPU)):
+        pytest.skip(reason)
+    check_fused(make_heads(case, fp8, kind, DEVICE, sink=None if kind[0] else 0.5, verify=True))
+
+
+@pytest.mark.parametrize("sink", [None, 30.0, -30.0])
+def test_drafts_in_one_launch_with_sinks(sink: float | None) -> None:
+    check_fused(
+        make_heads((16, 2, 64, None, 16, [(0, 4), (20, 2), (600, 3)]), False, PLAIN_HEADS, DEVICE, sink, verify=True)
+    )
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_drafts_are_what_decode_gives_token_by_token(fp8: bool) -> None:
+    """Four tokens at once and one after another: the same cache, and answers within a rounding of each other."""
+    cached = [300, 13, 127]
+    problem = make_heads((8, 1, 64, 128, 16, [(n, 4) for n in cached]), fp8, PLAIN_HEADS, DEVICE, 0.5, verify=True)
+    together, apart = problem.copy_of_kv(), problem.copy_of_kv()
+    arguments = problem.spec, GPU
+    out = run_fused(
+        PagedAttention(), *arguments, problem.qkv, problem.transform, together, problem.batch, problem.sinks
+    )
+    starts = torch.arange(len(cached) + 1, dtype=torch.int32, device=DEVICE)
+    for token in range(4):
+        lens = torch.tensor(cached, dtype=torch.int32, device=DEVICE) + token + 1
+        batch = AttentionBatch(starts, lens, problem.batch.page_table, 1)
+        qkv = problem.qkv[token::4].contiguous()
+        one = run_fused(PagedAttention(), *arguments, qkv, problem.transform, apart, batch, problem.sinks)
+        check_fused_out(out[token::4], one.float())
+    for ours, theirs in ((together.k, apart.k), (together.v, apart.v)):
+        bits = ours if fp8 else ours.view(torch.int16)
+        assert torch.equal(bits, theirs if fp8 else theirs.view(torch.int16))
+
+
+def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
+    """Rows that fill a graph's batch share a page that belongs to nobody; sequences without a token are left alone."""
+    sequences = [(70, 3), (0, 4), (0, 4), (0, 0)]
+    problem = make_heads((8, 2, 64, None, 16, sequences), False, PLAIN_HEADS, DEVICE, verify=True)
+    problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
+    problem.batch.context_lens[3] = 0
+    ours = problem.copy_of_kv()
+    out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
+    alone = replace(
+        problem.batch, query_start=problem.batch.query_start[:2].clone(), context_lens=problem.batch.context_lens[:1],
+        page_table=problem.batch.page_table[:1],
+    )  # fmt: skip
+    theirs = problem.copy_of_kv()
+    want = run_fused(
+        PagedAttention(), problem.spec, GPU, problem.qkv[:3].contiguous(), problem.transform, theirs, alone
+    )
+    assert torch.equal(out[:3], want)
+    assert not out.isnan().any()
+    values = problem.qkv[3::4, -2:].repeat_interleave(4, dim=1)  # the first of nobody's tokens sees its own value
+    assert torch.equal(out[3::4], values)
+
+
+@pytest.mark.parametrize(
+    ("heads", "new", "want"),
+    [
+        ((64, 8, 64), 2, (16, 2)),
+        ((64, 8, 64), 4, (32, 4)),
+        ((64, 8, 64), 8, (64, 8)),
+        ((64, 8, 64), 16, None),
+        ((16, 8, 256), 8, (16, 8)),
+        ((16, 2, 512), 2, (16, 2)),
+        ((16, 2, 512), 4, None),
+        ((12, 2, 64), 2, None),
+    ],
+)
+def test_which_drafts_are_one_launch(heads: tuple[int, int, int], new: int, want: tuple[int, int] | None) -> None:
+    """By the rows of a block: tokens times heads of a group, which is a power of two."""
+    kind = (heads[2] > 128,) * 2 + (False,)
+    shape = BatchShape(1, new, 8, False, kind, verify=True)
+    spec = AttentionSpec(*heads, None, True, 16, Activations.BF16, new, 128, batch=shape)
+    gb10, h200 = hardware.known("gb10"), hardware.known("h200")
+    found = ask(PagedAttention(), Asked.FUSED, spec, gb10)
+    assert (ask(PagedAttention(), Asked.FUSED, spec, h200).path is None) == (want is None or want[0] == 64)
+    if want is None:
+        assert found.path is None
+        reasons = [entry.reason for entry in found.rejected if entry.name.startswith("fused verify")]
+        assert all("power of two of query heads" in r or "new tokens of a sequence, not" in r for r in reasons)
+        return
+    assert found.path is not None
+    assert found.path.name.startswith("fused verify")
+    tile = tile_of(spec, gb10, False, decode=True, fused=True)
+    assert (tile.block_m, short_len(spec, tile)) == want
 
 
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
@@ -336,6 +437,18 @@ def test_what_is_not_one_launch() -> None:
             run_fused(PagedAttention(), spec, gpu, *arguments, batch)
 
     refused(problem.spec, GPU, replace(problem.batch, max_query_len=2), "one new token of each sequence, not 2")
+    refused(
+        problem.spec,
+        GPU,
+        replace(problem.batch, max_query_len=2),
+        "fused verify, one pass is for sequences with drafts",
+    )
+    drafts = replace(problem.batch, max_query_len=2, verify=True)
+    refused(
+        problem.spec, hardware.known("rtx4090"), drafts, "fused verify, one pass needs programmatic dependent launch"
+    )
+    with fused_up_to(1, problem.spec.head_dim):
+        refused(problem.spec, GPU, drafts, "fused verify, one pass pays up to 1 sequences, not 2")
     refused(problem.spec, hardware.known("rtx4090"), problem.batch, "needs programmatic dependent launch")
     refused(replace(problem.spec, num_heads=30), GPU, problem.batch, "up to 14 query heads per KV head, not 15")
     with fused_up_to(0, problem.spec.head_dim):
@@ -370,6 +483,40 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
         q = rope_and_write_kv(problem.qkv, spec.num_heads, positions, transform.rope, exact, slots, transform.norms)
         want = attention(q, exact, batch, spec, None)
         check_fused_out(out, want)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    "heads", [(64, 8, 64, None, False), (64, 8, 64, 128, False), (16, 8, 256, 1024, True)], ids=str
+)
+def test_a_graph_of_drafts_in_one_launch(heads: tuple[int, int, int, int | None, bool], fp8: bool) -> None:
+    """Numbers of tokens and lengths that change between replays, and keys of the replay before among the old ones."""
+    num_heads, kv_heads, dim, window, norm = heads
+    longest = [1400, 700, 30] if window is None else [100, 70, 30]
+    shape: Shape = (num_heads, kv_heads, dim, window, 16, [(n, 4) for n in longest])
+    problem = make_heads(shape, fp8, (norm, norm, False), DEVICE, verify=True)
+    spec, batch, transform = problem.spec, problem.batch, problem.transform
+    ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
+    run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, ours, batch)
+    generator = torch.Generator().manual_seed(5)
+    cached = [n - 12 for n in longest]
+    for counts in ((4, 1, 3), (1, 4, 4), (2, 2, 0), (4, 4, 4)):
+        starts = torch.tensor([0, *counts]).cumsum(0).int()
+        batch.query_start.copy_(starts)
+        batch.context_lens.copy_(torch.tensor([c + n for c, n in zip(cached, counts, strict=True)]))
+        problem.qkv.copy_(torch.randn(problem.qkv.shape, generator=generator) * 2)
+        graph.replay()
+        places = [(seq, cached[seq] + at) for seq, count in enumerate(counts) for at in range(count)]
+        of, positions = torch.tensor(places, device=DEVICE).T.contiguous()
+        slots = batch.page_table[of, positions // 16].long() * 16 + positions % 16
+        used = problem.qkv[: len(places)]
+        q = rope_and_write_kv(used, spec.num_heads, positions, transform.rope, exact, slots, transform.norms)
+        check_fused_out(out[: len(places)], attention(q, exact, batch, spec, None))
+        cached = [c + min(n, 2) for c, n in zip(cached, counts, strict=True)]  # the drafts after the second fail
 
 
 def test_splits_fill_the_machine() -> None:

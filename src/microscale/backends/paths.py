@@ -33,6 +33,8 @@ PATH_LISTS = (
     "paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths", "score_paths",
 )  # fmt: skip
 """Where implementations list their paths, one list for each form that they may be asked for."""
+VERIFIED = 4
+"""Tokens of each sequence where ``explain`` shows how drafts are verified: three of them."""
 LM_HEAD = "lm_head"
 """The layer that is asked for logits, as plans and ``--layer-format`` call it."""
 
@@ -163,12 +165,15 @@ def _sampling_forms(entry: SamplingOp) -> Iterator[Form]:
 
 
 def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
-    """Decoding is one token of each sequence at the full context; a mixed batch is a prompt beside one that decodes."""
+    """Decoding is one token of each sequence at the full context, with drafts ``VERIFIED``; a mixed batch is a prompt
+    beside one that decodes."""
 
-    def shaped(sequences: Callable[[int], int], longest: Callable[[int], int]) -> Callable[[Any, int], Any]:
+    def shaped(
+        sequences: Callable[[int], int], longest: Callable[[int], int], *, verify: bool = False
+    ) -> Callable[[Any, int], Any]:
         def at(spec: AttentionSpec, tokens: int) -> AttentionSpec:
             pages = -(-spec.context // spec.page_size)
-            batch = BatchShape(sequences(tokens), longest(tokens), pages, kv_fp8)
+            batch = BatchShape(sequences(tokens), longest(tokens), pages, kv_fp8, verify=verify)
             return replace(spec, tokens=tokens, batch=batch)
 
         return at
@@ -179,6 +184,8 @@ def _attention_forms(entry: AttentionOp, kv_fp8: bool) -> Iterator[Form]:
     yield Form("mixed", entry.paths, shaped(lambda _: 2, lambda tokens: max(1, tokens - 1)))
     if entry.fused_paths:
         yield Form("decode from the projection", entry.fused_paths, decoding, fused=True)
+        drafted = shaped(lambda tokens: -(-tokens // VERIFIED), lambda tokens: min(tokens, VERIFIED), verify=True)
+        yield Form(f"{VERIFIED - 1} drafts each, from the projection", entry.fused_paths, drafted, fused=True)
 
 
 def compiled_wrong(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, first: int) -> Reason | None:

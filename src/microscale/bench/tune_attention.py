@@ -1,6 +1,6 @@
-"""What ``microscale tune`` runs of attention: decode, with and without drafts, decode from the projection, and prefill
-with and without a window, of every head size and KV format. Heads are those of the presets; a kind of layer that none
-of them has, such as heads of 128 with a window, is one of theirs with the window changed."""
+"""What ``microscale tune`` runs of attention: decode, from queries and from the projection, both with drafts and
+without, and prefill with and without a window, of every head size and KV format. Heads are those of the presets; a kind
+of layer that none of them has, such as heads of 128 with a window, is one of theirs with the window changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from microscale.bench.attention import (
     rms_error,
 )
 from microscale.bench.tune_job import Job, Problem
-from microscale.hardware import Feature, Gpu
+from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as tiles
 from microscale.hardware.tiles import thresholds
 from microscale.hardware.tiles.attention import Kv, Work
@@ -79,17 +79,17 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once."""
     keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
-        if key.work is not Work.FUSED_DECODE or gpu.has(Feature.PDL):
+        if tiles.no_kernel(key.work, gpu) is None:
             yield job_of(key, gpu)
 
 
 def case_of(key: tiles.Case) -> Case:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
-    if key.work is Work.FUSED_DECODE:
-        return Case(layer, 1, FUSED_CONTEXT, fp8=fp8)
     if key.work.decodes:
-        spec = Case(layer, 1, 1).spec
-        new = key.work.rows * spec.num_kv_heads // spec.num_heads if key.work is not Work.DECODE else 1
+        spec, one = Case(layer, 1, 1).spec, key.work in (Work.DECODE, Work.FUSED_DECODE)
+        new = 1 if one else key.work.rows * spec.num_kv_heads // spec.num_heads
+        if key.work.fused:
+            return Case(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
         return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)
     if key.work is Work.PREFILL_WINDOW and key.head_dim == 64:
         layer = SINKS_SLIDING
@@ -101,8 +101,8 @@ def case_of(key: tiles.Case) -> Case:
 
 def job_of(key: tiles.Case, gpu: Gpu) -> Job:
     case = case_of(key)
-    prepare = fused(case, gpu) if key.work is Work.FUSED_DECODE else as_stored(case, gpu)
-    from_heads = " from the projection" if key.work is Work.FUSED_DECODE else ""
+    prepare = fused(case, gpu) if key.work.fused else as_stored(case, gpu)
+    from_heads = " from the projection" if key.work.fused else ""
     return Job(tiles.SECTION, key, f"{case.name}{from_heads}", tiles.candidates(key, gpu), prepare)
 
 
@@ -152,7 +152,7 @@ def transform_of(heads: AttentionSpec, generator: torch.Generator) -> HeadTransf
 
 @dataclass(frozen=True)
 class FromHeads:
-    """Decode from the projection: one token of each sequence, and layers with caches of their own."""
+    """Decode from the projection, with drafts or without, and layers with caches of their own."""
 
     spec: AttentionSpec
     batch: AttentionBatch
@@ -170,13 +170,13 @@ class FromHeads:
         batch = make_batch(case, generator, device)
         caches = [make_kv(case, generator, device) for _ in range(LAYERS_IN_A_GRAPH)]
         all_heads = spec.num_heads + 2 * spec.num_kv_heads
-        qkv = torch.randn(case.sequences, all_heads, spec.head_dim, device=device, generator=generator).bfloat16()
+        qkv = torch.randn(spec.tokens, all_heads, spec.head_dim, device=device, generator=generator).bfloat16()
         transform = transform_of(spec, generator)
         sinks = torch.randn(spec.num_heads, device=device, generator=generator).bfloat16() if spec.sinks else None
-        positions = batch.context_lens.long() - 1
-        pages = batch.page_table.long().gather(1, positions[:, None] // spec.page_size)[:, 0]
+        positions = batch.context_lens.long()[:, None] - case.new + torch.arange(case.new, device=device)
+        pages = batch.page_table.long().gather(1, positions // spec.page_size)
         slots = pages * spec.page_size + positions % spec.page_size
-        return cls(spec, batch, caches, qkv, transform, sinks, positions, slots)
+        return cls(spec, batch, caches, qkv, transform, sinks, positions.flatten(), slots.flatten())
 
     def answer(self) -> Tensor:
         """By the two references, on a copy of the first cache."""

@@ -35,6 +35,7 @@ PACKAGE = "microscale.kernels"
 SLOW = (
     "moe.grouped_resident_jit.grouped_gemm_resident",
     "sampling.search_jit.settle",
+    "attention.fused_verify_jit.attend_verify",
     "attention.fused_decode_jit.attend_fused",
     "moe.grouped_wgmma_jit.grouped_gemm",
     "moe.small_batch_jit.down_direct",

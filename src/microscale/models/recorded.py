@@ -124,7 +124,7 @@ def steps(
         yield Step(sequences + longest - 1, sequences, longest, pages)
     # As the runner rounds it, the longest sequence has a power of two of tokens.
     drafted = [1 << power for power in range(1, 1 + draft_tokens.bit_length())] if draft_tokens else []
-    for pages, sequences, longest in product(widths, (1, 3), drafted):
+    for pages, sequences, longest in product(widths, (1, 3, 9, 65), drafted):
         yield Step(sequences + longest - 1, sequences, longest, pages, verify=True)
     for rows in (0, 1, 2, 3):
         yield Step(300, 3, 200, widths[-1], rows)

@@ -1,4 +1,5 @@
-"""What ``attend_fused`` takes beyond ``attend_short``: the heads' norms and rotation. ``paged`` launches it."""
+"""What ``attend_fused`` and ``attend_verify`` take beyond ``attend_short``: the heads' norms and rotation. ``paged``
+launches them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_HEADS = 14
-"""Query heads in a group, at most: key and value stand behind them in a tile of 16 rows."""
+"""Query heads in a group, at most, of one new token: key and value stand behind them in a tile of 16 rows."""
+MAX_TOKENS = 16
+"""New tokens of a sequence, at most: their keys are a tile of 16 rows."""
 
 
 def kinds(head_dim: int) -> tuple[HeadsKind, ...]:

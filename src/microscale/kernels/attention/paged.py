@@ -5,7 +5,8 @@ blocks of query rows. A batch that mixes both takes both ways, so that a decodin
 hold up a prefill. Grids follow from sizes that the host knows (tokens, sequences, width of the page
 table); lengths are read on the device.
 
-Where all sequences decode, norms and rotation of the new heads and the KV write are in the same launch (``run_fused``).
+Where all sequences decode, with drafts or without, norms and rotation of the new heads and the KV write are in the same
+launch (``run_fused``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Tile, split_kv, wanted_splits
 from microscale.hardware.triton_faults import USED_BY
-from microscale.kernels.attention import fused_decode_jit, paged_jit, paths, split_kv_jit, widen
+from microscale.kernels.attention import fused_decode_jit, fused_verify_jit, paged_jit, paths, split_kv_jit, widen
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
@@ -95,7 +96,7 @@ class _Call:
     sinks: Tensor
     out: Tensor
     transform: HeadTransform | None = None
-    """Where ``q`` is the projection's whole answer, of one token in every sequence: what becomes of its heads."""
+    """Where ``q`` is the projection's whole answer: what becomes of its heads."""
 
     @classmethod
     def of(
@@ -131,7 +132,7 @@ class _Call:
         return batch.query_start, batch.context_lens, batch.page_table, k_scale, v_scale
 
     def sizes(self) -> tuple[int, ...]:
-        return self.sequences, self.spec.window or NO_WINDOW, self.kv.page_size.bit_length() - 1, self.group
+        return self.sequences, self.spec.window or NO_WINDOW, self.kv.page_size.bit_length() - 1
 
     def words(self) -> tuple[Tensor, Tensor]:
         """Keys and values as the kernels read them: E4M3 numbers in pairs."""
@@ -162,15 +163,10 @@ class _Call:
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
         spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
         counters = last_program_counters(device, self.sequences * kv_heads) if inside else spans
-        attend, others = paged_jit.attend_short, ()
-        constants: dict[str, Any] = {}
-        if self.transform is not None:
-            attend, others = fused_decode_jit.attend_fused, self.transform.arguments(self.q)
-            norm, norm_v, shared = self.transform.kind
-            constants = {"EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
+        attend, group, others, constants = self._kernel(tile)
         arguments = (
             self.q, *self.words(), self.sinks, self.out, sums, summary, spans, counters,
-            *self.lookups(), *self.sizes(), wanted, least, self.spec.softmax_scale, *self.strides(), *others,
+            *self.lookups(), *self.sizes(), *group, wanted, least, self.spec.softmax_scale, *self.strides(), *others,
         )  # fmt: skip
         pdl = uses_pdl(self.gpu)
         constants |= {
@@ -181,6 +177,18 @@ class _Call:
         launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
         if way is Split.MERGE:
             self._merge(sums, summary, spans, tile)
+
+    def _kernel(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
+        """The kernel for short sequences, and its arguments and constants that others do not have: the group, which is
+        a constant where drafts are verified, and the heads' norms and rotation."""
+        if self.transform is None:
+            return paged_jit.attend_short, (self.group,), (), {}
+        norm, norm_v, shared = self.transform.kind
+        constants = {"EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
+        others = self.transform.arguments(self.q)
+        if self.batch.sizes[1] == 1:
+            return fused_decode_jit.attend_fused, (self.group,), others, constants
+        return fused_verify_jit.attend_verify, (), others, constants | {"GROUP": self.group}
 
     def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
         arguments = (sums, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
@@ -202,7 +210,7 @@ class _Call:
         blocks = self.q.shape[0] // (tile.block_m // self.group) + self.sequences
         arguments = (
             self.q, *self.words(), self.sinks, self.out, *self.lookups(),
-            *self.sizes(), short_len, self.spec.softmax_scale, *self.strides(),
+            *self.sizes(), self.group, short_len, self.spec.softmax_scale, *self.strides(),
         )  # fmt: skip
         scaled = not self.fp8 and self.kv.k_scale is not None
         constants = {
@@ -292,8 +300,15 @@ PATHS = (
     ),
     *(AttentionPath(f"mixed, {way}", way.because, paths.mixes(way), partial(_mixed, way), uses=USES) for way in Split),
 )
-FUSED_PATHS = tuple(
-    FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way), uses=USES) for way in Split
+FUSED_PATHS = (
+    *(
+        FusedPath(f"fused decode, {way}", way.because, paths.fuses(way), partial(_fused, way), uses=USES)
+        for way in Split
+    ),
+    *(
+        FusedPath(f"fused verify, {way}", way.because, paths.verifies(way), partial(_fused, way), uses=USES)
+        for way in Split
+    ),
 )
 
 

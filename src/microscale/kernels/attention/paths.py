@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import Case, Kv, SplitKv, Tile, Work, choose, drafted_work, split_kv
+from microscale.hardware.tiles.attention import Case, Kv, SplitKv, Tile, Work, choose, drafted_work, no_kernel, split_kv
 from microscale.kernels.attention import fused_decode, widen
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
@@ -41,20 +41,19 @@ class Split(StrEnum):
 
 def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bool = False) -> Tile:
     """The tile of a launch; ``fused``: from the projection."""
-    if fused:
-        work = Work.FUSED_DECODE
-    elif decode:
-        work = _decode_work(spec)
+    if decode:
+        work = _decode_work(spec, fused=fused)
     else:
         work = Work.PREFILL if spec.window is None else Work.PREFILL_WINDOW
     return choose(Case(work, spec.head_dim, Kv.of(fp8)), gpu)
 
 
-def _decode_work(spec: AttentionSpec) -> Work:
+def _decode_work(spec: AttentionSpec, *, fused: bool) -> Work:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
-    if not spec.shape.verify:
-        return Work.DECODE
-    return drafted_work(spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads), spec.head_dim)
+    longest = spec.shape.longest_query
+    if not spec.shape.verify or (fused and longest == 1):
+        return Work.FUSED_DECODE if fused else Work.DECODE
+    return drafted_work(longest * (spec.num_heads // spec.num_kv_heads), spec.head_dim, fused=fused)
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:
@@ -139,15 +138,37 @@ def fuses(way: Split) -> Supports:
             return f"needs programmatic dependent launch, which {gpu.name} does not have"
         if shape.longest_query != 1:
             return f"takes one new token of each sequence, not {shape.longest_query}"
-        if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
-            return (
-                f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
-            )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
-        most = split_of(spec, gpu).fused_sequences
-        if shape.sequences > most:
-            return f"pays up to {most} sequences, not {shape.sequences}"
-        return _split(way, spec, gpu, fused=True)
+        return _from_heads(way, spec, gpu)
 
     return supports
+
+
+def verifies(way: Split) -> Supports:
+    def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+        """The same, for a sequence's next token and the drafts after it."""
+        shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
+        if not shape.verify or shape.longest_query == 1:
+            return "is for sequences with drafts"
+        if reason := no_kernel(_decode_work(spec, fused=True), gpu):
+            return reason
+        if group & (group - 1):
+            return f"takes a power of two of query heads per KV head, not {group}"
+        most = min(fused_decode.MAX_TOKENS, short_len(spec, tile_of(spec, gpu, shape.kv_fp8, decode=True, fused=True)))
+        if shape.longest_query > most:
+            return f"takes up to {most} new tokens of a sequence, not {shape.longest_query}"
+        return _from_heads(way, spec, gpu)
+
+    return supports
+
+
+def _from_heads(way: Split, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+    """Why a batch does not take its heads straight from the projection, for one new token of a sequence or several."""
+    shape = spec.shape
+    if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
+        return f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
+    most = split_of(spec, gpu).fused_sequences
+    if shape.sequences > most:
+        return f"pays up to {most} sequences, not {shape.sequences}"
+    return _split(way, spec, gpu, fused=True)

@@ -25,13 +25,18 @@ MERGE_NUMBERS = tl.constexpr(512)
 
 
 @triton.jit
-def _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N: tl.constexpr):
+def _num_blocks(
+    query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N: tl.constexpr, OLD: tl.constexpr
+):
     """Blocks of keys that short sequences ``seq`` need; none for those that are not short or have no new token."""
     query_first = tl.load(query_start_ptr + seq, mask=mask, other=0)
     query_len = tl.load(query_start_ptr + seq + 1, mask=mask, other=0) - query_first
     last = tl.load(context_lens_ptr + seq, mask=mask, other=0)
     first = tl.maximum(last - query_len - window + 1, 0)
-    blocks = tl.cdiv(last - first, BLOCK_N)
+    if OLD:  # one at least: somebody takes the new keys
+        blocks = tl.maximum(tl.cdiv(last - query_len - first, BLOCK_N), 1)
+    else:
+        blocks = tl.cdiv(last - first, BLOCK_N)
     return tl.where((query_len > 0) & (query_len <= block_q), blocks, 0)
 
 
@@ -44,8 +49,9 @@ def _cut(blocks, size):
 
 @triton.jit
 def _find_split(
-    query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N: tl.constexpr
-):
+    query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least,
+    BLOCK_N: tl.constexpr, OLD: tl.constexpr,
+):  # fmt: skip
     """Of ``program``: its sequence (-1: none), the blocks of a split, the sequence's first program and its splits.
 
     Sequences are cut in proportion to their blocks, so that there are ``wanted`` splits of all keys or fewer; a
@@ -56,7 +62,8 @@ def _find_split(
     for at in tl.range(0, num_sequences, BLOCK_S):
         seq = at + lane
         mask = seq < num_sequences
-        total += tl.sum(_num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N), axis=0)
+        blocks = _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N, OLD)
+        total += tl.sum(blocks, axis=0)
     size = tl.maximum(tl.cdiv(total, wanted), least)
     found = -1
     share = 0
@@ -66,7 +73,7 @@ def _find_split(
     for at in tl.range(0, num_sequences, BLOCK_S):
         seq = at + lane
         mask = seq < num_sequences
-        blocks = _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N)
+        blocks = _num_blocks(query_start_ptr, context_lens_ptr, seq, mask, window, block_q, BLOCK_N, OLD)
         count, shares = _cut(blocks, size)
         begin = before + tl.cumsum(count, axis=0) - count
         mine = (begin <= program) & (program < begin + count)
@@ -81,23 +88,24 @@ def _find_split(
 @triton.jit
 def find_work(
     query_start_ptr, context_lens_ptr, num_sequences, window, block_q, wanted, least,
-    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, OLD: tl.constexpr = False,
 ):  # fmt: skip
     """What this program is to do: whether anything, which split, of which sequence, and that one's tokens and keys.
 
     Keys are ``first`` to ``last`` for the sequence, ``begin`` to ``end`` for the split. Blocks are counted from the
-    window's first key on: a window of 128 is one block of 128 and not two.
+    window's first key on: a window of 128 is one block of 128 and not two. OLD: splits share the keys before the new
+    tokens only.
     """
     program = tl.program_id(0)
     if SPLIT:
         if num_sequences == 1:  # nothing to look for: these steps stand before the first load of a split
-            blocks = _num_blocks(query_start_ptr, context_lens_ptr, 0, num_sequences > 0, window, block_q, BLOCK_N)
+            blocks = _num_blocks(query_start_ptr, context_lens_ptr, 0, num_sequences > 0, window, block_q, BLOCK_N, OLD)
             splits, size = _cut(blocks, tl.maximum(tl.cdiv(blocks, wanted), least))
             seq = tl.where(program < splits, 0, -1)
             first_program = 0
         else:
             seq, size, first_program, splits = _find_split(
-                query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N
+                query_start_ptr, context_lens_ptr, num_sequences, window, block_q, program, wanted, least, BLOCK_N, OLD
             )
         live = seq >= 0
         seq = tl.maximum(seq, 0)
@@ -113,9 +121,11 @@ def find_work(
     first = tl.maximum(last - query_len - window + 1, 0)
     begin = first
     end = last
+    if OLD:
+        end -= query_len
     if SPLIT:
         begin += split * size * BLOCK_N
-        end = tl.minimum(begin + size * BLOCK_N, last)
+        end = tl.minimum(begin + size * BLOCK_N, end)
     short = (query_len > 0) & (query_len <= block_q)
     if SPLIT:
         live = live & short

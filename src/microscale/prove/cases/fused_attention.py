@@ -1,10 +1,12 @@
-"""Cases of attention straight from the projection: norms, rotation and the KV write in the launch that decodes."""
+"""Cases of attention straight from the projection: norms, rotation and the KV write in the launch that decodes, one
+new token of each sequence or its next one and drafts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +21,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small.reference import rope_and_write_kv
 from microscale.kernels.small.spec import HeadNorms, RopeTable
-from microscale.prove.cases.attention import make_batch, name_of
+from microscale.prove.cases.attention import Shape, make_batch, name_of
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal, same
 from microscale.prove.cases.errors import Errors, rms_step, spread, step
 
@@ -64,11 +66,49 @@ LARGE: list[FusedShape] = [
     (16, 2, 512, None, 16, [30000, 1]),
 ]  # fmt: skip
 """Real heads and long contexts, for a GPU."""
+VERIFY: list[Shape] = [
+    # heads, kv_heads, dim, window, page_size, [(cached, new), …]
+    (8, 1, 64, None, 16, [(0, 2)]),
+    (8, 1, 64, None, 16, [(300, 4), (0, 1), (14, 3), (90, 0), (64, 2)]),  # 32 rows; new tokens on two pages
+    (16, 2, 64, 128, 16, [(126, 4), (127, 3), (128, 2), (129, 1), (14, 4), (500, 4)]),  # one block at all borders
+    (16, 2, 64, 3, 16, [(40, 8), (6, 3), (7, 1), (0, 8)]),  # 64 rows; a window shorter than the drafts
+    (8, 1, 64, None, 64, [(2600, 8), (700, 1), (90, 5)]),  # splits that have a launch for their sum
+    (8, 1, 64, None, 32, [(1900, 4), (511, 2), (255, 1)]),  # and splits that the last program adds up
+    (16, 1, 64, 20, 16, [(10, 4), (25, 2)]),  # 16 heads in a group
+    (2, 2, 64, None, 16, [(20, 16), (150, 7)]),  # one; as many tokens as the tile of new keys has
+    (4, 2, 128, 40, 16, [(70, 7), (200, 1), (30, 4)]),
+    (8, 1, 128, None, 16, [(66, 4), (33, 2)]),
+    (8, 1, 128, 40, 16, [(60, 8), (15, 6)]),
+    (4, 2, 256, 40, 16, [(30, 4), (100, 8), (41, 1)]),
+    (8, 1, 256, 40, 16, [(63, 4), (3, 2)]),
+    (4, 1, 256, None, 16, [(20, 8), (50, 1)]),
+    (8, 1, 512, None, 16, [(129, 2), (15, 2), (0, 1)]),
+    (16, 2, 512, None, 16, [(33, 1), (14, 2), (0, 1)]),
+    (4, 2, 512, 30, 16, [(33, 8), (12, 5)]),
+]
+"""Sequences that decode with drafts. Small ones."""
+LARGE_VERIFY: list[Shape] = [
+    (64, 8, 64, window, 16, [(context, new)])
+    for window in (None, 128)
+    for new in (2, 4, 8)
+    for context in (0, 1, 15, 127, 128, 129, 1000, 2047, 2048, 8000)
+] + [
+    (64, 8, 64, None, 16, [(8000, 4), (131000, 8), (1, 1)]),
+    (64, 8, 64, 128, 64, [(131000, 3), (4095, 1)]),
+    (64, 8, 64, None, 16, [(100 + 7 * n, 1 + n % 8) for n in range(64)]),
+    (32, 4, 128, None, 16, [(30000, 4), (500, 8)]),
+    (32, 8, 128, None, 16, [(30000, 4), (500, 8)]),
+    (16, 2, 512, None, 128, [(30000, 2), (9, 1)]),
+    (16, 2, 512, None, 16, [(160, 2)]),
+    (16, 8, 256, 1024, 16, [(n, 8) for n in (0, 63, 64, 159, 1000, 1023, 5000, 20000)]),
+    (16, 8, 256, 1024, 16, [(1000, 4)]),
+    (16, 8, 256, 1024, 16, [(160 + 3 * n, 1 + n % 8) for n in range(64)]),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class FusedProblem:
-    """One step of decoding from the projection's heads on. The newest slot holds NaN, as all that nobody wrote."""
+    """One step of decoding from the projection's heads on. New slots hold NaN, as all that nobody wrote."""
 
     spec: AttentionSpec
     qkv: Tensor
@@ -87,19 +127,24 @@ def make_fused(
     shape: FusedShape, fp8: bool, kind: HeadsKind, device: str, sink: float | None = None, empty: int | None = None
 ) -> FusedProblem:
     """``empty`` is a sequence without a new token."""
+    sequences = [(n - 1, int(seq != empty)) for seq, n in enumerate(shape[-1])]
+    return make_heads((*shape[:5], sequences), fp8, kind, device, sink)
+
+
+def make_heads(
+    shape: Shape, fp8: bool, kind: HeadsKind, device: str, sink: float | None = None, *, verify: bool = False
+) -> FusedProblem:
+    """New tokens of sequences as the projection gives them. ``verify``: as drafts."""
     norm, norm_v, shared = kind
-    heads, kv_heads, dim, window, page_size, lens = shape
-    new = [int(seq != empty) for seq in range(len(lens))]
-    sequences = [(n - 1, count) for n, count in zip(lens, new, strict=True)]
-    spec, _, kv, batch = make_batch((heads, kv_heads, dim, window, page_size, sequences), fp8, device)
-    generator = torch.Generator().manual_seed(len(lens))
-    here = [seq for seq, count in enumerate(new) if count]
-    positions = batch.context_lens[here].long() - 1
-    slots = batch.page_table[here].long().gather(1, positions[:, None] // page_size)[:, 0] * page_size
-    slots += positions % page_size
+    heads, kv_heads, dim, _, page_size, sequences = shape
+    spec, _, kv, batch = make_batch(shape, fp8, device, verify=verify)
+    generator = torch.Generator().manual_seed(len(sequences))
+    places = [(seq, cached + n) for seq, (cached, new) in enumerate(sequences) for n in range(new)]
+    of, positions = torch.tensor(places, device=device).view(-1, 2).T.contiguous()
+    slots = batch.page_table[of, positions // page_size].long() * page_size + positions % page_size
     for cache in (kv.k, kv.v):
         cache[slots // page_size, :, slots % page_size] = 0x7F if fp8 else math.nan
-    qkv = torch.randn(len(here), heads + (1 if shared else 2) * kv_heads, dim, generator=generator) * 2
+    qkv = torch.randn(len(places), heads + (1 if shared else 2) * kv_heads, dim, generator=generator) * 2
     frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2) / (dim // 2))
     frequencies[dim // 4 :] *= not shared  # Gemma 4's full layers: a part of each head turns
     norms = None
@@ -121,11 +166,11 @@ def fused_bound(expected: Tensor) -> Errors:
 
 @dataclass(frozen=True)
 class FusedCase(Case):
-    shape: FusedShape
+    shape: Shape
     fp8: bool
     kind: HeadsKind
     sink: float | None
-    empty: int | None = None
+    verify: bool = False
 
     @property
     def op(self) -> str:
@@ -138,10 +183,11 @@ class FusedCase(Case):
     @property
     def spec(self) -> AttentionSpec:
         """As the oracle is asked: sizes of layer and batch, and no tensor."""
-        heads, kv_heads, dim, window, page_size, lens = self.shape
-        batch = BatchShape(len(lens), 1, -(-max(lens) // page_size), self.fp8, self.kind)
-        tokens = len(lens) - (self.empty is not None)
-        sizes = (heads, kv_heads, dim, window, True, page_size, Activations.BF16, tokens, max(lens))
+        heads, kv_heads, dim, window, page_size, sequences = self.shape
+        longest, context = max(new for _, new in sequences), max(map(sum, sequences))
+        batch = BatchShape(len(sequences), longest, -(-context // page_size), self.fp8, self.kind, self.verify)
+        tokens = sum(new for _, new in sequences)
+        sizes = (heads, kv_heads, dim, window, True, page_size, Activations.BF16, tokens, context)
         return AttentionSpec(*sizes, batch=batch)
 
     def variant(self, gpu: Gpu) -> str:
@@ -151,7 +197,7 @@ class FusedCase(Case):
         return refusal(self.entry, Asked.FUSED, self.spec, gpu)
 
     def start(self, gpu: Gpu, device: str) -> Finish:
-        given = make_fused(self.shape, self.fp8, self.kind, device, self.sink, self.empty)
+        given = make_heads(self.shape, self.fp8, self.kind, device, self.sink, verify=self.verify)
         ours = given.copy_of_kv()
         spec = replace(given.spec, batch=BatchShape.of(ours, given.batch, given.transform.kind))
         path = path_of(self.entry, Asked.FUSED, spec, gpu)
@@ -184,16 +230,19 @@ def _numbers(cache: Tensor) -> Tensor:
     return cache.view(torch.float8_e4m3fn).float() if cache.dtype == torch.uint8 else cache.float()
 
 
+def one_of_three(place: int, fp8: bool, kind: HeadsKind, head_dim: int) -> bool:
+    """Each is another kernel: one of three is enough for a CPU, and meets every kind and format."""
+    return (place + 2 * fp8 + kinds(head_dim).index(kind)) % 3 == 0
+
+
 def cases() -> Iterator[Case]:
-    for place, shape in enumerate((*SHAPES, *LARGE)):
-        for fp8 in (False, True):
-            for title, kind in KINDS.items():
-                if kind in kinds(shape[2]):
-                    sink = None if kind[0] else 0.5
-                    sequences = [(n - 1, 1) for n in shape[-1]]
-                    name = f"{name_of((*shape[:5], sequences), fp8, sink)}, {title} heads"
-                    # Each is another kernel: one of three is enough for a CPU, and meets every kind and format.
-                    few = (place + 2 * fp8 + kinds(shape[2]).index(kind)) % 3 == 0
-                    yield FusedCase(name, shape, fp8, kind, sink, large=shape in LARGE or not few)
-    shape = (8, 1, 64, None, 16, [5, 300, 70])
-    yield FusedCase("a sequence without a token", shape, False, PLAIN_HEADS, 0.0, empty=1)
+    decode: list[Shape] = [(*shape[:5], [(n - 1, 1) for n in shape[-1]]) for shape in (*SHAPES, *LARGE)]
+    for verify, shapes, small in ((False, decode, len(SHAPES)), (True, VERIFY + LARGE_VERIFY, len(VERIFY))):
+        for (place, shape), fp8, (title, kind) in product(enumerate(shapes), (False, True), KINDS.items()):
+            if kind in kinds(shape[2]):
+                sink = None if kind[0] else 0.5
+                name = f"{name_of(shape, fp8, sink)}, {title} heads{', drafted' if verify else ''}"
+                large = place >= small or not one_of_three(place, fp8, kind, shape[2])
+                yield FusedCase(name, shape, fp8, kind, sink, verify, large=large)
+    sequences = [(4, 1), (299, 0), (69, 1)]
+    yield FusedCase("a sequence without a token", (8, 1, 64, None, 16, sequences), False, PLAIN_HEADS, 0.0)
