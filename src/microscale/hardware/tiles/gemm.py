@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from microscale.errors import Unsupported
 from microscale.hardware.families import Family, Feature, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
@@ -29,8 +30,9 @@ MAX_ACCUMULATORS = 128
 MAX_DENSE_ACCUMULATORS = 64
 LOGIT_TOKENS = 64
 """Tokens of the largest tile that also summarises logits: with 128 that spills on SM100 (72 to 88 bytes)."""
-RESIDENT_W8_BLOCK_MS = (64, 128, 256)
-"""Those that the rule gives MXFP8 weights. Not measured yet."""
+RESIDENT_W8_BLOCK_MS = (128, 256)
+"""Those that the rule gives MXFP8 weights: 128 up to 170 pairs an expert, where 256 columns would be half empty. By
+arithmetic (docs/lab/experts.md), not measured yet."""
 # Of a thread that multiplies and of one that loads in the resident kernel, by groups that multiply. A program starts
 # with as many as all its threads can have alike, a multiple of 8 (168, 128, 96), and shares those out.
 RESIDENT_REGISTERS = {2: (208, 96), 3: (144, 80), 4: (104, 64)}
@@ -61,6 +63,11 @@ class GemmPath(StrEnum):
     def wgmma(self) -> bool:
         """Weights converted in registers for ``wgmma``, in a kernel of its own."""
         return self.endswith("_wgmma")
+
+    @property
+    def passing_block_ms(self) -> tuple[int, ...]:
+        """Columns of programs on ``wgmma`` that end with their tile. MXFP8 weights have resident ones alone."""
+        return () if self is GemmPath.W8A16_WGMMA else WGMMA_BLOCK_MS
 
     @property
     def block_scaled(self) -> bool:
@@ -135,19 +142,21 @@ class Tile:
             return f"needs {self.accumulators()} accumulators a thread, more than {MAX_ACCUMULATORS} spill"
         if self.block_k != path.block_k:
             return f"has block_k {self.block_k}, {path} runs in steps of {path.block_k}"
-        if self.resident(path) and (reason := self._resident_misfit()):
+        if self.resident(path) and (reason := self._resident_misfit(path)):
             return reason
-        if not self.resident(path) and path is GemmPath.W8A16_WGMMA:
-            return f"has {self.warps} warps, and {path} runs in resident programs alone"
+        if path.wgmma and not self.resident(path) and self.block_m not in path.passing_block_ms:
+            return f"has {self.block_m} columns and {self.warps} warps, with which {path} does not run"
         if self.resident(path) and self.stages < WGMMA_STAGES[-1]:
             return f"has {self.stages} stages, and {path} holds {WGMMA_STAGES[-1] - 1} of them at once"
         return None
 
-    def _resident_misfit(self) -> str | None:
+    def _resident_misfit(self, path: GemmPath) -> str | None:
         if self.block_m not in RESIDENT_BLOCK_MS.get(self.groups, ()):
             return f"has {self.block_m} columns, with {self.warps} warps there are none so wide"
         if self.block_n != 64 * self.groups:
             return f"has {self.block_n} rows, with {self.warps} warps there are {64 * self.groups}"
+        if self.groups == 4 and path is not GemmPath.W4A8_WGMMA:
+            return f"has {self.warps} warps, of which each may hold 104 registers: {path} spills"
         return None
 
 
@@ -188,10 +197,10 @@ def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) 
     # a second tile converts all weights again (32 pairs: 740 µs in tiles of 64, 815 in tiles of 32).
     sizes = _rule_sizes(path, gpu.family)
     per_expert = -(-pairs // num_experts)
+    if path is GemmPath.W8A16_WGMMA:
+        return rule_tile(path, gpu, sizes[per_expert * 3 // 4 > sizes[0]])
     wanted = per_expert * 4 // 3 if path.wgmma else per_expert
     block_m = next((size for size in sizes if wanted <= size), sizes[-1])
-    if path is GemmPath.W8A16_WGMMA:
-        return rule_tile(path, gpu, block_m)
     # With fewer programs than SMs smaller tiles fill the machine.
     while block_m > sizes[0] and max(min(num_experts, pairs), pairs // block_m) * (rows // 128) < gpu.num_sms:
         block_m //= 2
@@ -211,7 +220,10 @@ def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
     if path is GemmPath.W8A16_WGMMA:
         groups = next(groups for groups, sizes in RESIDENT_BLOCK_MS.items() if block_m in sizes)
         resident = (Tile(block_m, 64 * groups, path.block_k, 4 * groups, stages) for stages in WGMMA_STAGES)
-        return next(tile for tile in resident if tile.misfit(path, gpu.family) is None)
+        fits = next((tile for tile in resident if tile.misfit(path, gpu.family) is None), None)
+        if fits is None:
+            raise Unsupported(f"No resident program of {path} fits on an SM of {gpu.name}.")
+        return fits
     # 128 accumulators a thread leave too few registers on mma.sync.
     warps = 8 if block_m == BLOCK_MS[-1] and not path.wgmma else 4
     counts = WGMMA_STAGES if path.wgmma else range(MAX_STAGES, 1, -1)
@@ -238,7 +250,7 @@ def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
     gpt-oss-120b).
     """
     if path.wgmma:
-        shapes = [(m, 128, 4) for m in WGMMA_BLOCK_MS]
+        shapes = [(m, 128, 4) for m in path.passing_block_ms]
         shapes += [(m, 64 * groups, 4 * groups) for groups, sizes in RESIDENT_BLOCK_MS.items() for m in sizes]
         tiles = (Tile(m, rows, path.block_k, warps, n) for m, rows, warps in shapes for n in reversed(WGMMA_STAGES))
         yield from (tile for tile in tiles if tile.misfit(path, gpu.family) is None)
