@@ -82,6 +82,24 @@ def test_dense_layer() -> None:
     cases_dense.check_bf16(y, given.expected)
 
 
+# ---- warps with different programs ----------------------------------------------------------------------------------
+
+
+def jumping(number: str) -> str:
+    """Each thread branches by a number to one of three places, which write 10, 11 and 12."""
+    places = " ".join(f"$place{at}: mov.b32 %o0, {10 + at}; bra.uni $end;" for at in range(3))
+    table = "$table: .branchtargets $place0, $place1, $place2;"
+    return block_kernel(f"{number} {table} brx.idx %t0, $table; {places} $end: mov.b32 %t1, 0;", 1, 1, "sm_90a", 32)
+
+
+def test_a_branch_by_number() -> None:
+    words = np.arange(32, dtype=np.uint32)[:, None]
+    got = run_block(jumping("rem.u32 %t0, %i0, 3;"), words, 1)
+    assert got[:, 0].tolist() == [10 + lane % 3 for lane in range(32)]
+    with pytest.raises(InterpretError, match="it has 3 targets, and no 31"):
+        run_block(jumping("mov.b32 %t0, %i0;"), words, 1)
+
+
 # ---- one instruction ------------------------------------------------------------------------------------------------
 
 N, K = 64, 16
