@@ -267,7 +267,11 @@ def test_tiles_of_grouped_gemms_are_tried() -> None:
     for path in (GemmPath.W4A16_WGMMA, GemmPath.W8A16, GemmPath.W8A16_WGMMA):
         [job] = tune_grouped.jobs_of(path, H200, (32,), Shape(num_experts=4, hidden=256, intermediate=256))
         tile = job.tiles[1]
-        gemms = [k for k in started(job, tile) if k.short_name in ("grouped_gemm", "grouped_gemm_resident", "gate_up", "down")]
+        gemms = [
+            k
+            for k in started(job, tile)
+            if k.short_name in ("grouped_gemm", "grouped_gemm_resident", "gate_up", "down")
+        ]
         assert gemms
         for kernel in gemms:
             name = "BN" if path.wgmma else "BLOCK_M"

@@ -159,7 +159,9 @@ def test_mxfp8_weights_run_in_resident_programs_alone() -> None:
     assert all(tile.resident(path) for tile in (*candidates(path, h200), *possible(path, h200)))
     reason = Tile(64, 128, 64, 4, 6).misfit(path, h200.family)
     assert reason == "has 64 columns and 4 warps, with which w8a16_wgmma does not run"
-    with pytest.raises(Unsupported, match="No resident program of w8a16_wgmma fits on an SM of NVIDIA GeForce RTX 5090"):
+    with pytest.raises(
+        Unsupported, match="No resident program of w8a16_wgmma fits on an SM of NVIDIA GeForce RTX 5090"
+    ):
         choose(path, known("rtx5090"), 4096, 128, 2880)
     # Gemma 4's layer at 512, 2048 and 8192 tokens.
     rows = [choose(path, h200, 8 * tokens, 128, 2816).tile.block_n for tokens in (512, 2048, 8192)]

@@ -21,7 +21,7 @@ MAX_STAGES = 4
 WGMMA_BLOCK_MS = (32, 64, 128)
 WGMMA_STAGES = (8, 6, 5, 4)
 RESIDENT_BLOCK_MS = {2: (256,), 3: (64, 128), 4: (64,)}
-"""Columns of the resident kernel on wgmma, by its groups of four warps that multiply, 64 rows each. (One more loads.)"""
+"""Columns of the resident kernel on wgmma, by its groups of four warps that multiply, 64 rows each. One more loads."""
 # Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
 # from shared memory (wgmma); more fit nowhere.
 MAX_ACCUMULATORS = 128

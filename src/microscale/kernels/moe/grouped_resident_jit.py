@@ -27,7 +27,6 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy as cp
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -38,122 +37,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.moe.grouped_wgmma_jit import down_layout, row_values, store_down, store_gate_up
+from microscale.kernels.moe.resident_load_jit import (
+    WIDTHS,
+    await_tile,
+    entry_of,
+    fits,
+    load_items,
+    part_of,
+    release,
+)
 from microscale.kernels.moe.wgmma_operands_jit import convert, convert_mxfp8, operand, operand_mxfp8, row_peaks
-
-WIDTHS: gl.constexpr = gl.constexpr(3)
-"""A tile of the work list with few pairs takes half or a quarter of the columns."""
-
-# ---- the work list --------------------------------------------------------------------------------------------------
-# Loops over items must not be emptied of what does not change in them: dozens of addresses of the end would lie in
-# registers all through the products, and ptxas would serialise those (C7512).
 
 
 @gluon.constexpr_function
 def product_layout(COLUMNS, FP8):
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 if FP8 else 16])
-
-
-@gluon.jit
-def _entry(tiles_ptr, item, items, BLOCKS: gl.constexpr):
-    """Expert, first place and number of pairs of an item; asked for while the item before is computed."""
-    row = tiles_ptr + gl.minimum(item, items - 1) // BLOCKS * 4
-    return gl.load(row), gl.load(row + 1), gl.load(row + 2)
-
-
-@gluon.jit
-def _fits(count, BN: gl.constexpr, narrower: gl.constexpr):
-    """Whether ``BN >> narrower`` columns are the ones for so many pairs. Each width is a condition of its own, beside
-    the others: nested ones make ptxas run out of registers (C7511)."""
-    if narrower == 0:
-        return count > BN // 2
-    elif narrower == WIDTHS - 1:
-        return (count > 0) & (count <= BN >> narrower)
-    else:
-        return (count > BN >> (narrower + 1)) & (count <= BN >> narrower)
-
-
-@gluon.jit
-def _part(x_smem, BN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """The ring of tokens as buffers of ``COLUMNS`` of its ``BN``: every ``BN / COLUMNS``-th begins a stage."""
-    return x_smem._reinterpret(x_smem.dtype, [STAGES * (BN // COLUMNS), COLUMNS, 64], x_smem.layout)
-
-
-@gluon.jit
-def _await(full, step, STAGES: gl.constexpr):
-    mbarrier.wait(full.index(step % STAGES), step // STAGES & 1)
-
-
-@gluon.jit
-def _release(empty, step, STAGES: gl.constexpr):
-    """Every thread says for itself that it has read a K tile. It has no copies under way, so an arrival after the last
-    of them is one at once."""
-    cp.mbarrier_arrive(empty.index(step % STAGES), increment_count=False)
-
-
-# ---- the loading group ----------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def _load_tile(
-    x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_ring, s_smem, full, empty, expert, block, first, count, step,
-    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    """Copy all K tiles of one item, each as soon as its place in the ring is empty."""
-    HALVES: gl.constexpr = BITS // 4  # a K tile of MXFP8 is two copies: its groups of 32 columns
-    WORDS: gl.constexpr = 32 * BITS  # of a tile of 16 rows
-    LX: gl.constexpr = gl.BlockedLayout([1, 16 if FP8 else 8], [8 if FP8 else 4, 4 if FP8 else 8], [4, 1], [1, 0])
-    LW: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 4, 1], [4, 1, 1], [2, 1, 0])
-    LS: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    place = first + gl.minimum(gl.arange(0, COLUMNS, gl.SliceLayout(1, LX)), count - 1)
-    rows = gl.load(order_ptr + place) // TOP_K if FIRST else place
-    column = gl.arange(0, 64, gl.SliceLayout(0, LX))
-    x_ptrs = x_ptr + rows.to(gl.int64)[:, None] * (KT * 64) + column[None, :]
-    rg = gl.arange(0, 32, gl.SliceLayout(1, gl.SliceLayout(2, LW)))
-    t = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LW)))
-    v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LW)))
-    w_ptrs = ()
-    for group in gl.static_range(GROUPS):
-        # Row tiles past the end repeat the last one: every address is valid, and the result is not stored.
-        tile = gl.minimum((block * GROUPS + group) * 4 + rg // 8, ROW_TILES - 1)
-        at = (tile * (KT * WORDS) + rg % 8 * 16)[:, None, None] + t[None, :, None] * 4 + v[None, None, :]
-        w_ptrs = w_ptrs + (w_ptr + expert.to(gl.int64) * (ROW_TILES * KT * WORDS) + at,)
-    rs = gl.arange(0, s_smem.shape[1], LS)
-    s_tile = gl.minimum(block * (GROUPS * 4) + rs // 8, ROW_TILES - 1)
-    s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 8) + (s_tile * (KT * 8) + rs % 8)
-    x_ring = _part(x_smem, BN, COLUMNS, STAGES)
-    for kt in range(KT):
-        stage = (step + kt) % STAGES
-        mbarrier.wait(empty.index(stage), ((step + kt) // STAGES & 1) ^ 1)
-        cp.async_copy_global_to_shared(x_ring.index(stage * (BN // COLUMNS)), x_ptrs + kt * 64)
-        for group in gl.static_range(GROUPS):
-            for half in gl.static_range(HALVES):
-                to = w_ring.index((stage * GROUPS + group) * HALVES + half)
-                cp.async_copy_global_to_shared(to, w_ptrs[group] + (kt * WORDS + half * 128))
-        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * 8)
-        cp.mbarrier_arrive(full.index(stage), increment_count=False)
-
-
-@gluon.jit
-def _load(
-    x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
-    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    BLOCKS: gl.constexpr = (ROW_TILES + 4 * GROUPS - 1) // (4 * GROUPS)
-    step = 0
-    expert, first, count = _entry(tiles_ptr, gl.program_id(0), items, BLOCKS)
-    for item in tl.range(gl.program_id(0), items, gl.num_programs(0), disable_licm=True):
-        later = _entry(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
-        block = item % BLOCKS
-        for narrower in gl.static_range(WIDTHS):
-            if _fits(count, BN, narrower):
-                _load_tile(
-                    x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_ring, s_smem, full, empty, expert, block, first, count,
-                    step, KT, ROW_TILES, TOP_K, GROUPS, BN, BN >> narrower, STAGES, BITS, FP8, FIRST,
-                )  # fmt: skip
-                step += KT
-        expert, first, count = later
 
 
 # ---- a multiplying group --------------------------------------------------------------------------------------------
@@ -176,7 +74,7 @@ def _product(
     acc = warpgroup_mma(a, x, acc, is_async=True)
     if RELEASE:
         acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
-        _release(empty, step - 1, STAGES)
+        release(empty, step - 1, STAGES)
     return acc
 
 
@@ -235,7 +133,7 @@ def _multiply_tile(
     mma: gl.constexpr = product_layout(COLUMNS, FP8)
     LA: gl.constexpr = gl.DotOperandLayout(0, mma, 4 if FP8 else 2)
     L4: gl.constexpr = gl.BlockedLayout([1, 1, 4, 4 if FP8 else 2], [8, 4, 1, 1], [4, 1, 1, 1], [3, 2, 1, 0])
-    x_ring = _part(x_smem, BN, COLUMNS, STAGES)
+    x_ring = part_of(x_smem, BN, COLUMNS, STAGES)
     rg = gl.arange(0, 32, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L4))))
     tile = gl.minimum(block * 4 + rg // 8, ROW_TILES - 1)
     peaks = row_peaks(peaks_ptr, expert * (ROW_TILES * 8) + tile * 8 + rg % 8, L4, FP8)
@@ -251,7 +149,7 @@ def _multiply_tile(
     # and serialise (C7513).
     AHEAD: gl.constexpr = 2 - KT % 2
     for i in gl.static_range(AHEAD):
-        _await(full, step + i, STAGES)
+        await_tile(full, step + i, STAGES)
     fence_async_shared()
     for i in gl.static_range(AHEAD):
         acc = _product(
@@ -259,15 +157,15 @@ def _multiply_tile(
         )
     for i in range((KT - AHEAD) // 2):
         now = step + AHEAD + 2 * i
-        _await(full, now, STAGES)
-        _await(full, now + 1, STAGES)
+        await_tile(full, now, STAGES)
+        await_tile(full, now + 1, STAGES)
         fence_async_shared()
         for j in gl.static_range(2):
             acc = _product(
                 acc, x_ring, w_ring, s_ring, empty, peaks, now + j, True, GROUPS, GROUP, STAGES, BITS, L4, LA, FP8
             )
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    _release(empty, step + KT - 1, STAGES)
+    release(empty, step + KT - 1, STAGES)
     if FP8 or not FIRST:
         columns.index(GROUP).slice(0, COLUMNS).store(column)
         if not FIRST:
@@ -291,19 +189,19 @@ def _multiply(
     LAST: gl.constexpr = (BLOCKS - 1) * GROUPS + GROUP
     IDLE: gl.constexpr = LAST >= (ROW_TILES + 3) // 4  # in the last block of rows
     step = 0
-    expert, first, count = _entry(tiles_ptr, gl.program_id(0), items, BLOCKS)
+    expert, first, count = entry_of(tiles_ptr, gl.program_id(0), items, BLOCKS)
     for item in tl.range(gl.program_id(0), items, gl.num_programs(0), disable_licm=True):
-        later = _entry(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
+        later = entry_of(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
         block = item % BLOCKS * GROUPS + GROUP
         if IDLE:
             if (count > 0) & (block == LAST):
                 for kt in range(KT):
-                    _await(full, step + kt, STAGES)
-                    _release(empty, step + kt, STAGES)
+                    await_tile(full, step + kt, STAGES)
+                    release(empty, step + kt, STAGES)
                 step += KT
                 count = 0
         for narrower in gl.static_range(WIDTHS):
-            if _fits(count, BN, narrower):
+            if fits(count, BN, narrower):
                 _multiply_tile(
                     factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
                     pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, GROUPS, BN,
@@ -391,7 +289,7 @@ def grouped_gemm_resident(
                     ),
                 ),
                 (
-                    _load,
+                    load_items,
                     (
                         x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
                         KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
@@ -429,7 +327,7 @@ def grouped_gemm_resident(
                     ),
                 ),
                 (
-                    _load,
+                    load_items,
                     (
                         x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
                         KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
@@ -475,7 +373,7 @@ def grouped_gemm_resident(
                     ),
                 ),
                 (
-                    _load,
+                    load_items,
                     (
                         x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
                         KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,

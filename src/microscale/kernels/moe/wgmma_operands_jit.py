@@ -201,8 +201,8 @@ def operand(words, BM: gl.constexpr, L4: gl.constexpr, LA: gl.constexpr, FP8: gl
 
 @gluon.jit
 def convert_mxfp8(w_low, w_high, s_tile, L4: gl.constexpr):
-    """One K tile of MXFP8, a group of 32 columns in each of two tiles, all but the last operation: bf16 pairs of columns
-    (0, 1) and (2, 3) of each word, and their scales, of group 0 and then of group 1."""
+    """One K tile of MXFP8, a group of 32 columns in each of two tiles, all but the last operation: bf16 pairs of
+    columns (0, 1) and (2, 3) of each word, and their scales, of group 0 and then of group 1."""
     LQ: gl.constexpr = gl.SliceLayout(3, L4)
     s = s_tile.load(gl.SliceLayout(1, gl.SliceLayout(2, LQ)))[:, None, None]
     h = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LQ)))[None, None, :] % 2  # a lane's words are (j h)
