@@ -140,7 +140,7 @@ def test_a_tile_that_is_too_large_says_why() -> None:
         (Tile(256, 64, 64, 4, 4), "has 256 columns and 4 warps, with which w4a16_wgmma does not run"),
         (Tile(256, 192, 64, 12, 4), "has 256 columns, with 12 warps there are none so wide"),
         (Tile(64, 128, 64, 12, 4), "has 128 rows, with 12 warps there are 192"),
-        (Tile(64, 256, 64, 16, 4), "w4a16_wgmma spills"),
+        (Tile(64, 256, 64, 16, 4), "has 64 columns, with 16 warps there are none so wide"),
         (Tile(64, 192, 64, 12, 8), None),
         (Tile(128, 192, 64, 12, 6), None),
         (Tile(256, 128, 64, 8, 3), "has 3 stages"),

@@ -20,7 +20,7 @@ MAX_STAGES = 4
 # wgmma takes at least 8 columns, and the tail of an expert runs in a quarter of the tile.
 WGMMA_BLOCK_MS = (32, 64, 128)
 WGMMA_STAGES = (8, 6, 5, 4)
-RESIDENT_BLOCK_MS = {2: (256,), 3: (64, 128), 4: (64,)}
+RESIDENT_BLOCK_MS = {2: (256,), 3: (64, 128)}
 """Columns of the resident kernel on wgmma, by its groups of four warps that multiply, 64 rows each. One more loads."""
 # Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
 # from shared memory (wgmma); more fit nowhere.
@@ -34,8 +34,8 @@ RESIDENT_W8_BLOCK_MS = (128, 256)
 """Those that the rule gives MXFP8 weights: 128 up to 170 pairs an expert, where 256 columns would be half empty. By
 arithmetic (docs/lab/experts.md), not measured yet."""
 # Of a thread that multiplies and of one that loads in the resident kernel, by groups that multiply. A program starts
-# with as many as all its threads can have alike, a multiple of 8 (168, 128, 96), and shares those out.
-RESIDENT_REGISTERS = {2: (208, 96), 3: (144, 80), 4: (104, 64)}
+# with as many as all its threads can have alike, a multiple of 8 (168, 128), and shares those out.
+RESIDENT_REGISTERS = {2: (208, 96), 3: (144, 80)}
 BUSY_PAIRS = 1 << 20
 """More pairs for one expert than any bucket ends at."""
 
@@ -142,7 +142,7 @@ class Tile:
             return f"needs {self.accumulators()} accumulators a thread, more than {MAX_ACCUMULATORS} spill"
         if self.block_k != path.block_k:
             return f"has block_k {self.block_k}, {path} runs in steps of {path.block_k}"
-        if self.resident(path) and (reason := self._resident_misfit(path)):
+        if self.resident(path) and (reason := self._resident_misfit()):
             return reason
         if path.wgmma and not self.resident(path) and self.block_m not in path.passing_block_ms:
             return f"has {self.block_m} columns and {self.warps} warps, with which {path} does not run"
@@ -150,13 +150,11 @@ class Tile:
             return f"has {self.stages} stages, and {path} holds {WGMMA_STAGES[-1] - 1} of them at once"
         return None
 
-    def _resident_misfit(self, path: GemmPath) -> str | None:
+    def _resident_misfit(self) -> str | None:
         if self.block_m not in RESIDENT_BLOCK_MS.get(self.groups, ()):
             return f"has {self.block_m} columns, with {self.warps} warps there are none so wide"
         if self.block_n != 64 * self.groups:
             return f"has {self.block_n} rows, with {self.warps} warps there are {64 * self.groups}"
-        if self.groups == 4 and path is not GemmPath.W4A8_WGMMA:
-            return f"has {self.warps} warps, of which each may hold 104 registers: {path} spills"
         return None
 
 

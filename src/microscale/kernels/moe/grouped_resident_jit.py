@@ -11,7 +11,7 @@ What passes L2 decides the shape. A K tile is 2 KB of MXFP4 for each group, 4 KB
 (64 in E4M3) whatever the number of groups:
 
     many tokens    256 columns take a weight from L2 and convert it half as often as 128; two groups have the registers
-    32 to 128      three or four groups read a token once for 192 or 256 rows, and there are warps to hide latencies
+    32 to 128      three groups read a token once for 192 rows, and there are more warps to hide latencies
 
 A second product beside the first, from the same operand, would give an expert with 70 pairs 80 columns. ptxas
 serialises all products then, whatever the width (C7512).
@@ -299,7 +299,7 @@ def grouped_gemm_resident(
             [4, 4],
             [REGISTERS, LOADER_REGISTERS],
         )  # fmt: skip
-    elif GROUPS == 3:
+    else:
         gl.warp_specialize(
             [
                 (
@@ -336,50 +336,4 @@ def grouped_gemm_resident(
             ],
             [4, 4, 4],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    _multiply,
-                    (
-                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 0, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 1, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 2, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 3, KT, ROW_TILES, TOP_K, GROUPS, BN,
-                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
-                    ),
-                ),
-                (
-                    load_items,
-                    (
-                        x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
-                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
-                    ),
-                ),
-            ],
-            [4, 4, 4, 4],
-            [REGISTERS, REGISTERS, REGISTERS, LOADER_REGISTERS],
         )  # fmt: skip
