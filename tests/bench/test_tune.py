@@ -181,7 +181,7 @@ def test_quick_is_few_tiles(name: str) -> None:
 
 
 def test_block_scaled_paths_need_the_instruction() -> None:
-    assert runnable(H200) == [GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA, GemmPath.W8A16]
+    assert runnable(H200) == [GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA, GemmPath.W8A16, GemmPath.W8A16_WGMMA]
     assert runnable(known("gb10")) == [path for path in GemmPath if not path.wgmma]
 
 
@@ -265,10 +265,14 @@ def test_tiles_of_dense_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_tiles_of_grouped_gemms_are_tried() -> None:
-    for path in (GemmPath.W4A16_WGMMA, GemmPath.W8A16):
+    for path in (GemmPath.W4A16_WGMMA, GemmPath.W8A16, GemmPath.W8A16_WGMMA):
         [job] = tune_grouped.jobs_of(path, H200, (32,), Shape(num_experts=4, hidden=256, intermediate=256))
         tile = job.tiles[1]
-        gemms = [k for k in started(job, tile) if k.short_name in ("grouped_gemm", "gate_up", "down")]
+        gemms = [
+            k
+            for k in started(job, tile)
+            if k.short_name in ("grouped_gemm", "grouped_gemm_resident", "gate_up", "down")
+        ]
         assert gemms
         for kernel in gemms:
             name = "BN" if path.wgmma else "BLOCK_M"

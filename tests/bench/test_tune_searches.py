@@ -244,6 +244,10 @@ def both_ways(launches: Sequence[Launch]) -> float:
         return float(spec[0] * spec[1] / first.grid[1])
     if "prepare_tokens_fp8" in started:
         return 100
+    if "grouped_gemm_resident" in started and launches[started.index("grouped_gemm_resident")].constants["BITS"] == 8:
+        return 90
+    if started[-1] == "combine" and "gate_up" in started:
+        return 4 * launches[-1].grid[0] * 4 / 8
     if "prepare_tokens" in started:
         return 5 * launches[started.index("combine")].grid[0] * 4 / 8
     if "unpack" in started:
@@ -265,6 +269,7 @@ def test_thresholds(tmp_path: Path, on_a_clock: Any) -> None:
         Name.WGMMA_PAIRS: 8,  # 10 us a pair: 61 at 256 pairs of 42 experts, 80 at 8
         Name.WGMMA_TOKENS: 24,  # 3 us a token: 48 at 16, 72 at 24
         Name.FP8_PAIRS: 20,  # 5 us a pair: a tie at 20, which bf16 keeps
+        Name.MXFP8_RESIDENT_PAIRS: 24,  # 4 us a pair: 64 at 16, 96 at 24
         Name.UNPACK_TOKENS: 256,  # 1 us a token: 192 and 256
         Name.FEW_ROWS_PROGRAMS: 5,
         Name.FEW_ROWS_TOKENS: 64,

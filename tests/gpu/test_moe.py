@@ -83,8 +83,9 @@ def check_fp8(actual: Tensor, problem: Problem) -> None:
 
 
 WGMMA_TILES = [
-    pytest.param(path, tile, id=f"{path} {tile.block_m} x {tile.stages}")
-    for path in (GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA)
+    pytest.param(path, tile, id=f"{path} {tile.block_n} x {tile.block_m} x {tile.stages}")
+    for path in GemmPath
+    if path.wgmma
     for tile in candidates(path, known("h200"))
     if tile.stages in (4, 5, 8)
 ]
@@ -97,7 +98,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
     if not gpu.has(Feature.WGMMA):
         pytest.skip("needs wgmma")
     fp8 = path is GemmPath.W4A8_WGMMA
-    problem = Problem.of(Case("tile", tokens, 5, 2, 352, 704), "mxfp4", DEVICE)
+    problem = Problem.of(Case("tile", tokens, 5, 2, 352, 704), f"mxfp{path.weight_bits}", DEVICE)
     few = tokens <= small_batch.MAX_TOKENS and not fp8 and not tile.resident(path)
     for short_list in {False, few}:
         check_tile(problem, tile, fp8, short_list)

@@ -53,7 +53,8 @@ def test_a_quick_look(tmp_path: Path, kernels: str) -> None:
             assert row.measured.us is not None
             assert 0 < row.measured.us < 1e5
     if kernels == Kernels.THRESHOLDS:
-        on_wgmma = {Name.WGMMA_PAIRS, Name.WGMMA_TOKENS, Name.FP8_PAIRS} if gpu.has(Feature.WGMMA) else set()
+        names = {Name.WGMMA_PAIRS, Name.WGMMA_TOKENS, Name.FP8_PAIRS, Name.MXFP8_RESIDENT_PAIRS}
+        on_wgmma = names if gpu.has(Feature.WGMMA) else set()
         dense_names = {Name.UNPACK_TOKENS, Name.FEW_ROWS_PROGRAMS, Name.FEW_ROWS_TOKENS}
         assert {key.name for key in found} == on_wgmma | dense_names
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from microscale.errors import Unsupported
 from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.families import SM90, SM120
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
@@ -84,8 +85,16 @@ def test_what_was_measured_is_what_the_card_takes(gpu: Gpu) -> None:
 # ---- grouped GEMMs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", list(GemmPath))
-@pytest.mark.parametrize("gpu", CARDS, ids=list(KNOWN))
+# A resident program of MXFP8 weights takes an SM's whole shared memory where there is wgmma, and runs nowhere else.
+ON_CARDS = [
+    pytest.param(gpu, path, id=f"{name} {path}")
+    for name, gpu in KNOWN.items()
+    for path in GemmPath
+    if path is not GemmPath.W8A16_WGMMA or gpu.has(Feature.WGMMA)
+]
+
+
+@pytest.mark.parametrize("gpu, path", ON_CARDS)
 def test_all_that_may_be_chosen_fits(gpu: Any, path: GemmPath) -> None:
     allowed = set(possible(path, gpu))
     assert allowed
@@ -102,8 +111,7 @@ def test_two_programs_share_an_sm_where_they_can() -> None:
     assert 2 * (tile.shared_bytes(GemmPath.W4A8, SM120) + 1024) <= SM120.shared_per_sm
 
 
-@pytest.mark.parametrize("gpu", CARDS, ids=list(KNOWN))
-@pytest.mark.parametrize("path", list(GemmPath))
+@pytest.mark.parametrize("gpu, path", ON_CARDS)
 def test_tiles_grow_with_the_share_of_an_expert(gpu: Gpu, path: GemmPath) -> None:
     sizes = [choose(path, gpu, pairs, 128, 2880).tile.block_m for pairs in (128, 4000, 8000, 40000, 1 << 20)]
     assert sizes == sorted(sizes)
@@ -129,7 +137,12 @@ def test_a_tile_that_is_too_large_says_why() -> None:
 @pytest.mark.parametrize(
     ("tile", "reason"),
     [
-        (Tile(256, 64, 64, 4, 4), "has 64 rows and 4 warps"),
+        (Tile(256, 64, 64, 4, 4), "has 256 columns and 4 warps, with which w4a16_wgmma does not run"),
+        (Tile(256, 192, 64, 12, 4), "has 256 columns, with 12 warps there are none so wide"),
+        (Tile(64, 128, 64, 12, 4), "has 128 rows, with 12 warps there are 192"),
+        (Tile(64, 256, 64, 16, 4), "has 64 columns, with 16 warps there are none so wide"),
+        (Tile(64, 192, 64, 12, 8), None),
+        (Tile(128, 192, 64, 12, 6), None),
         (Tile(256, 128, 64, 8, 3), "has 3 stages"),
         (Tile(256, 128, 64, 8, 8), "needs .* bytes of shared memory"),
         (Tile(256, 128, 64, 8, 4), None),
@@ -138,6 +151,21 @@ def test_a_tile_that_is_too_large_says_why() -> None:
 def test_resident_tiles_are_what_the_kernel_can_run(tile: Tile, reason: str | None) -> None:
     found = tile.misfit(GemmPath.W4A16_WGMMA, known("h200").family)
     assert found is None if reason is None else re.search(reason, found or "")
+
+
+def test_mxfp8_weights_run_in_resident_programs_alone() -> None:
+    h200 = known("h200")
+    path = GemmPath.W8A16_WGMMA
+    assert all(tile.resident(path) for tile in (*candidates(path, h200), *possible(path, h200)))
+    reason = Tile(64, 128, 64, 4, 6).misfit(path, h200.family)
+    assert reason == "has 64 columns and 4 warps, with which w8a16_wgmma does not run"
+    with pytest.raises(
+        Unsupported, match="No resident program of w8a16_wgmma fits on an SM of NVIDIA GeForce RTX 5090"
+    ):
+        choose(path, known("rtx5090"), 4096, 128, 2880)
+    # Gemma 4's layer at 512, 2048 and 8192 tokens.
+    rows = [choose(path, h200, 8 * tokens, 128, 2816).tile.block_n for tokens in (512, 2048, 8192)]
+    assert rows == [192, 192, 128]
 
 
 # ---- what tune measures ----------------------------------------------------------------------------------------------

@@ -85,21 +85,29 @@ def test_a_product_from_packed_words_is_the_reference(fmt: BlockFormat, k: int) 
     torch.testing.assert_close(y, decode(tensor)[0] @ x.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_grouped_weights_are_exact_with_their_scale() -> None:
-    """The fold of the ``wgmma`` kernel: code times scale times 2**-64 in bf16, for every scale down to 2**-61."""
-    for low in range(66, MAX_SCALE + 1, 16):
+@pytest.mark.parametrize(
+    "fmt, text",
+    [(MXFP4, wgmma_operands_jit.SCALE_WORDS), (MXFP8, wgmma_operands_jit.MXFP8_SCALE_WORDS)],
+    ids=["mxfp4", "mxfp8"],
+)
+def test_grouped_weights_are_exact_with_their_scale(fmt: BlockFormat, text: str) -> None:
+    """The fold of the ``wgmma`` kernel: code times scale times 2**-64 in bf16, for every scale down to 2**-61 (MXFP8:
+    2**-53, since its smallest code is 2**-9)."""
+    for low in range(66 if fmt is MXFP4 else 74, MAX_SCALE + 1, 16):
         generator = torch.Generator().manual_seed(low)
         high = min(low + 16, MAX_SCALE + 1)
-        values = torch.randint(0, 256, (1, 32, 64), dtype=torch.uint8, generator=generator)
+        values = torch.randint(0, 256, (1, 32, 16 * fmt.bits), dtype=torch.uint8, generator=generator)
+        if fmt is MXFP8:
+            values = torch.where(values % 128 == 127, 0, values)  # E4M3's NaN
         scales = torch.randint(low, high, (1, 32, 4), dtype=torch.uint8, generator=generator)
-        packed = pack(BlockScaled(values, scales, MXFP4), RowOrder.PLAIN)
-        words = execute(wgmma_operands_jit.SCALE_WORDS, 4, packed.scales[0].long())
+        packed = pack(BlockScaled(values, scales, fmt), RowOrder.PLAIN)
+        words = execute(text, 4, packed.scales[0].long())
         factor = torch.stack([halves(word)[0] for word in words], dim=-1)  # R T g v
         assert torch.equal(factor, torch.stack([halves(word)[1] for word in words], dim=-1))
         rows = factor.unflatten(-1, (2, 2)).permute(0, 4, 2, 1, 3).reshape(32, 4)
         product = matrix_of(packed).double() * rows.double().repeat_interleave(32, dim=1)
         assert torch.equal(product.bfloat16().double(), product)
-        assert torch.equal(product * 2.0**64, decode(BlockScaled(values, scales, MXFP4), torch.float64)[0])
+        assert torch.equal(product * 2.0**64, decode(BlockScaled(values, scales, fmt), torch.float64)[0])
 
 
 def e4m3_of(packed: Packed) -> tuple[Tensor, Tensor]:
@@ -192,7 +200,8 @@ def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
 def test_what_is_started(fmt: str, gpu: Gpu) -> None:
-    """Programmatic launch where the card has it, matrix instructions promised, wgmma for MXFP4 alone."""
+    """Programmatic launch where the card has it, matrix instructions promised, wgmma where the card has
+    it: for MXFP8 in resident programs alone."""
     gate = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
     spec = MoeSpec(8, 4, 2880, 2880, fmt, Activations.BF16, gate, True, 1)
     kernels = record_moe(spec, gpu, (1, 2, 8, 300))
@@ -203,4 +212,6 @@ def test_what_is_started(fmt: str, gpu: Gpu) -> None:
     assert {kernel.short_name for kernel in small} == {"gate_up_small", "down_small", "down_direct"}
     assert all(kernel.promise == small_batch.MMA for kernel in small)
     on_wgmma = [kernel for kernel in kernels if kernel.promise == grouped_wgmma.MMA]
-    assert bool(on_wgmma) == (gpu.has(Feature.WGMMA) and fmt == "mxfp4")
+    assert bool(on_wgmma) == gpu.has(Feature.WGMMA)
+    if fmt == "mxfp8":
+        assert {kernel.short_name for kernel in on_wgmma} <= {"grouped_gemm_resident"}

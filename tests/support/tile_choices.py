@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from microscale.hardware import KNOWN, Gpu
+from microscale.hardware import KNOWN, Feature, Gpu
 from microscale.hardware.tiles import attention, dense, experts, gemm
 from microscale.hardware.tiles.attention import HEAD_DIMS
 from microscale.hardware.tiles.gemm import GemmPath
@@ -43,7 +43,9 @@ def choices(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _gemms(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    sizes = product(GemmPath, (1, 32, 128), (704, 2880), (1, 65, 300, 2000, 16384, 40000))
+    resident = GemmPath.W8A16_WGMMA  # a program takes all shared memory of an SM that has wgmma
+    paths = [path for path in GemmPath if path is not resident or gpu.has(Feature.WGMMA)]
+    sizes = product(paths, (1, 32, 128), (704, 2880), (1, 65, 300, 2000, 16384, 40000))
     for path, num_experts, rows, pairs in sizes:
         choice = gemm.choose(path, gpu, pairs, num_experts, rows)
         numbers = [getattr(choice.tile, name) for name in ("block_m", "block_n", "block_k", "warps", "stages")]

@@ -108,7 +108,7 @@ def joined(rows: Sequence[Row[Any, Any]]) -> list[Row[Any, Any]]:
 def runnable(gpu: Gpu) -> list[GemmPath]:
     """The paths that the expert layers take on this card. With wgmma MXFP4 has kernels of its own."""
     if gpu.has(Feature.WGMMA):
-        return [GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA, GemmPath.W8A16]
+        return [GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA, GemmPath.W8A16, GemmPath.W8A16_WGMMA]
     scaled = gpu.has(Feature.MX_MMA) or gpu.has(Feature.TCGEN05)
     return [path for path in GemmPath if not path.wgmma and (scaled or not path.block_scaled)]
 

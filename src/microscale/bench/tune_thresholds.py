@@ -38,6 +38,7 @@ EXPERTS = "gpt-oss-20b"
 CROWD_PAIRS = (2, 4, 6, 8, 10, 12, 16)
 CROWD_TOKENS = (8, 16, 24, 32, 40, 48, 56, 64)
 FEW_EXPERTS = 8
+RESIDENT_PAIRS = (8, 16, 24, 32, 48, 64, 128)
 FP8_PAIRS = (4, 8, 12, 16, 20, 24, 32, 48, 64)
 UNPACK_SHAPE = (5120, 2880)
 UNPACK_TOKENS = (64, 96, 128, 192, 256, 384, 512, 1024)
@@ -66,6 +67,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[ThresholdJob]:
     if gpu.has(Feature.WGMMA):
         yield ThresholdJob(gpu, (crowd_pairs(gpu), crowd_tokens(gpu)))
         yield ThresholdJob(gpu, (fp8_pairs(gpu),))
+        yield ThresholdJob(gpu, (mxfp8_resident_pairs(gpu),))
     yield ThresholdJob(gpu, (unpack_tokens(gpu),))
     yield ThresholdJob(gpu, (few_rows_programs(gpu), few_rows_tokens(gpu)))
     yield ThresholdJob(gpu, (widen_rows(gpu),))
@@ -183,6 +185,20 @@ def fp8_pairs(gpu: Gpu) -> Threshold:
     about = f"{shape.num_experts} experts of {shape.hidden} x {shape.intermediate} on wgmma"
     crossing = Crossing(about, "pairs an expert", "bf16", "FP8", FP8_PAIRS, prepare)
     return Threshold(Name.FP8_PAIRS, lambda found: crossing, up_to(1))
+
+
+def mxfp8_resident_pairs(gpu: Gpu) -> Threshold:
+    """MXFP8 experts in the portable grouped kernel and in the resident one on ``wgmma``."""
+    shape = tune_grouped.Shape()
+    packing = tune_grouped.packing_of(GemmPath.W8A16, shape)
+
+    def prepare(device: str, pairs: int) -> list[Sides]:
+        ways = (GemmPath.W8A16, GemmPath.W8A16_WGMMA)
+        return [Sides(*(tune_grouped.prepared(path, gpu, packing, pairs)(device) for path in ways))]
+
+    about = f"{shape.num_experts} MXFP8 experts of {shape.hidden} x {shape.intermediate}"
+    crossing = Crossing(about, "pairs an expert", "grouped", "resident on wgmma", RESIDENT_PAIRS, prepare)
+    return Threshold(Name.MXFP8_RESIDENT_PAIRS, lambda found: crossing, first_above)
 
 
 # ---- dense layers ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from microscale.errors import Unsupported
 from microscale.hardware.families import Family, Feature, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
@@ -19,8 +20,8 @@ MAX_STAGES = 4
 # wgmma takes at least 8 columns, and the tail of an expert runs in a quarter of the tile.
 WGMMA_BLOCK_MS = (32, 64, 128)
 WGMMA_STAGES = (8, 6, 5, 4)
-RESIDENT_BLOCK_M = 256
-"""Columns of the resident kernel on wgmma: two groups of four warps that multiply, 64 rows each, and one that loads."""
+RESIDENT_BLOCK_MS = {2: (256,), 3: (64, 128)}
+"""Columns of the resident kernel on wgmma, by its groups of four warps that multiply, 64 rows each. One more loads."""
 # Accumulators of one thread. 64 make 150 to 200 registers on every SM; 128 fit where the matrix unit reads the tokens
 # from shared memory (wgmma); more fit nowhere.
 MAX_ACCUMULATORS = 128
@@ -29,9 +30,12 @@ MAX_ACCUMULATORS = 128
 MAX_DENSE_ACCUMULATORS = 64
 LOGIT_TOKENS = 64
 """Tokens of the largest tile that also summarises logits: with 128 that spills on SM100 (72 to 88 bytes)."""
-# Of a thread that multiplies and of one that loads in the resident kernel: two groups of 128 and one share 65536.
-RESIDENT_REGISTERS = 208
-RESIDENT_LOADER_REGISTERS = 96
+RESIDENT_W8_BLOCK_MS = (128, 256)
+"""Those that the rule gives MXFP8 weights: 128 up to 170 pairs an expert, where 256 columns would be half empty. By
+arithmetic (docs/lab/experts.md), not measured yet."""
+# Of a thread that multiplies and of one that loads in the resident kernel, by groups that multiply. A program starts
+# with as many as all its threads can have alike, a multiple of 8 (168, 128), and shares those out.
+RESIDENT_REGISTERS = {2: (208, 96), 3: (144, 80)}
 BUSY_PAIRS = 1 << 20
 """More pairs for one expert than any bucket ends at."""
 
@@ -45,6 +49,7 @@ class GemmPath(StrEnum):
     W8A8 = "w8a8"
     W4A16_WGMMA = "w4a16_wgmma"
     W4A8_WGMMA = "w4a8_wgmma"
+    W8A16_WGMMA = "w8a16_wgmma"
 
     @property
     def weight_bits(self) -> int:
@@ -57,7 +62,12 @@ class GemmPath(StrEnum):
     @property
     def wgmma(self) -> bool:
         """Weights converted in registers for ``wgmma``, in a kernel of its own."""
-        return self in (GemmPath.W4A16_WGMMA, GemmPath.W4A8_WGMMA)
+        return self.endswith("_wgmma")
+
+    @property
+    def passing_block_ms(self) -> tuple[int, ...]:
+        """Columns of programs on ``wgmma`` that end with their tile. MXFP8 weights have resident ones alone."""
+        return () if self is GemmPath.W8A16_WGMMA else WGMMA_BLOCK_MS
 
     @property
     def block_scaled(self) -> bool:
@@ -91,15 +101,21 @@ class Tile:
         unpacked = self.block_n * self.block_k * (1 if path.block_scaled else 2)
         loop = self.stages * (activations + weights + scales) + (unpacked if Feature.TCGEN05 in family.features else 0)
         if self.resident(path):
-            # Both groups store while the next tiles arrive: 64 x 64 sums in bf16, and what belongs to their columns.
-            return loop + 2 * 64 * (64 + 8) * 2 + 16 * self.block_m + 1024
+            # All groups store while the next tiles arrive: 64 x 64 sums in bf16, and what belongs to their columns.
+            unread = self.stages * 128 if self.groups == 3 else 0  # scales of a fourth
+            return loop + unread + self.groups * (64 * (64 + 8) * 2 + 8 * self.block_m) + 1024
         # The accumulators of a part change layout before they are stored; rows are padded by 16 bytes.
         epilogue = self.part_m(family) * (self.block_n + 4) * 4
         return max(loop, epilogue)
 
     def resident(self, path: GemmPath) -> bool:
         """Whether programs stay on their SM and take one piece of work after the other."""
-        return path.wgmma and self.block_m == RESIDENT_BLOCK_M
+        return path.wgmma and self.groups > 1
+
+    @property
+    def groups(self) -> int:
+        """Groups of four warps that multiply."""
+        return self.warps // 4
 
     def part_m(self, family: Family) -> int:
         """Columns of one matrix product. Units that take whole tiles: all. ``mma.sync``: so few that the compiler lays
@@ -126,10 +142,19 @@ class Tile:
             return f"needs {self.accumulators()} accumulators a thread, more than {MAX_ACCUMULATORS} spill"
         if self.block_k != path.block_k:
             return f"has block_k {self.block_k}, {path} runs in steps of {path.block_k}"
-        if self.resident(path) and (self.block_n, self.warps) != (128, 8):
-            return f"has {self.block_n} rows and {self.warps} warps, with {self.block_m} columns {path} has 128 and 8"
+        if self.resident(path) and (reason := self._resident_misfit()):
+            return reason
+        if path.wgmma and not self.resident(path) and self.block_m not in path.passing_block_ms:
+            return f"has {self.block_m} columns and {self.warps} warps, with which {path} does not run"
         if self.resident(path) and self.stages < WGMMA_STAGES[-1]:
             return f"has {self.stages} stages, and {path} holds {WGMMA_STAGES[-1] - 1} of them at once"
+        return None
+
+    def _resident_misfit(self) -> str | None:
+        if self.block_m not in RESIDENT_BLOCK_MS.get(self.groups, ()):
+            return f"has {self.block_m} columns, with {self.warps} warps there are none so wide"
+        if self.block_n != 64 * self.groups:
+            return f"has {self.block_n} rows, with {self.warps} warps there are {64 * self.groups}"
         return None
 
 
@@ -170,6 +195,8 @@ def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) 
     # a second tile converts all weights again (32 pairs: 740 µs in tiles of 64, 815 in tiles of 32).
     sizes = _rule_sizes(path, gpu.family)
     per_expert = -(-pairs // num_experts)
+    if path is GemmPath.W8A16_WGMMA:
+        return rule_tile(path, gpu, sizes[per_expert * 3 // 4 > sizes[0]])
     wanted = per_expert * 4 // 3 if path.wgmma else per_expert
     block_m = next((size for size in sizes if wanted <= size), sizes[-1])
     # With fewer programs than SMs smaller tiles fill the machine.
@@ -180,7 +207,7 @@ def _by_rule(path: GemmPath, gpu: Gpu, pairs: int, num_experts: int, rows: int) 
 
 def _rule_sizes(path: GemmPath, family: Family) -> tuple[int, ...]:
     if path.wgmma:
-        return WGMMA_BLOCK_MS
+        return RESIDENT_W8_BLOCK_MS if path is GemmPath.W8A16_WGMMA else WGMMA_BLOCK_MS
     # In bf16 from registers 128 columns are slower than 64 whatever the share: 5970 against 4540 us on wgmma and 7920
     # against 6550 us with mma.sync at 256 pairs an expert (H200, gpt-oss-120b's layer, Triton 3.6.0).
     return BLOCK_MS if path.block_scaled or Feature.TCGEN05 in family.features else BLOCK_MS[:-1]
@@ -188,6 +215,13 @@ def _rule_sizes(path: GemmPath, family: Family) -> tuple[int, ...]:
 
 def rule_tile(path: GemmPath, gpu: Gpu, block_m: int) -> Tile:
     """The largest number of stages with which two programs share an SM, or else one runs alone."""
+    if path is GemmPath.W8A16_WGMMA:
+        groups = next(groups for groups, sizes in RESIDENT_BLOCK_MS.items() if block_m in sizes)
+        resident = (Tile(block_m, 64 * groups, path.block_k, 4 * groups, stages) for stages in WGMMA_STAGES)
+        fits = next((tile for tile in resident if tile.misfit(path, gpu.family) is None), None)
+        if fits is None:
+            raise Unsupported(f"No resident program of {path} fits on an SM of {gpu.name}.")
+        return fits
     # 128 accumulators a thread leave too few registers on mma.sync.
     warps = 8 if block_m == BLOCK_MS[-1] and not path.wgmma else 4
     counts = WGMMA_STAGES if path.wgmma else range(MAX_STAGES, 1, -1)
@@ -214,8 +248,9 @@ def candidates(path: GemmPath, gpu: Gpu) -> Iterator[Tile]:
     gpt-oss-120b).
     """
     if path.wgmma:
-        shapes = [*((m, 4) for m in WGMMA_BLOCK_MS), (RESIDENT_BLOCK_M, 8)]
-        tiles = (Tile(m, 128, path.block_k, warps, n) for m, warps in shapes for n in reversed(WGMMA_STAGES))
+        shapes = [(m, 128, 4) for m in path.passing_block_ms]
+        shapes += [(m, 64 * groups, 4 * groups) for groups, sizes in RESIDENT_BLOCK_MS.items() for m in sizes]
+        tiles = (Tile(m, rows, path.block_k, warps, n) for m, rows, warps in shapes for n in reversed(WGMMA_STAGES))
         yield from (tile for tile in tiles if tile.misfit(path, gpu.family) is None)
         return
     for block_m in BLOCK_MS:

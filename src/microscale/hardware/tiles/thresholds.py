@@ -19,6 +19,8 @@ class Name(StrEnum):
     WGMMA_TOKENS = "wgmma_tokens"
     FP8_PAIRS = "fp8_pairs"
     """Pairs an expert up to which bf16 beats FP8 activations on ``wgmma``."""
+    MXFP8_RESIDENT_PAIRS = "mxfp8_resident_pairs"
+    """Pairs an expert from which MXFP8 experts leave the portable grouped kernel for the resident one on ``wgmma``."""
     UNPACK_TOKENS = "unpack_tokens"
     """Tokens from which a dense layer's weights are unpacked to bf16 for cuBLAS."""
     FEW_ROWS_TOKENS = "few_rows_tokens"
@@ -47,11 +49,13 @@ def _misfit(key: Key, tile: Value, family: object) -> str | None:
 SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
 
 # The rule: the figures of SM90, on which alone they were measured. Where ``wgmma`` was not measured against the
-# small-batch kernels, it does not take their place.
+# small-batch kernels, it does not take their place. ``MXFP8_RESIDENT_PAIRS`` is by arithmetic
+# (docs/lab/experts.md).
 # ``WIDEN_ROWS`` is by arithmetic: the copy moves 6 bytes for each number of a head, and a row is 4 operations on it, at
 # half the speed where codes are converted on the way. On an H200 (2.7 TB/s, 375 TFLOP/s) that is even at 210 rows.
 _RULE = {
     Name.FP8_PAIRS: 20,
+    Name.MXFP8_RESIDENT_PAIRS: 32,
     Name.UNPACK_TOKENS: 256,
     Name.FEW_ROWS_TOKENS: 64,
     Name.FEW_ROWS_PROGRAMS: 6,

@@ -1,13 +1,23 @@
-"""Jit code of the grouped expert GEMMs for crowded experts on ``wgmma``: one resident program an SM, three warp groups.
+"""Jit code of the grouped expert GEMMs for crowded experts on ``wgmma``: one resident program an SM, ``GROUPS`` warp
+groups that multiply and one that loads.
 
-One group loads, two multiply. A work item is 128 weight rows times one tile of the work list, up to ``BN`` tokens; each
-multiplying group owns 64 of the rows, both read the same tokens. K tiles travel through a ring of ``STAGES``, with two
-mbarriers a stage: ``full`` when the loading group's 128 threads have copied, ``empty`` when the others' 256 have read.
-No barrier spans the program: a group converts weights while its last product, or the other group's, is in the matrix
-unit, and the loading group is in the next item while this one ends.
+A work item is 64 * GROUPS weight rows times one tile of the work list; each multiplying group owns 64 of the rows, all
+read the same tokens. K tiles travel through a ring of ``STAGES``, with two mbarriers a stage: ``full`` when the loading
+group's 128 threads have copied, ``empty`` when all the others have read. No barrier spans the program: a group
+converts weights while its last product, or another group's, is in the matrix unit, and the loading group is in the next
+item while this one ends.
 
-256 columns take a weight from L2 and convert it half as often as 128, and tokens pass L2 as often as in two programs
-of 128 x 128. Operands, the order of columns, and how results are stored: ``grouped_wgmma_jit``.
+What passes L2 decides the shape. A K tile is 2 KB of MXFP4 for each group, 4 KB of MXFP8, and 128 bytes for each token
+(64 in E4M3) whatever the number of groups:
+
+    many tokens    256 columns take a weight from L2 and convert it half as often as 128; two groups have the registers
+    32 to 128      three groups read a token once for 192 rows, and there are more warps to hide latencies
+
+A second product beside the first, from the same operand, would give an expert with 70 pairs 80 columns. ptxas
+serialises all products then, whatever the width (C7512).
+
+MXFP4 or MXFP8 weights (``BITS``); with the latter, bf16 tokens. Operands, the order of columns, and how results are
+stored: ``grouped_wgmma_jit``.
 """
 
 # mypy: ignore-errors
@@ -17,7 +27,6 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy as cp
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -28,109 +37,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.moe.grouped_wgmma_jit import down_layout, row_values, store_down, store_gate_up
-from microscale.kernels.moe.wgmma_operands_jit import convert, operand, row_peaks
-
-WIDTHS: gl.constexpr = gl.constexpr(3)
-"""A tile of the work list with few pairs takes half or a quarter of the columns."""
-
-# ---- the work list --------------------------------------------------------------------------------------------------
-# Loops over items must not be emptied of what does not change in them: dozens of addresses of the end would lie in
-# registers all through the products, and ptxas would serialise those (C7512).
-
-
-@gluon.jit
-def _entry(tiles_ptr, item, items, BLOCKS: gl.constexpr):
-    """Expert, first place and number of pairs of an item; asked for while the item before is computed."""
-    row = tiles_ptr + gl.minimum(item, items - 1) // BLOCKS * 4
-    return gl.load(row), gl.load(row + 1), gl.load(row + 2)
+from microscale.kernels.moe.resident_load_jit import (
+    WIDTHS,
+    await_tile,
+    entry_of,
+    fits,
+    load_items,
+    part_of,
+    release,
+)
+from microscale.kernels.moe.wgmma_operands_jit import convert, convert_mxfp8, operand, operand_mxfp8, row_peaks
 
 
-@gluon.jit
-def _fits(count, BN: gl.constexpr, narrower: gl.constexpr):
-    """Whether ``BN >> narrower`` columns are the ones for so many pairs. Each width is a condition of its own, beside
-    the others: nested ones make ptxas run out of registers (C7511)."""
-    if narrower == 0:
-        return count > BN // 2
-    elif narrower == WIDTHS - 1:
-        return (count > 0) & (count <= BN >> narrower)
-    else:
-        return (count > BN >> (narrower + 1)) & (count <= BN >> narrower)
-
-
-@gluon.jit
-def _part(x_smem, BN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """The ring of tokens as buffers of ``COLUMNS`` of its ``BN``: every ``BN / COLUMNS``-th begins a stage."""
-    return x_smem._reinterpret(x_smem.dtype, [STAGES * (BN // COLUMNS), COLUMNS, 64], x_smem.layout)
-
-
-@gluon.jit
-def _await(full, step, STAGES: gl.constexpr):
-    mbarrier.wait(full.index(step % STAGES), step // STAGES & 1)
-
-
-@gluon.jit
-def _release(empty, step, STAGES: gl.constexpr):
-    """Every thread says for itself that it has read a K tile. It has no copies under way, so an arrival after the last
-    of them is one at once."""
-    cp.mbarrier_arrive(empty.index(step % STAGES), increment_count=False)
-
-
-# ---- the loading group ----------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def _load_tile(
-    x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_smem, s_smem, full, empty, expert, block, first, count, step,
-    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BN: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    """Copy all K tiles of one item, each as soon as its place in the ring is empty."""
-    LX: gl.constexpr = gl.BlockedLayout([1, 16 if FP8 else 8], [8 if FP8 else 4, 4 if FP8 else 8], [4, 1], [1, 0])
-    LW: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 4, 1], [4, 1, 1], [2, 1, 0])
-    LS: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    place = first + gl.minimum(gl.arange(0, COLUMNS, gl.SliceLayout(1, LX)), count - 1)
-    rows = gl.load(order_ptr + place) // TOP_K if FIRST else place
-    column = gl.arange(0, 64, gl.SliceLayout(0, LX))
-    x_ptrs = x_ptr + rows.to(gl.int64)[:, None] * (KT * 64) + column[None, :]
-    rg = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LW)))
-    t = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LW)))
-    v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LW)))
-    # Row tiles past the end repeat the last one: every address is valid, and the result is not stored.
-    tile = gl.minimum(block * 8 + rg // 8, ROW_TILES - 1)
-    at = (tile * (KT * 128) + rg % 8 * 16)[:, None, None] + t[None, :, None] * 4 + v[None, None, :]
-    w_ptrs = w_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 128) + at
-    rs = gl.arange(0, 64, LS)
-    s_tile = gl.minimum(block * 8 + rs // 8, ROW_TILES - 1)
-    s_ptrs = s_ptr + expert.to(gl.int64) * (ROW_TILES * KT * 8) + (s_tile * (KT * 8) + rs % 8)
-    x_ring = _part(x_smem, BN, COLUMNS, STAGES)
-    for kt in range(KT):
-        stage = (step + kt) % STAGES
-        mbarrier.wait(empty.index(stage), ((step + kt) // STAGES & 1) ^ 1)
-        cp.async_copy_global_to_shared(x_ring.index(stage * (BN // COLUMNS)), x_ptrs + kt * 64)
-        cp.async_copy_global_to_shared(w_smem.index(stage), w_ptrs + kt * 128)
-        cp.async_copy_global_to_shared(s_smem.index(stage), s_ptrs + kt * 8)
-        cp.mbarrier_arrive(full.index(stage), increment_count=False)
-
-
-@gluon.jit
-def _load(
-    x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_smem, s_smem, full, empty,
-    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    step = 0
-    expert, first, count = _entry(tiles_ptr, gl.program_id(0), items, BLOCKS)
-    for item in tl.range(gl.program_id(0), items, gl.num_programs(0), disable_licm=True):
-        later = _entry(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
-        block = item % BLOCKS
-        for narrower in gl.static_range(WIDTHS):
-            if _fits(count, BN, narrower):
-                _load_tile(
-                    x_ptr, w_ptr, s_ptr, order_ptr, x_smem, w_smem, s_smem, full, empty, expert, block, first, count,
-                    step, KT, ROW_TILES, TOP_K, BN, BN >> narrower, STAGES, FP8, FIRST,
-                )  # fmt: skip
-                step += KT
-        expert, first, count = later
+@gluon.constexpr_function
+def product_layout(COLUMNS, FP8):
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 if FP8 else 16])
 
 
 # ---- a multiplying group --------------------------------------------------------------------------------------------
@@ -138,16 +59,22 @@ def _load(
 
 @gluon.jit
 def _product(
-    acc, x_ring, w_ring, s_ring, empty, peaks, step, RELEASE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    STAGES: gl.constexpr, L4: gl.constexpr, LA: gl.constexpr, FP8: gl.constexpr,
+    acc, x_ring, w_ring, s_ring, empty, peaks, step, RELEASE: gl.constexpr, GROUPS: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, BITS: gl.constexpr, L4: gl.constexpr, LA: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Queue a K tile that has come; wait for the one before and give its place back."""
     stage = step % STAGES
-    a = operand(convert(w_ring, s_ring, stage * 2 + GROUP, peaks, L4, FP8), 64, L4, LA, FP8)
-    acc = warpgroup_mma(a, x_ring.index(stage * PARTS).permute((1, 0)), acc, is_async=True)
+    at = stage * GROUPS + GROUP
+    scales = s_ring.index(stage * (s_ring.shape[0] // STAGES) + GROUP)
+    if BITS == 8:
+        a = operand_mxfp8(convert_mxfp8(w_ring.index(2 * at), w_ring.index(2 * at + 1), scales, L4), 64, L4, LA)
+    else:
+        a = operand(convert(w_ring.index(at), scales, peaks, L4, FP8), 64, L4, LA, FP8)
+    x = x_ring.index(stage * (x_ring.shape[0] // STAGES)).permute((1, 0))
+    acc = warpgroup_mma(a, x, acc, is_async=True)
     if RELEASE:
         acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
-        _release(empty, step - 1, STAGES)
+        release(empty, step - 1, STAGES)
     return acc
 
 
@@ -161,7 +88,7 @@ def _finish(
     """What becomes of columns ``BEGIN`` and on, 64 at a time: all at once would take more registers than there are."""
     if COLUMNS > 64:
         HALF: gl.constexpr = COLUMNS // 2
-        mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32 if FP8 else 16])
+        mma: gl.constexpr = product_layout(HALF, FP8)
         low, high = gl.split(acc.reshape([64, 2, HALF]).permute([0, 2, 1]))
         _finish(
             gl.convert_layout(low, mma, assert_trivial=True), bias, row_scale, columns, pairs, out_ptr, block, first,
@@ -174,7 +101,7 @@ def _finish(
                 FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
             )  # fmt: skip
     else:
-        mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 if FP8 else 16])
+        mma: gl.constexpr = product_layout(COLUMNS, FP8)
         LR: gl.constexpr = gl.SliceLayout(1, mma)
         LC: gl.constexpr = gl.SliceLayout(0, mma)
         if FP8:
@@ -197,21 +124,20 @@ def _finish(
 def _multiply_tile(
     factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns, pairs, full,
     empty, expert, block, first, count, step,
-    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BN: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr,
-    GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
+    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr,
+    FIRST: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
+    H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
-    """One group's half of an item: row block ``block`` of 64."""
-    PARTS: gl.constexpr = BN // COLUMNS
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 if FP8 else 16])
+    """One group's part of an item: row block ``block`` of 64."""
+    mma: gl.constexpr = product_layout(COLUMNS, FP8)
     LA: gl.constexpr = gl.DotOperandLayout(0, mma, 4 if FP8 else 2)
     L4: gl.constexpr = gl.BlockedLayout([1, 1, 4, 4 if FP8 else 2], [8, 4, 1, 1], [4, 1, 1, 1], [3, 2, 1, 0])
-    LQ: gl.constexpr = gl.SliceLayout(3, L4)
-    x_ring = _part(x_smem, BN, COLUMNS, STAGES)
-    rg = gl.arange(0, 32, gl.SliceLayout(1, gl.SliceLayout(2, LQ)))
+    x_ring = part_of(x_smem, BN, COLUMNS, STAGES)
+    rg = gl.arange(0, 32, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L4))))
     tile = gl.minimum(block * 4 + rg // 8, ROW_TILES - 1)
     peaks = row_peaks(peaks_ptr, expert * (ROW_TILES * 8) + tile * 8 + rg % 8, L4, FP8)
-    # What the end needs, asked for now: there both groups would wait for it, four times.
+    # What the end needs, asked for now: there all groups would wait for it, four times.
     bias, row_scale = row_values(bias_ptr, peaks_ptr, expert, block, ROW_TILES, 64, HAS_BIAS, FP8, mma)
     if FP8 or not FIRST:
         n = gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [4], [0]))
@@ -223,19 +149,23 @@ def _multiply_tile(
     # and serialise (C7513).
     AHEAD: gl.constexpr = 2 - KT % 2
     for i in gl.static_range(AHEAD):
-        _await(full, step + i, STAGES)
+        await_tile(full, step + i, STAGES)
     fence_async_shared()
     for i in gl.static_range(AHEAD):
-        acc = _product(acc, x_ring, w_ring, s_ring, empty, peaks, step + i, i > 0, PARTS, GROUP, STAGES, L4, LA, FP8)
+        acc = _product(
+            acc, x_ring, w_ring, s_ring, empty, peaks, step + i, i > 0, GROUPS, GROUP, STAGES, BITS, L4, LA, FP8
+        )
     for i in range((KT - AHEAD) // 2):
         now = step + AHEAD + 2 * i
-        _await(full, now, STAGES)
-        _await(full, now + 1, STAGES)
+        await_tile(full, now, STAGES)
+        await_tile(full, now + 1, STAGES)
         fence_async_shared()
-        acc = _product(acc, x_ring, w_ring, s_ring, empty, peaks, now, True, PARTS, GROUP, STAGES, L4, LA, FP8)
-        acc = _product(acc, x_ring, w_ring, s_ring, empty, peaks, now + 1, True, PARTS, GROUP, STAGES, L4, LA, FP8)
+        for j in gl.static_range(2):
+            acc = _product(
+                acc, x_ring, w_ring, s_ring, empty, peaks, now + j, True, GROUPS, GROUP, STAGES, BITS, L4, LA, FP8
+            )
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    _release(empty, step + KT - 1, STAGES)
+    release(empty, step + KT - 1, STAGES)
     if FP8 or not FIRST:
         columns.index(GROUP).slice(0, COLUMNS).store(column)
         if not FIRST:
@@ -249,31 +179,33 @@ def _multiply_tile(
 @gluon.jit
 def _multiply(
     factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-    x_smem, w_ring, s_ring, columns, pairs, full, empty,
-    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr,
+    x_smem, w_ring, s_ring, columns, pairs, full, empty, GROUP: gl.constexpr,
+    KT: gl.constexpr, ROW_TILES: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, BITS: gl.constexpr, FP8: gl.constexpr, FIRST: gl.constexpr, HAS_BIAS: gl.constexpr,
     GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, H_SCALE: gl.constexpr, OUT_STRIDE: gl.constexpr,
 ):  # fmt: skip
     """Rows ``64 * GROUP`` to ``64 * GROUP + 63`` of every item."""
-    IDLE: gl.constexpr = GROUP == 1 and (ROW_TILES + 3) // 4 % 2 == 1  # in the last block of rows
+    BLOCKS: gl.constexpr = (ROW_TILES + 4 * GROUPS - 1) // (4 * GROUPS)
+    LAST: gl.constexpr = (BLOCKS - 1) * GROUPS + GROUP
+    IDLE: gl.constexpr = LAST >= (ROW_TILES + 3) // 4  # in the last block of rows
     step = 0
-    expert, first, count = _entry(tiles_ptr, gl.program_id(0), items, BLOCKS)
+    expert, first, count = entry_of(tiles_ptr, gl.program_id(0), items, BLOCKS)
     for item in tl.range(gl.program_id(0), items, gl.num_programs(0), disable_licm=True):
-        later = _entry(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
-        block = item % BLOCKS * 2 + GROUP
+        later = entry_of(tiles_ptr, item + gl.num_programs(0), items, BLOCKS)
+        block = item % BLOCKS * GROUPS + GROUP
         if IDLE:
-            if (count > 0) & (block == BLOCKS * 2 - 1):
+            if (count > 0) & (block == LAST):
                 for kt in range(KT):
-                    _await(full, step + kt, STAGES)
-                    _release(empty, step + kt, STAGES)
+                    await_tile(full, step + kt, STAGES)
+                    release(empty, step + kt, STAGES)
                 step += KT
                 count = 0
         for narrower in gl.static_range(WIDTHS):
-            if _fits(count, BN, narrower):
+            if fits(count, BN, narrower):
                 _multiply_tile(
                     factors_ptr, peaks_ptr, bias_ptr, out_ptr, order_ptr, weights_ptr, x_smem, w_ring, s_ring, columns,
-                    pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, BN, BN >> narrower,
-                    STAGES, GROUP, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    pairs, full, empty, expert, block, first, count, step, KT, ROW_TILES, TOP_K, GROUPS, BN,
+                    BN >> narrower, STAGES, GROUP, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
                 )  # fmt: skip
                 step += KT
         expert, first, count = later
@@ -294,14 +226,16 @@ def grouped_gemm_resident(
     tiles_ptr,
     order_ptr,
     weights_ptr,
-    items,  # entries of the work list times blocks of 128 rows
+    items,  # entries of the work list times blocks of 64 * GROUPS rows
     KT: gl.constexpr,
     ROW_TILES: gl.constexpr,
     TOP_K: gl.constexpr,
+    GROUPS: gl.constexpr,
     BN: gl.constexpr,
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr,
+    BITS: gl.constexpr,
     FP8: gl.constexpr,
     FIRST: gl.constexpr,
     HAS_BIAS: gl.constexpr,
@@ -314,52 +248,92 @@ def grouped_gemm_resident(
 ):
     """One of the two GEMMs of the layer. An entry's items are neighbours: its tokens, and the weights of an expert with
     several entries, come from L2."""
-    BLOCKS: gl.constexpr = (ROW_TILES + 7) // 8
     LX: gl.constexpr = gl.NVMMASharedLayout(64, 8, rank=2) if FP8 else gl.NVMMASharedLayout(128, 16, rank=2)
     LW: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [2, 1, 0])
     LS: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [0])
     LV: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    # Powers of two: with three groups the scales of a fourth are copied too, and nobody reads them.
+    SCALED: gl.constexpr = 2 if GROUPS == 2 else 4
     x_smem = gl.allocate_shared_memory(gl.float8e4nv if FP8 else gl.bfloat16, [STAGES, BN, 64], LX)
-    w_smem = gl.allocate_shared_memory(gl.int32, [STAGES, 64, 4, 4], LW)
-    s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, 64], LS)
-    w_ring = w_smem._reinterpret(gl.int32, [STAGES * 2, 32, 4, 4], LW)
-    s_ring = s_smem._reinterpret(gl.int32, [STAGES * 2, 32], LS)
-    columns = gl.allocate_shared_memory(gl.float32, [2, BN], LV)
-    pairs = gl.allocate_shared_memory(gl.int32, [2, BN], LV)
+    w_ring = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS * (BITS // 4), 32, 4, 4], LW)
+    s_smem = gl.allocate_shared_memory(gl.int32, [STAGES, SCALED * 32], LS)
+    s_ring = s_smem._reinterpret(gl.int32, [STAGES * SCALED, 32], LS)
+    columns = gl.allocate_shared_memory(gl.float32, [GROUPS, BN], LV)
+    pairs = gl.allocate_shared_memory(gl.int32, [GROUPS, BN], LV)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=128)
-        mbarrier.init(empty.index(i), count=256)
+        mbarrier.init(empty.index(i), count=128 * GROUPS)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    gl.warp_specialize(
-        [
-            (
-                _multiply,
+    # Written out: a list that is put together loses which of its numbers are constants.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
                 (
-                    factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-                    x_smem, w_ring, s_ring, columns, pairs, full, empty, KT, ROW_TILES, TOP_K, BLOCKS, BN,
-                    STAGES, 0, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    _multiply,
+                    (
+                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
+                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 0, KT, ROW_TILES, TOP_K, GROUPS, BN,
+                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    ),
                 ),
-            ),
-            (
-                _multiply,
                 (
-                    factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
-                    x_smem, w_ring, s_ring, columns, pairs, full, empty, KT, ROW_TILES, TOP_K, BLOCKS, BN,
-                    STAGES, 1, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    _multiply,
+                    (
+                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
+                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 1, KT, ROW_TILES, TOP_K, GROUPS, BN,
+                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    ),
                 ),
-            ),
-            (
-                _load,
                 (
-                    x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_smem, s_smem, full, empty,
-                    KT, ROW_TILES, TOP_K, BLOCKS, BN, STAGES, FP8, FIRST,
+                    load_items,
+                    (
+                        x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
+                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
+                    ),
                 ),
-            ),
-        ],
-        [4, 4],
-        [REGISTERS, LOADER_REGISTERS],
-    )  # fmt: skip
+            ],
+            [4, 4],
+            [REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
+                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 0, KT, ROW_TILES, TOP_K, GROUPS, BN,
+                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
+                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 1, KT, ROW_TILES, TOP_K, GROUPS, BN,
+                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        factors_ptr, peaks_ptr, bias_ptr, out_ptr, tiles_ptr, order_ptr, weights_ptr, items,
+                        x_smem, w_ring, s_ring, columns, pairs, full, empty, 2, KT, ROW_TILES, TOP_K, GROUPS, BN,
+                        STAGES, BITS, FP8, FIRST, HAS_BIAS, GATE, ALPHA, LIMIT, H_SCALE, OUT_STRIDE,
+                    ),
+                ),
+                (
+                    load_items,
+                    (
+                        x_ptr, w_ptr, s_ptr, tiles_ptr, order_ptr, items, x_smem, w_ring, s_smem, full, empty,
+                        KT, ROW_TILES, TOP_K, GROUPS, BN, STAGES, BITS, FP8, FIRST,
+                    ),
+                ),
+            ],
+            [4, 4, 4],
+            [REGISTERS, REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Gpu
-from microscale.hardware.tiles.gemm import RESIDENT_LOADER_REGISTERS, RESIDENT_REGISTERS, GemmPath, Tile, choose
+from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, Tile, choose
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import PLAIN, launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
@@ -47,15 +47,15 @@ E4M3_MAX = 448.0
 MIN_K_TILES = 4
 
 
-def gemm_path(fp8: bool) -> GemmPath:
-    return GemmPath.W4A8_WGMMA if fp8 else GemmPath.W4A16_WGMMA
+def gemm_path(bits: int, fp8: bool) -> GemmPath:
+    return GemmPath(f"w{bits}a{8 if fp8 else 16}_wgmma")
 
 
-def tile_constants(tile: Tile, fp8: bool) -> dict[str, Any]:
-    path = gemm_path(fp8)
+def tile_constants(tile: Tile, path: GemmPath) -> dict[str, Any]:
     if tile.resident(path):
-        registers = {"REGISTERS": RESIDENT_REGISTERS, "LOADER_REGISTERS": RESIDENT_LOADER_REGISTERS}
-        return {"BN": tile.block_m, "STAGES": tile.stages, **registers}
+        registers, loader = RESIDENT_REGISTERS[tile.groups]
+        sizes = {"BN": tile.block_m, "GROUPS": tile.groups, "STAGES": tile.stages, "BITS": path.weight_bits}
+        return sizes | {"REGISTERS": registers, "LOADER_REGISTERS": loader}
     sizes = {"BM": tile.block_n, "BN": tile.block_m, "STAGES": tile.stages, "WARPS": tile.warps}
     return sizes | {"OVERLAP": tile.overlaps(path)}
 
@@ -88,7 +88,8 @@ def run(
     y = torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
     if not tokens:
         return y
-    tile = tile or choose(gemm_path(fp8), gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
+    path = gemm_path(packed.gate_up.format.bits, fp8)
+    tile = tile or choose(path, gpu, tokens * top_k, packed.num_experts, packed.hidden).tile
     padded = packed.gate_up.k_tiles * TILE_K
     if short_list:
         work, values = make_list(x, routing.expert_ids, packed.num_experts, gpu, tile.block_m, padded)
@@ -140,6 +141,7 @@ def _gemm(
 ) -> None:  # fmt: skip
     items = work.tiles.shape[0] * cdiv(weights.rows, tile.block_n)
     fp8 = x.factors is not None
+    path = gemm_path(weights.format.bits, fp8)
     values = x.values
     pointers = (
         values, values if x.factors is None else x.factors, weights.words, weights.scales,
@@ -149,10 +151,10 @@ def _gemm(
     constants = {
         "KT": weights.k_tiles, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": work.top_k, "FP8": fp8, "FIRST": first,
         "HAS_BIAS": bias is not None, "H_SCALE": gate_scale(gate) if fp8 else 1.0, "OUT_STRIDE": out.shape[1],
-        **gate_constants(gate), **tile_constants(tile, fp8), **pdl_constant(gpu),
+        **gate_constants(gate), **tile_constants(tile, path), **pdl_constant(gpu),
     }  # fmt: skip
     promise = MMA_FP8 if fp8 else MMA
-    if tile.resident(gemm_path(fp8)):
+    if tile.resident(path):
         grid = (min(gpu.num_sms, items),)
         options = {"num_warps": 4, **pdl_option(gpu)}
         launch(resident.grouped_gemm_resident, grid, (*pointers, items), constants, options, promise)

@@ -135,7 +135,7 @@ def _product(
         if ODD:
             cp.wait_group(STAGES - 1)
             fence_async_shared()
-            a = operand(convert(w_smem, s_smem, 0, peaks, L4, FP8), BM, L4, LA, FP8)
+            a = operand(convert(w_smem.index(0), s_smem.index(0), peaks, L4, FP8), BM, L4, LA, FP8)
             acc = warpgroup_mma(a, x_smem.index(0).permute((1, 0)), acc, is_async=True)
         for i in range(KT // 2):
             kt = ODD + 2 * i
@@ -151,13 +151,13 @@ def _product(
             _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, i, KT, STAGES)
         cp.wait_group(STAGES - 2)
         fence_async_shared()
-        words = convert(w_smem, s_smem, 0, peaks, L4, FP8)
+        words = convert(w_smem.index(0), s_smem.index(0), peaks, L4, FP8)
         for kt in range(KT):
             a = operand(words, BM, L4, LA, FP8)
             acc = warpgroup_mma(a, x_smem.index(kt % STAGES).permute((1, 0)), acc, is_async=True)
             cp.wait_group(STAGES - 3)
             fence_async_shared()
-            words = convert(w_smem, s_smem, (kt + 1) % STAGES, peaks, L4, FP8)
+            words = convert(w_smem.index((kt + 1) % STAGES), s_smem.index((kt + 1) % STAGES), peaks, L4, FP8)
             _issue(x_ptrs, w_ptrs, s_ptrs, x_smem, w_smem, s_smem, kt + STAGES - 1, KT, STAGES)
             acc = warpgroup_mma_wait(0, deps=(acc,))
     cp.wait_group(0)
@@ -170,7 +170,7 @@ def _overlapped(
     BM: gl.constexpr, L4: gl.constexpr, LA: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Convert a K tile while the matrix unit works on the one before, queue it, wait for the one before."""
-    a = operand(convert(w_smem, s_smem, stage, peaks, L4, FP8), BM, L4, LA, FP8)
+    a = operand(convert(w_smem.index(stage), s_smem.index(stage), peaks, L4, FP8), BM, L4, LA, FP8)
     acc = warpgroup_mma(a, x_smem.index(stage).permute((1, 0)), acc, is_async=True)
     return warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
 

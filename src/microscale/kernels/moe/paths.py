@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from microscale.formats import MXFP4
+from microscale.formats import MXFP4, MXFP8, block_format
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.gemm import choose
+from microscale.hardware.tiles.gemm import GemmPath, choose
 from microscale.hardware.tiles.thresholds import Name, crowd, threshold
 from microscale.hardware.triton_faults import USED_BY
 from microscale.kernels.layouts import TILE_K
@@ -53,12 +53,12 @@ def _up_to(most: int) -> Supports:
     return supports
 
 
-def _wgmma(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+def _wgmma(spec: MoeSpec, gpu: Gpu, weight_format: str = MXFP4.name) -> Reason | None:
     """What wgmma needs, in bf16 and in FP8."""
     if not gpu.has(Feature.WGMMA):
         return f"needs wgmma, which {gpu.name} does not have"
-    if spec.weight_format != MXFP4.name:
-        return f"converts {MXFP4.name} weights, not {spec.weight_format}"
+    if spec.weight_format != weight_format:
+        return f"converts {weight_format} weights, not {spec.weight_format}"
     narrow, least = min(spec.hidden, spec.intermediate), TILE_K * (MIN_K_TILES - 1)
     return None if narrow > least else f"needs more than {least} columns, not {narrow}"
 
@@ -105,15 +105,24 @@ def _resident(fp8: bool) -> Supports:
     return supports
 
 
+def _resident_mxfp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    if reason := _wgmma(spec, gpu, MXFP8.name):
+        return reason
+    share, least = spec.tokens * spec.top_k / spec.num_experts, threshold(Name.MXFP8_RESIDENT_PAIRS, gpu)
+    if spec.tokens > MAX_TOKENS and share >= least:
+        return None
+    return f"is meant for more than {MAX_TOKENS} tokens and {least} pairs an expert; {spec.tokens} make {share:.3g}"
+
+
 def resident_share(spec: MoeSpec, gpu: Gpu, fp8: bool) -> int | None:
     """Pairs an expert from which the chosen tile is a resident one."""
-    return _resident_share(gpu, spec.num_experts, spec.hidden, fp8)
+    bits = block_format(spec.weight_format).bits
+    return _resident_share(gpu, spec.num_experts, spec.hidden, gemm_path(bits, fp8))
 
 
 @lru_cache(maxsize=256)
-def _resident_share(gpu: Gpu, num_experts: int, hidden: int, fp8: bool) -> int | None:
+def _resident_share(gpu: Gpu, num_experts: int, hidden: int, path: GemmPath) -> int | None:
     def resident(share: int) -> bool:
-        path = gemm_path(fp8)
         return choose(path, gpu, share * num_experts, num_experts, hidden).tile.resident(path)
 
     share = bisect_left(range(MAX_SHARE), True, lo=1, key=resident)
@@ -151,6 +160,7 @@ DIRECT = MoePath(
 )  # fmt: skip
 LIST = MoePath("small batch, list", READS_ONCE, _up_to(MAX_TOKENS), small_batch.run_list)
 WGMMA_RESIDENT = MoePath("wgmma, resident", RESIDENT, _resident(fp8=False), _on_wgmma)
+MXFP8_RESIDENT = MoePath("wgmma MXFP8, resident", RESIDENT, _resident_mxfp8, _on_wgmma)
 WGMMA_LIST = MoePath("wgmma, list", "sorting so few pairs is one launch", _wgmma_list, _on_wgmma_list)
 WGMMA = MoePath("wgmma", "it reads tokens from shared memory, not from registers", _wgmma_bf16, _on_wgmma)
 GROUPED = MoePath("grouped", "it is the last", always, _grouped, uses=USED_BY["grouped experts"])
@@ -161,7 +171,7 @@ BLOCK_SCALED = MoePath(
     uses=USED_BY["grouped experts, block-scaled"],
 )  # fmt: skip
 
-BF16_PATHS = (DIRECT, WGMMA_RESIDENT, WGMMA_LIST, WGMMA, LIST, GROUPED)
+BF16_PATHS = (DIRECT, WGMMA_RESIDENT, MXFP8_RESIDENT, WGMMA_LIST, WGMMA, LIST, GROUPED)
 """With bf16 activations."""
 MXFP8_PATHS = (
     BLOCK_SCALED,

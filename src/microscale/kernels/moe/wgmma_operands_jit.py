@@ -1,4 +1,5 @@
-"""Packed MXFP4 words → the left operand of ``wgmma``, in registers: bf16 or E4M3, each group's scale in its weights.
+"""Packed words → the left operand of ``wgmma``, in registers: MXFP4 as bf16 or E4M3, MXFP8 as bf16. Each group's scale
+is in its weights.
 
 ``wgmma`` sums over all of K, so a scale per group of 32 must be part of the weight. The words are those of
 ``kernels/layouts.py``: a lane's words are its fragments already, and no conversion crosses lanes. Texts are PTX
@@ -26,10 +27,11 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from microscale.kernels.fragments_jit import MXFP4_TO_BF16
+from microscale.kernels.fragments_jit import MXFP4_TO_BF16, MXFP8_TO_BF16
 from microscale.kernels.numbers import PEAK_BIAS
 
 _MXFP4_TO_WORDS: tl.constexpr = tl.constexpr(MXFP4_TO_BF16)
+_MXFP8_TO_WORDS: tl.constexpr = tl.constexpr(MXFP8_TO_BF16)
 # Four scale bytes b → four words with 2**(b - 127 + 62) twice in bf16: 62 is 126, the weights' constant, less the
 # activations' 64.
 SCALE_WORDS = """{
@@ -46,6 +48,9 @@ SCALE_WORDS = """{
     prmt.b32 $3, b, b, 0x3232;
 }"""
 _SCALE_WORDS: tl.constexpr = tl.constexpr(SCALE_WORDS)
+# The same for MXFP8, whose constant is 120: 56.
+MXFP8_SCALE_WORDS = SCALE_WORDS.replace("0x3E3E3E3E", "0x38383838")
+_MXFP8_SCALE_WORDS: tl.constexpr = tl.constexpr(MXFP8_SCALE_WORDS)
 # Four scale bytes ($8) and the peaks of their rows ($9: h = 0, $10: h = 1, twice each) → the tables of v = 0 to 3:
 # bytes 0 to 3 in the even output, 4 to 7 in the odd one. s = b - P + 11, at least 0, is the exponent field of the
 # smallest code less one.
@@ -127,15 +132,16 @@ def _of_pair(v, x0, x1, x2, x3):
 
 
 @gluon.jit
-def convert(w_smem, s_smem, stage, peaks, L4: gl.constexpr, FP8: gl.constexpr):
-    """One K tile, all but the last operation: bf16 pairs of fields 0 to 3 and their scales, or magnitudes and signs.
+def convert(w_tile, s_tile, peaks, L4: gl.constexpr, FP8: gl.constexpr):
+    """One K tile in shared memory, all but the last operation: bf16 pairs of fields 0 to 3 and their scales, or
+    magnitudes and signs.
 
     The last operation (``operand``) writes the registers that ``wgmma`` reads. Unless two operands alternate it belongs
     after the wait for the previous ``wgmma`` (before it, ptxas serialises them all: warning C7513).
     """
     LQ: gl.constexpr = gl.SliceLayout(3, L4)
-    q = w_smem.index(stage).load(LQ)
-    s = s_smem.index(stage).load(gl.SliceLayout(1, gl.SliceLayout(2, LQ)))[:, None, None]
+    q = w_tile.load(LQ)
+    s = s_tile.load(gl.SliceLayout(1, gl.SliceLayout(2, LQ)))[:, None, None]
     v = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LQ)))[None, None, :]
     if FP8:
         a0, b0, a1, b1, a2, b2, a3, b3 = gl.inline_asm_elementwise(
@@ -190,4 +196,38 @@ def operand(words, BM: gl.constexpr, L4: gl.constexpr, LA: gl.constexpr, FP8: gl
         high = gl.join(_scaled(words[2], words[4], z), _scaled(words[3], words[4], z))
         a = gl.join(low, high).reshape([BM // 16, 8, 4, 2, 2, 2, 2, 2])  # R g t G h p c j
         a = a.permute([0, 4, 1, 3, 7, 6, 2, 5])  # R h g | G j c t p
+    return gl.convert_layout(a.reshape([BM, 64]), LA, assert_trivial=True)
+
+
+@gluon.jit
+def convert_mxfp8(w_low, w_high, s_tile, L4: gl.constexpr):
+    """One K tile of MXFP8, a group of 32 columns in each of two tiles, all but the last operation: bf16 pairs of
+    columns (0, 1) and (2, 3) of each word, and their scales, of group 0 and then of group 1."""
+    LQ: gl.constexpr = gl.SliceLayout(3, L4)
+    s = s_tile.load(gl.SliceLayout(1, gl.SliceLayout(2, LQ)))[:, None, None]
+    h = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LQ)))[None, None, :] % 2  # a lane's words are (j h)
+    low0, low1 = _mxfp8_pairs(w_low.load(LQ))
+    high0, high1 = _mxfp8_pairs(w_high.load(LQ))
+    s0, s1, s2, s3 = gl.inline_asm_elementwise(
+        _MXFP8_SCALE_WORDS, "=&r,=&r,=&r,=&r,r", [s],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    return low0, low1, gl.where(h == 0, s0, s1), high0, high1, gl.where(h == 0, s2, s3)
+
+
+@gluon.jit
+def _mxfp8_pairs(q):
+    return gl.inline_asm_elementwise(
+        _MXFP8_TO_WORDS, "=&r,=&r,r", [q], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def operand_mxfp8(words, BM: gl.constexpr, L4: gl.constexpr, LA: gl.constexpr):
+    """What ``convert_mxfp8`` left → the left operand [BM, 64], columns in the order of the prepared tokens."""
+    z = gl.zeros([BM // 2, 4, 4, 2], gl.int32, L4)
+    low = gl.join(_scaled(words[0], words[2], z), _scaled(words[1], words[2], z))
+    high = gl.join(_scaled(words[3], words[5], z), _scaled(words[4], words[5], z))
+    a = gl.join(low, high).reshape([BM // 16, 8, 4, 2, 2, 2, 2, 2])  # R g t j h p c G
+    a = a.permute([0, 4, 1, 7, 3, 6, 2, 5])  # R h g | G j c t p
     return gl.convert_layout(a.reshape([BM, 64]), LA, assert_trivial=True)

@@ -10,7 +10,7 @@ from microscale.prove.ptx import Declared, Found, Instruction, Label, Scope, sta
 
 _WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
-_ENDS_BLOCK = ("bra", "ret", "exit", "bar", "barrier")
+_ENDS_BLOCK = ("bra", "brx", "ret", "exit", "bar", "barrier")
 WAITS = "mbarrier.try_wait"
 
 
@@ -43,6 +43,8 @@ class Program:
     local_bytes: int = 0
     blocks: list[list[Placed]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Labels that ``brx.idx`` chooses from."""
 
     @classmethod
     def parse(cls, ptx: str) -> Program:
@@ -64,6 +66,8 @@ class Program:
             r"\.global\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[(\d+)\]\s*=\s*\{([^}]*)\}", text
         ):
             self.constants[name] = bytes(int(value) for value in content.split(",")).ljust(int(size), b"\0")
+        for name, targets in re.findall(r"([\w$]+):\s*\.branchtargets\s+([^;]*);", text):
+            self.tables[name] = tuple(target.strip() for target in targets.split(","))
         for name, size in re.findall(r"\.local\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[(\d+)\];", text):
             self.symbols[name] = self.local_bytes
             self.local_bytes += (int(size) + 15) // 16 * 16

@@ -30,9 +30,12 @@ LANES_AT_ONCE = 8192
 class _Block:
     steps: tuple[Step, ...]
     ends: str
-    """``bra``, ``ret``, ``bar``, ``wait``, or ``next``: it runs on into the next one."""
+    """``bra``, ``brx``, ``ret``, ``bar``, ``wait``, or ``next``: it runs on into the next one."""
     target: int = 0
     condition: Read | None = None
+    table: tuple[int, ...] = ()
+    """Of ``brx``: where each number that ``index`` may have leads."""
+    index: Read | None = None
     wait: Wait | None = None
     """At an mbarrier."""
     barrier: tuple[int, int | None] = (0, None)
@@ -87,6 +90,10 @@ class Kernel:
             condition = None if last.guard is None else ops.read(last.guard, 1)
             target = self.program.labels[last.operands[0]]
             return _Block(tuple(build(ops, each) for each in placed[:-1]), "bra", target, condition)
+        if last.opcode == "brx.idx" and last.guard is None:
+            table = tuple(self.program.labels[label] for label in self.program.tables[last.operands[1]])
+            steps = tuple(build(ops, each) for each in placed[:-1])
+            return _Block(steps, "brx", table=table, index=ops.read(last.operands[0], 32))
         if name in ("ret", "exit"):
             if last.guard is not None:
                 raise NotInterpreted(f"line {placed[-1].line}: a {name} under a predicate is not interpreted.")
@@ -148,6 +155,8 @@ class _Flow:
             self._join(at + 1, active)
         elif block.ends == "bra":
             self._branch(at, block, active)
+        elif block.index is not None:
+            self._choose(at, block.table, block.index, active)
         elif block.ends == "ret":
             self._ended |= True if active is None else active
             self._release()
@@ -179,6 +188,19 @@ class _Flow:
         self._lanes.refuse_undefined("depends on a predicate", active)
         everyone = np.ones(self._lanes.num, np.bool_) if active is None else active
         for target, part in ((block.target, taken & everyone), (at + 1, ~taken & everyone)):
+            if part.any():
+                self._join(target, None if part.all() else part)
+
+    def _choose(self, at: int, table: Sequence[int], index: Read, active: Mask) -> None:
+        self._lanes.where = f"{self._lanes.program.name}, a branch in basic block {at}"
+        self._lanes.undefined = None
+        chosen = self._lanes.wide(index(self._lanes, active))
+        self._lanes.refuse_undefined("depends on a number", active)
+        everyone = np.ones(self._lanes.num, np.bool_) if active is None else active
+        if (chosen[everyone] >= len(table)).any():
+            raise InterpretError(f"{self._lanes.where}: it has {len(table)} targets, and no {chosen[everyone].max()}.")
+        for number, target in enumerate(table):
+            part = (chosen == number) & everyone
             if part.any():
                 self._join(target, None if part.all() else part)
 
