@@ -95,7 +95,7 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test that needs no GPU (a quarter of an hour on two cores)
+test: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test that needs no GPU (half an hour on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 wheel: $(INSTALLED) ## Build the wheel into dist

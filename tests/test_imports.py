@@ -42,7 +42,7 @@ PLANS = [
         ("bench serve --help", SERVER | NEVER, 1920),
         ("doctor", SERVER | NEVER | {"triton", "safetensors", "microscale.kernels", "microscale.models"}, 1420),
         *[
-            (f"explain {plan}", SERVER | NEVER | TORCH | {"microscale.server", "microscale.engine.process"}, 1730)
+            (f"explain {plan}", SERVER | NEVER | TORCH | {"microscale.server", "microscale.engine.process"}, 870)
             for plan in PLANS
         ],
     ],

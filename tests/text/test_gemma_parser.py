@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from microscale.text.chat_template import ChatTemplate
@@ -133,6 +133,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), JSON, max_size=4))
+@example({"_": "\uffff"})
 def test_a_call_comes_back_as_the_template_writes_it(arguments: dict[str, object]) -> None:
     renderer = GemmaRenderer(tiny_gemma(), ChatTemplate(TEMPLATE, "test"))
     call = ToolCall("c", "f", json.dumps(arguments))
@@ -153,10 +154,14 @@ def test_a_call_comes_back_as_the_template_writes_it(arguments: dict[str, object
         ("{n:123456789012345678901234567890}", {"n": 123456789012345678901234567890}),
         (f"{{{QUOTE}odd key:{QUOTE}:None}}", {"odd key:": None}),
         ("{ a : [ ] , b : { } }", {"a": [], "b": {}}),
+        (f'{{a:"x{QUOTE}y"}}', {"a": 'x"y'}),
+        ('{"a\\udc00": "\\ud800", b: "\\ud83d\\ude00"}', {"a\udc00": "\ud800", "b": "\U0001f600"}),
     ],
 )
 def test_arguments_that_are_nearly_right(text: str, wanted: dict[str, object]) -> None:
-    assert json.loads(arguments_json(text)) == wanted
+    found = arguments_json(text)
+    assert json.loads(found) == wanted
+    assert found.encode(), "UTF-8 can carry it"
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,12 @@ def test_text_stays_text(text: str) -> None:
     assert tokenizer.decode(ids) == tokenizer.decode(plain).replace("(x)", text)
 
 
+@pytest.mark.parametrize(("arguments", "quotes"), [('{"a": "\\ud800"}', 2), ('{"\\ud800": 1}', 2), ("{a:\ud800", 0)])
+def test_no_text_of_a_call_becomes_a_quote_token(renderer: GemmaRenderer, arguments: str, quotes: int) -> None:
+    ids = renderer.turn(Message(Role.ASSISTANT, "", tool_calls=(ToolCall("c", "f", arguments),)))
+    assert ids.count(renderer.tokens.quote) == quotes
+
+
 @pytest.mark.parametrize(
     ("messages", "tools", "said"),
     [

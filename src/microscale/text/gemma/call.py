@@ -13,13 +13,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-QUOTE = "\uffff"
-"""Stands for the quote token: no character of any text."""
+QUOTE = "\ud800"
+"""Stands for the quote token: half a surrogate pair, which no text of a model holds, as none of UTF-8 does."""
 MAX_DEPTH = 64
 
 _NAME = re.compile(r"\s*call:\s*([A-Za-z0-9_.:-]{1,128})\s*(?=\{)")
 _BARE = re.compile(rf"[^,\]}}{QUOTE}]+")
 _KEY = re.compile(rf"[^:{{}}\[\]{QUOTE}]+")
+_JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 
@@ -56,7 +57,7 @@ def call_text(name: str, arguments: str) -> str:
         value = json.loads(arguments or "{}", parse_int=_Number, parse_float=_Number)
     except (ValueError, RecursionError):
         value = None
-    return f"call:{name}{_spelt(value) if isinstance(value, dict) else arguments}"
+    return f"call:{name}{_spelt(value) if isinstance(value, dict) else _without_quotes(arguments)}"
 
 
 def _spelt(value: Any) -> str:
@@ -74,7 +75,12 @@ def _spelt_key(key: str) -> str:
 
 
 def _between_quotes(text: str) -> str:
-    return QUOTE + text.replace(QUOTE, "") + QUOTE
+    return QUOTE + _without_quotes(text) + QUOTE
+
+
+def _without_quotes(text: str) -> str:
+    """A client's text, which may hold half a pair: no text becomes a token."""
+    return text.replace(QUOTE, "\ufffd")
 
 
 class _Reader:
@@ -131,11 +137,16 @@ class _Reader:
 
     def _text(self) -> str:
         if self.text[self.at] == '"':
+            found = _JSON_TEXT.match(self.text, self.at)
+            if found is None:
+                raise BadCall(f"the text at {self.at} has no end")
             try:
-                value, self.at = json.JSONDecoder(strict=False).raw_decode(self.text, self.at)
+                value = json.loads(found[0].replace(QUOTE, r"\""), strict=False)
             except ValueError as exc:
                 raise BadCall(str(exc)) from None
-            return json.dumps(value, ensure_ascii=False)
+            self.at = found.end()
+            # Half a pair that the model wrote as an escape stays one: the text goes out as UTF-8.
+            return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
         end = self.text.find(QUOTE, self.at + 1)
         if end < 0:
             raise BadCall(f"the text at {self.at} has no end")
