@@ -162,7 +162,7 @@ def test_the_copy_is_exact(window: int | None, sms: int) -> None:
     for seq, (cached, new) in enumerate(sequences):
         if new == 1:
             continue
-        seen = torch.arange(0 if window is None else max(0, cached - window + 1), cached + new)
+        seen = torch.arange(0 if window is None else max(0, cached - window + 1), cached + new, device=DEVICE)
         page, copied = (each.page_table[seq, seen // 16].long() for each in (batch, there))
         assert len(copied.unique()) == len(page.unique())
         for codes, numbers in ((kv.k, wide.k), (kv.v, wide.v)):
@@ -396,7 +396,7 @@ def test_which_drafts_are_one_launch(heads: tuple[int, int, int], new: int, want
     spec = AttentionSpec(*heads, None, True, 16, Activations.BF16, new, 128, batch=shape)
     gb10, h200 = hardware.known("gb10"), hardware.known("h200")
     found = ask(PagedAttention(), Asked.FUSED, spec, gb10)
-    assert (ask(PagedAttention(), Asked.FUSED, spec, h200).path is None) == (want is None or want[0] == 64)
+    assert (ask(PagedAttention(), Asked.FUSED, spec, h200).path is None) == (want is None)
     if want is None:
         assert found.path is None
         reasons = [entry.reason for entry in found.rejected if entry.name.startswith("fused verify")]

@@ -223,10 +223,6 @@ def no_kernel(work: Work, gpu: Gpu) -> str | None:
     """Why a kind of work does not run on the card, in one clause; ``None`` where it does."""
     if work.fused and not gpu.has(Feature.PDL):
         return f"needs programmatic dependent launch, which {gpu.name} does not have"
-    if work is Work.FUSED_VERIFY_64 and gpu.has(Feature.WGMMA):
-        # Executed as an H200's, a product outside of the loop reads registers that were written after its fence
-        # (Triton 3.7).
-        return f"takes up to {Work.FUSED_VERIFY_32.rows} query rows where products are wgmma, not {work.rows}"
     return None
 
 

@@ -27,6 +27,7 @@ from microscale.kernels.attention.paged_jit import (
     HALF_SHIFT,
     LOG2E,
     add_values,
+    dot,
     find_slots,
     finish,
     load_rows,
@@ -85,6 +86,22 @@ def _flat(halves):
 @triton.jit
 def _plain(halves, PLAIN: tl.constexpr):
     return to_bf16(halves[0], PLAIN), to_bf16(halves[1], PLAIN)
+
+
+@triton.jit
+def _begin(state, q, k, v, visible, scale, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
+    """As ``_add_block``, for the first of all, before which the sums of values are zero.
+
+    They are not shrunk. Zero times a row's factor is one number for all of its columns, and LLVM copies that to the
+    accumulators after the fence of the ``wgmma`` that adds to them, which leaves their content undefined (Triton 3.7).
+    """
+    scores = tl.where(visible, score(q, k, KV_FP8, PLAIN), float("-inf"))
+    weights, _, top, total = weigh(state, scores, scale)
+    if KV_FP8:
+        weights = to_bf16(weights * HALF_SHIFT, PLAIN)
+        return (dot(weights, v[0], PLAIN), dot(weights, v[1], PLAIN)), top, total
+    else:
+        return (dot(to_bf16(weights, PLAIN), v[0], PLAIN),), top, total
 
 
 @triton.jit
@@ -233,7 +250,7 @@ def attend_verify(
     k = keep(k_place, k_turned, odd_k_turned, k_scale_at, is_new[:, None], HEAD_DIM, KV_FP8, PLAIN)
     v = keep(v_place, v_plain, odd_v_plain, v_scale_at, is_new[:, None], HEAD_DIM, KV_FP8, PLAIN)
     visible = is_new[None, :] & (new[None, :] <= token[:, None]) & (new[None, :] > token[:, None] - window)
-    state = _add_block(state, q, k, v, visible, scale, KV_FP8, PLAIN)
+    state = _begin(state, q, k, v, visible, scale, KV_FP8, PLAIN)
 
     if EARLY:
         if EARLY == 1:
