@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from kernels import cases_attention, cases_dense
-from microscale.backends.calls import run_attention
+from microscale.backends.calls import run_attention, run_fused
 from microscale.hardware import known
 from microscale.hardware.matrix_units import MatrixUnit, summation
 from microscale.hardware.tiles.gemm import GemmPath, candidates, possible
@@ -21,6 +21,9 @@ from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.launch import Kernel
 from microscale.kernels.moe import grouped_wgmma
+from microscale.kernels.small.reference import rope_and_write_kv
+from microscale.prove.cases.attention import Shape
+from microscale.prove.cases.fused_attention import PLAIN_HEADS, fused_bound, make_heads
 from microscale.prove.interpret.errors import InterpretError, Race
 from microscale.prove.interpret.numbers import Array, from_bf16
 from support.errors import assert_close, rms_step, step
@@ -72,6 +75,21 @@ def test_attention() -> None:
     wanted = attention(q, kv, batch, spec, None)
     spread = float(wanted.abs().max() / wanted.square().mean().sqrt())
     assert_close(y, wanted, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_eight_tokens_in_one_launch(fp8: bool) -> None:
+    """64 query rows: the products are ``wgmma``, and those before the loop write their accumulators themselves."""
+    shape: Shape = (8, 1, 64, None, 16, [(70, 8), (5, 3)])
+    given = make_heads(shape, fp8, PLAIN_HEADS, "cpu", 0.5, verify=True)
+    ours, exact = given.copy_of_kv(), given.copy_of_kv()
+    with interpreted(GPU.sm) as ran:
+        y = run_fused(PagedAttention(), given.spec, GPU, given.qkv, given.transform, ours, given.batch, given.sinks)
+    assert [kernel.short_name for kernel in ran] == ["attend_verify"]
+    q = rope_and_write_kv(given.qkv, 8, given.positions, given.transform.rope, exact, given.slots, None)
+    wanted = attention(q, exact, given.batch, given.spec, given.sinks)
+    bound = fused_bound(wanted)
+    assert_close(y, wanted, worst=bound.worst, rms=bound.rms)
 
 
 def test_dense_layer() -> None:
@@ -191,6 +209,9 @@ def test_what_a_product_needs_before_and_after_it() -> None:
         run(before="bar.sync 0;")
     with pytest.raises(InterpretError, match=r"no wgmma\.fence since"):
         run(fence=False)
+    some = "setp.ge.u32 %p0, %lane, 64; @%p0 bra $fenced; wgmma.fence.sync.aligned; $fenced:"
+    with pytest.raises(InterpretError, match=r"no wgmma\.fence since"):
+        run(before=f"{BARRIER} {some}", fence=False)
     with pytest.raises(InterpretError, match="reads a register before the wgmma that writes it was waited for"):
         run(after="wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1;")
     with pytest.raises(InterpretError, match="overwrites a register of a wgmma"):

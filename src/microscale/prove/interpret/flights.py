@@ -34,23 +34,28 @@ class Flight:
 class Products:
     """All of a run."""
 
-    def __init__(self, num_warps: int) -> None:
+    def __init__(self, num_warps: int, registers: frozenset[int]) -> None:
+        """``registers``: those that any product of the program uses."""
+        self._registers = registers
         self._committed = np.zeros(num_warps, np.int64)
         self._flights: list[Flight] = []
         self._reads: list[tuple[Array, Array]] = []
         self._written: frozenset[int] = frozenset()
         self._read: frozenset[int] = frozenset()
         self._inside = False
-        self._changed: set[int] = set()
-        """Registers that were written since the last ``wgmma.fence``."""
+        self._changed: dict[int, Array | None] = {}
+        """Registers that were written since the last ``wgmma.fence``, and in which lanes; ``None``: in all. Groups of
+        warps fence for themselves."""
 
     @contextmanager
-    def begun(self, written: frozenset[int], read: frozenset[int]) -> Iterator[None]:
+    def begun(self, written: frozenset[int], read: frozenset[int], active: Array | None) -> Iterator[None]:
         """Inside, a product takes its operands and stores its result: it may follow one that is under way in the same
         registers."""
         self._written, self._read, self._reads = written, read, []
-        if self._changed & (written | read):
-            raise InterpretError("a wgmma whose registers were written with no wgmma.fence since.")
+        for place in self._changed.keys() & (written | read):
+            lanes = self._changed[place]
+            if active is None or lanes is None or (lanes & active).any():
+                raise InterpretError("a wgmma whose registers were written with no wgmma.fence since.")
         self._inside = True
         try:
             yield
@@ -84,13 +89,20 @@ class Products:
                 flight.lanes &= ~here
         self._flights = [flight for flight in self._flights if flight.lanes.any()]
 
-    def fence(self) -> None:
-        self._changed.clear()
+    def fence(self, active: Array | None) -> None:
+        before, self._changed = self._changed, {}
+        if active is not None:
+            for place, lanes in before.items():
+                left = ~active if lanes is None else lanes & ~active
+                if left.any():
+                    self._changed[place] = left
 
-    def changed(self, place: int) -> None:
+    def changed(self, place: int, active: Array | None) -> None:
         """A register is written, by a product or by another instruction."""
-        if not self._inside:
-            self._changed.add(place)
+        if self._inside or place not in self._registers:
+            return
+        before = self._changed.get(place, active)
+        self._changed[place] = None if before is None or active is None else before | active
 
     def using(self, place: int, active: Array | None, *, writing: bool) -> bool:
         """Whether a register is still used by a product of an active lane."""

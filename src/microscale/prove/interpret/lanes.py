@@ -56,7 +56,7 @@ class Lanes:
         self.memory = memory
         self.shared = SharedMemory(self, shared_bytes, grain)
         self.mbarriers = Mbarriers()
-        self.products = Products(self.num // WARP)
+        self.products = Products(self.num // WARP, program.product_registers)
         self.local = LocalMemory(self.num, program.local_bytes)
 
     # ---- registers ---------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Lanes:
     def put(self, place: int, value: Array, active: Mask) -> None:
         if self.products.using(place, active, writing=True):
             raise InterpretError(f"{self.where}: overwrites a register of a wgmma that was not waited for.")
-        self.products.changed(place)
+        self.products.changed(place, active)
         undefined = self.undefined
         if active is None:
             self._registers[place] = value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from microscale.prove.interpret.errors import NotInterpreted
-from microscale.prove.ptx import Declared, Found, Instruction, Label, Scope, statements
+from microscale.prove.ptx import Declared, Found, Instruction, Label, Scope, statements, vector
 
 _WIDTHS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
@@ -45,6 +46,14 @@ class Program:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Labels that ``brx.idx`` chooses from."""
+
+    @cached_property
+    def product_registers(self) -> frozenset[int]:
+        """Those that a ``wgmma`` reads or writes, by number."""
+        asked = (placed.instruction for block in self.blocks for placed in block)
+        products = [each for each in asked if each.opcode.startswith("wgmma.mma_async")]
+        listed = [text for each in products for text in each.operands[:2] if text.startswith("{")]
+        return frozenset(self.places[name] for text in listed for name in vector(text))
 
     @classmethod
     def parse(cls, ptx: str) -> Program:

@@ -51,7 +51,7 @@ class _Shape:
 def build_wgmma(ops: Operands, asked: Instruction) -> Step:
     name = asked.opcode.split(".")[1]
     if name == "fence":
-        return lambda lanes, active: lanes.products.fence()
+        return lambda lanes, active: lanes.products.fence(active)
     if name == "commit_group":
         return lambda lanes, active: lanes.products.commit(lanes.warps(active))
     if name == "wait_group":
@@ -96,7 +96,7 @@ def _product(ops: Operands, asked: Instruction, found: re.Match[str]) -> Step:
 
     def step(lanes: Lanes, active: Mask) -> None:
         warps = _groups(lanes, active)
-        with lanes.products.begun(*touched):
+        with lanes.products.begun(*touched, active):
             left_rows = Rows.decode(left_codes(lanes, active, warps).reshape(len(warps), 16, k), kinds[0])
             right_rows = Rows.decode(np.repeat(right_codes(lanes, active, warps), GROUP, 0), kinds[1])
             total = dot_add(left_rows, right_rows, addends(lanes, active, warps), how)
