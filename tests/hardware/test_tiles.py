@@ -14,7 +14,7 @@ from microscale.hardware import KNOWN, Feature, Gpu, known
 from microscale.hardware.families import SM90, SM120
 from microscale.hardware.tiles import attention, dense, experts, gemm, tuned
 from microscale.hardware.tiles.experts import ExpertGemm, Shape
-from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates, choose, possible
+from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, Tile, candidates, choose, possible
 from microscale.hardware.tiles.thresholds import crowd
 from support.tile_choices import GOLDEN, table, unmeasured
 
@@ -151,6 +151,17 @@ def test_a_tile_that_is_too_large_says_why() -> None:
 def test_resident_tiles_are_what_the_kernel_can_run(tile: Tile, reason: str | None) -> None:
     found = tile.misfit(GemmPath.W4A16_WGMMA, known("h200").family)
     assert found is None if reason is None else re.search(reason, found or "")
+
+
+@pytest.mark.parametrize("groups", RESIDENT_REGISTERS)
+def test_resident_groups_share_out_the_registers_that_there_are(groups: int) -> None:
+    """A group that asks for more than the others leave waits for ever. The first that multiplies takes what is left."""
+    multiplies, loads = RESIDENT_REGISTERS[groups]
+    threads = 128 * (groups + 1)
+    at_start = known("h200").registers_per_sm // threads // 8 * 8
+    left = (groups + 1) * at_start - (groups - 1) * multiplies - loads
+    assert all(number % 8 == 0 and 24 <= number <= 256 for number in (multiplies, loads, left))
+    assert multiplies - 8 <= left <= multiplies
 
 
 def test_mxfp8_weights_run_in_resident_programs_alone() -> None:
