@@ -184,13 +184,18 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
+# With 4 warps 396 bytes spill (SM90, Triton 3.6).
+_VERIFY_FP8 = _FUSED_FP8 | {256: (Tile(16, 32, 8, 3, 255, prefetch=32, early=2),)}
 _VERIFY_32: _Tiles = {
     # 128 keys fill all registers on SM90, and spill 8 bytes on SM 10.0 and 12.1, 248 in FP8 on SM90 (Triton 3.7).
     64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
     # 64 spill 32 and 56 bytes there.
     128: (Tile(32, 32, 4, 3, 255, prefetch=64, early=2),),
-    256: (Tile(32, 32, 8, 3, 255, prefetch=32, early=2),),
+    # 32 spill 24 bytes, and 32 if they do not come early (SM90, Triton 3.6).
+    256: (Tile(32, 16, 8, 3, 255, prefetch=32, early=2),),
 }
+# 32 keys that come early spill 32 bytes (SM90, Triton 3.6).
+_VERIFY_32_FP8 = _VERIFY_32 | {256: (Tile(32, 32, 8, 3, 255, prefetch=32),)}
 _VERIFY_64: _Tiles = {
     64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
     128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64)),
@@ -245,10 +250,12 @@ def by_rule(case: Case, family: Family) -> Tile:
 
 def _rule(case: Case, family: Family) -> _Tiles:
     fp8 = case.kv is Kv.FP8
-    if case.work in (Work.FUSED_DECODE, Work.FUSED_VERIFY):
+    if case.work is Work.FUSED_DECODE:
         return _FUSED_FP8 if fp8 else _FUSED
+    if case.work is Work.FUSED_VERIFY:
+        return _VERIFY_FP8 if fp8 else _FUSED
     if case.work is Work.FUSED_VERIFY_32:
-        return _VERIFY_32
+        return _VERIFY_32_FP8 if fp8 else _VERIFY_32
     if case.work is Work.FUSED_VERIFY_64:
         return _VERIFY_64 if _operands_in_shared_memory(family) else _VERIFY_64_MMA
     if case.work is Work.DECODE:
