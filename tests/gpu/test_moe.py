@@ -104,6 +104,27 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
         check_tile(problem, tile, fp8, short_list)
 
 
+@pytest.mark.parametrize("path, tile", [param for param in WGMMA_TILES if param.values[1].groups > 1])
+@pytest.mark.parametrize("tokens", [40, 700])
+def test_resident_programs_go_through_many_items(path: GemmPath, tile: Tile, tokens: int) -> None:
+    """On few SMs the ring of K tiles goes on from item to item, past experts without a token, and comes round many
+    times; the answer is that of programs with one item each, to the bit, in every run."""
+    gpu = detect()
+    if not gpu.has(Feature.WGMMA):
+        pytest.skip("needs wgmma")
+    fp8 = path is GemmPath.W4A8_WGMMA
+    problem = Problem.of(Case("items", tokens, 32, 2, 352, 704, spread="unused"), f"mxfp{path.weight_bits}", DEVICE)
+    given = problem.packed, problem.layer.gate, problem.x, problem.routing
+    wanted = grouped_wgmma.run(*given, gpu, tile, fp8=fp8)
+    if fp8:
+        check_fp8(wanted, problem)
+    else:
+        check_rounded(wanted, problem.expected(), "bf16", 3)
+    for num_sms in (1, 3, 3, 3, gpu.num_sms):
+        few = replace(gpu, num_sms=num_sms)
+        assert torch.equal(grouped_wgmma.run(*given, few, tile, fp8=fp8), wanted)
+
+
 def check_tile(problem: Problem, tile: Tile, fp8: bool, short_list: bool) -> None:
     actual = grouped_wgmma.run(
         problem.packed, problem.layer.gate, problem.x, problem.routing, detect(), tile, fp8=fp8, short_list=short_list
