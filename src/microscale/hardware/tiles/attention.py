@@ -200,8 +200,9 @@ _VERIFY_64: _Tiles = {
     64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
     128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64)),
 }
-# Without wgmma or tcgen05: 32 keys that come early spill 40 bytes (SM 12.1, Triton 3.7).
-_VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64),)}
+# Without wgmma or tcgen05: 32 keys that come early spill 40 bytes (SM 12.1, Triton 3.7), and if not 8 (Triton 3.6).
+_VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 16, 8, 3, 255, prefetch=64),)}
+_VERIFY_64_MMA_FP8 = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64),)}
 
 
 # Head size → query rows of a block, at most.
@@ -257,7 +258,9 @@ def _rule(case: Case, family: Family) -> _Tiles:
     if case.work is Work.FUSED_VERIFY_32:
         return _VERIFY_32_FP8 if fp8 else _VERIFY_32
     if case.work is Work.FUSED_VERIFY_64:
-        return _VERIFY_64 if _operands_in_shared_memory(family) else _VERIFY_64_MMA
+        if _operands_in_shared_memory(family):
+            return _VERIFY_64
+        return _VERIFY_64_MMA_FP8 if fp8 else _VERIFY_64_MMA
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
     if case.work is Work.DECODE_32 and fp8:
