@@ -82,16 +82,17 @@ def check_fp8(actual: Tensor, problem: Problem) -> None:
     check_rounded(actual, problem.expected(), "e4m3", 3)
 
 
-WGMMA_TILES = [
-    pytest.param(path, tile, id=f"{path} {tile.block_n} x {tile.block_m} x {tile.stages}")
+TILES = {
+    f"{path} {tile.block_n} x {tile.block_m} x {tile.stages}": (path, tile)
     for path in GemmPath
     if path.wgmma
     for tile in candidates(path, known("h200"))
     if tile.stages in (4, 5, 8)
-]
+}
+RESIDENT = {name: (path, tile) for name, (path, tile) in TILES.items() if tile.resident(path)}
 
 
-@pytest.mark.parametrize("path, tile", WGMMA_TILES)
+@pytest.mark.parametrize("path, tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("tokens", [1, 2, 40, 300, 700])
 def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
     gpu = detect()
@@ -104,7 +105,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
         check_tile(problem, tile, fp8, short_list)
 
 
-@pytest.mark.parametrize("path, tile", [param for param in WGMMA_TILES if param.values[1].groups > 1])
+@pytest.mark.parametrize("path, tile", RESIDENT.values(), ids=RESIDENT)
 @pytest.mark.parametrize("tokens", [40, 700])
 def test_resident_programs_go_through_many_items(path: GemmPath, tile: Tile, tokens: int) -> None:
     """On few SMs the ring of K tiles goes on from item to item, past experts without a token, and comes round many
