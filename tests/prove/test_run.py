@@ -19,12 +19,11 @@ from microscale.cli import app
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import known
 from microscale.hardware.targets import SAME_PTX
-from microscale.kernels.dense.spec import FORMATS
 from microscale.kernels.launch import Kernel
 from microscale.prove import cache as ptx_cache
 from microscale.prove import inventory, run_cases
 from microscale.prove.cases import Case, all_cases
-from microscale.prove.cases.dense import DenseCase
+from microscale.prove.cases.dense import QUANTISED, DenseCase
 from microscale.prove.cases.moe import ExpertsCase
 from microscale.prove.cases.small import SmallCase
 from microscale.prove.compiler import compile_to_ptx
@@ -115,7 +114,7 @@ def executed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", QUANTISED)
 @pytest.mark.parametrize("card", ["a100", "h200", "gb10"])
 def test_dense_programs_of_32_tokens(card: str, fmt: str) -> None:
     """17 to 128 tokens of few rows, with one row tile a warp and with two."""

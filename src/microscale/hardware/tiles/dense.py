@@ -10,7 +10,7 @@ from microscale.hardware.families import Family, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 COLUMNS = (8, 16, 32)
-"""Tokens that one program serves."""
+"""Tokens that one program serves; see ``columns_of``."""
 ANY_ROWS_TOKENS = 16
 """Tokens up to which layers of any number of rows run in these programs. Programs of 32 tokens are for layers of few
 rows (``thresholds.Name.FEW_ROWS_TOKENS``): with many rows a GEMM's program shares each token among 128 of them."""
@@ -78,9 +78,15 @@ class Tile:
         return self.warps_n * self.slices
 
 
+def columns_of(weight_format: DenseFormat) -> tuple[int, ...]:
+    """Tokens of a program. More than 16 with bf16 weights are cuBLAS's (11 us for QKV at 64, on an H200)."""
+    return COLUMNS[:-1] if weight_format is DenseFormat.BF16 else COLUMNS
+
+
 def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
-    if case.columns not in COLUMNS or tile.columns != case.columns:
-        sizes = f"{', '.join(map(str, COLUMNS[:-1]))} or {COLUMNS[-1]}"
+    columns = columns_of(case.format)
+    if case.columns not in columns or tile.columns != case.columns:
+        sizes = f"{', '.join(map(str, columns[:-1]))} or {columns[-1]}"
         return f"serves {tile.columns} tokens; programs have {sizes}, as the key says"
     if not 24 <= tile.registers <= MAX_REGISTERS:
         return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
@@ -95,13 +101,14 @@ SECTION = Section(Kernels.SMALL_BATCH_DENSE, Case, Tile, _misfit)
 _AHEAD = {
     8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4},
     16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
-    # One row tile a warp; two hold one.
-    32: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
+    # One row tile a warp. With 2 ahead MXFP8 spills 24 bytes on SM100.
+    32: {DenseFormat.FP8: 2, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 2},
 }
 
 
-def columns_for(tokens: int) -> int:
-    return next((size for size in COLUMNS if tokens <= size), COLUMNS[-1])
+def columns_for(weight_format: str, tokens: int) -> int:
+    columns = columns_of(DenseFormat(weight_format))
+    return next((size for size in columns if tokens <= size), columns[-1])
 
 
 def size_of(rows: int, gpu: Gpu) -> Size:
@@ -114,8 +121,9 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tile:
     """The tile that was measured on the card's family, or else the rule's."""
-    columns = columns_for(tokens)
-    blocks = -(-tokens // columns)
+    columns = columns_for(weight_format, tokens)
+    # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
+    blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
     return tile_of(Case(DenseFormat(weight_format), columns, size_of(blocks * rows, gpu)), gpu)
 
 
@@ -131,10 +139,10 @@ def by_rule(case: Case) -> Tile:
     32 tokens: two row tiles a warp, so that a program reads its tokens from L2 for 32 rows, unless that would leave
     SMs without a program."""
     ahead = _AHEAD[case.columns][case.format]
-    if case.columns == 32 and case.size is not Size.TWO_PROGRAMS:
-        return Tile(32, 8, 4, 1, 1, MAX_REGISTERS) if case.size is Size.MANY else Tile(32, 2, 1, 4, 1, MAX_REGISTERS)
     if case.size is Size.MANY:
         return Tile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
+    if case.columns == 32 and case.size is not Size.TWO_PROGRAMS:
+        return Tile(case.columns, 2, 1, 4, 1, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
         ahead = 3

@@ -126,7 +126,7 @@ class Fragments(DenseOp[PackedDense]):
         if not small_batch.takes(spec.tokens, spec.rows, gpu):
             return Cost(total, flops, efficiency=gemm.EFFICIENCY)
         # Read again for each further block of tokens: from L2, at no less than the memory's speed.
-        again = (small_batch.passes(spec.tokens) - 1) * weight_bytes(spec)
+        again = (small_batch.passes(self.format, spec.tokens) - 1) * weight_bytes(spec)
         return Cost(total + again, flops, efficiency=SMALL_BATCH_REACHED[self.format][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:

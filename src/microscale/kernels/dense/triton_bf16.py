@@ -47,9 +47,8 @@ class TritonBf16(DenseOp[DenseWeights]):
         return None
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
-        # Counted as read for each 16 tokens: programs of 32 were not measured against cuBLAS yet.
-        passes = -(-spec.tokens // small_batch.MAX_TOKENS)
-        total = weight_bytes(spec) * passes + activation_bytes(spec)
+        # More than 16 tokens read the weights again for each 16.
+        total = weight_bytes(spec) * small_batch.passes("bf16", spec.tokens) + activation_bytes(spec)
         return Cost(total, dense_flops(spec), efficiency=SMALL_BATCH_REACHED["bf16"][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:

@@ -18,7 +18,7 @@ from microscale.hardware.tiles import dense as tiles
 from microscale.hardware.tiles.dense import DenseFormat, Size, columns_for
 from microscale.kernels.dense import logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
-from microscale.kernels.dense.packed import pack, row_major
+from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
@@ -163,9 +163,8 @@ class TileCase(DenseCase):
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem = self.problem(device)
-        tile = tiles.tile_of(tiles.Case(DenseFormat(self.fmt), columns_for(self.spec.tokens), self.size), gpu)
-        packed = row_major(problem.weights) if self.fmt == "bf16" else pack(problem.weights)
-        y = small_batch.run(packed, gpu, problem.x, problem.residual, tile)
+        tile = tiles.tile_of(tiles.Case(DenseFormat(self.fmt), columns_for(self.fmt, self.spec.tokens), self.size), gpu)
+        y = small_batch.run(pack(problem.weights), gpu, problem.x, problem.residual, tile)
 
         def finish() -> Iterator[Compared]:
             yield compare("y", y, problem.expected, bf16_bound(problem.expected))
@@ -256,7 +255,7 @@ SMALL_BATCH = [(1, 144, 352), (8, 48, 96), (13, 80, 320), (16, 16, 32)]
 # Programs of 32 tokens for few rows: one, one and a part, three.
 BATCH = [(20, 144, 352), (37, 80, 96), (70, 208, 320)]
 TILES = (37, 144, 352)
-"""Two blocks of tokens; a last block of rows that is not whole, whether a program has 32 of them or 128."""
+"""Two blocks of tokens, and a last block of rows that is not whole."""
 GEMM = (140, 208, 320)
 """More tokens than few rows take in small batches."""
 LARGE = (256, 48, 96)
@@ -266,17 +265,18 @@ LARGE = (256, 48, 96)
 def cases() -> Iterator[Case]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
-        for tokens, rows, columns in (*SMALL_BATCH, *(BATCH[:2] if fmt == "bf16" else (*BATCH, GEMM, LARGE))):
+        for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, GEMM, LARGE))):
             name = f"{tokens} x {columns} by {rows}"
             spec = DenseSpec(rows, columns, fmt, Activations.BF16, tokens not in (8, 37), tokens)
             yield DenseCase(name, entry, spec)
             if (tokens, rows, columns) in (SMALL_BATCH[0], SMALL_BATCH[2], BATCH[0]):
                 yield LogitsCase(name, entry, spec)
                 yield LogitsCase(f"{name}, capped", entry, replace(spec, softcap=30.0))
-        tokens, rows, columns = TILES
-        for size in (Size.ONE_WAVE, Size.MANY) if fmt == "bf16" else (Size.ONE_WAVE,):
-            spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
-            yield TileCase(f"{tokens} x {columns} by {rows}, {size}", entry, spec, size)
+    tokens, rows, columns = TILES
+    for fmt in QUANTISED:
+        spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
+        name = f"{tokens} x {columns} by {rows}, tile of {Size.ONE_WAVE}"
+        yield TileCase(name, registry.dense(f"triton_{fmt}"), spec, Size.ONE_WAVE)
     for fmt in ("mxfp8", "mxfp4"):
         entry = registry.dense(f"triton_{fmt}_a8")
         for tokens, rows, columns in BATCH:
