@@ -257,7 +257,7 @@ def both_ways(launches: Sequence[Launch]) -> float:
         return float(tokens) if rows == 64 else 5.05 * H200.num_sms
     assert started == ["small_batch"]
     tokens = first.arguments[0].shape[0]
-    return first.grid[0] * first.grid[1] * first.constants["B"] + (1000 if tokens > 64 else 0)
+    return float(first.grid[0] * first.grid[1] * first.constants["B"] + (1000 if tokens > 64 else 0))
 
 
 @pytest.mark.usefixtures("_small_layers")
