@@ -257,7 +257,7 @@ def both_ways(launches: Sequence[Launch]) -> float:
         return float(tokens) if rows == 64 else 5.05 * H200.num_sms
     assert started == ["small_batch"]
     tokens = first.arguments[0].shape[0]
-    return first.grid[0] * first.grid[1] + (1000 if tokens > 64 else 0)
+    return float(first.grid[0] * first.grid[1] * first.constants["B"] + (1000 if tokens > 64 else 0))
 
 
 @pytest.mark.usefixtures("_small_layers")
@@ -389,7 +389,12 @@ def all_kinds() -> dict[Kernels, set[Any]]:
         Kernels.ATTENTION: {kind(case) for case in attention.cases()},
         Kernels.SPLIT_KV: set(product(attention.HEAD_DIMS, attention.Kv)),
         Kernels.SMALL_BATCH_EXPERTS: pairs,
-        Kernels.SMALL_BATCH_DENSE: set(product(dense.DenseFormat, dense.COLUMNS, dense.Size)),
+        Kernels.SMALL_BATCH_DENSE: {
+            (fmt, columns, size)
+            for fmt in dense.DenseFormat
+            for columns in dense.columns_of(fmt)
+            for size in dense.Size
+        },
         Kernels.THRESHOLDS: {(name,) for name in Name},
     }
 

@@ -27,7 +27,7 @@ from microscale.backends import registry
 from microscale.backends.calls import run_dense, run_logits
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
-from microscale.hardware.tiles.dense import possible
+from microscale.hardware.tiles.dense import columns_for, possible
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
@@ -38,9 +38,18 @@ from support.errors import step
 
 pytestmark = pytest.mark.odd_shapes
 IMPLEMENTATIONS: list[DenseOp[Any]] = [registry.dense(f"triton_{fmt}") for fmt in FORMATS]
-# One token, odd numbers of tokens, more than a program's columns, both column counts; K of half a tile, of fewer tiles
+# One token, odd numbers of tokens, more than a program's columns, every column count; K of half a tile, of fewer tiles
 # than slices, of a real layer; rows of one tile, of no whole block.
-SHAPES = [(1, 128, 2880), (3, 2880, 4096), (8, 48, 96), (13, 4000, 704), (16, 16, 32), (2, 5120, 2880), (37, 2880, 704)]
+SHAPES = [
+    (1, 128, 2880),
+    (3, 2880, 4096),
+    (8, 48, 96),
+    (13, 4000, 704),
+    (16, 16, 32),
+    (2, 5120, 2880),
+    (37, 2880, 704),
+    (20, 144, 352),
+]
 
 
 def packed_of(problem: Problem) -> PackedDense:
@@ -66,7 +75,7 @@ def run(implementation: DenseOp[Any], problem: Problem, x: Tensor | None = None)
 def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
     packed = packed_of(problem)
-    for tile in possible(fmt, 8 if tokens <= 8 else 16, GPU):
+    for tile in possible(fmt, columns_for(fmt, tokens), GPU):
         check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tile), problem.expected)
         check_bf16(small_batch.run(packed, GPU, problem.x, None, tile), dense(problem.x, problem.weights))
         check_logits(
@@ -75,7 +84,7 @@ def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
-@pytest.mark.parametrize("tokens", [17, 100, 300])
+@pytest.mark.parametrize("tokens", [17, 100, 200, 300])
 def test_more_tokens(implementation: DenseOp[Any], tokens: int) -> None:
     fmt = implementation.name.removeprefix("triton_")
     problem = make_problem(fmt, tokens, 720, 2880)

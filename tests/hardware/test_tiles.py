@@ -190,7 +190,7 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
         assert {attention.choose(case, gpu), attention.by_rule(case, gpu.family)} <= set(tiles)
         assert all(attention.SECTION.misfit(case, tile, gpu.family) is None for tile in tiles)
     for fmt in dense.DenseFormat:
-        for columns in dense.COLUMNS:
+        for columns in dense.columns_of(fmt):
             for size in dense.Size:
                 key = dense.Case(fmt, columns, size)
                 options = list(dense.candidates(key, gpu))

@@ -30,13 +30,17 @@ from microscale.hardware.tiles.dense import (
 from microscale.hardware.tiles.gemm import LOGIT_TOKENS, GemmPath, dense_tile
 from microscale.hardware.tiles.tuned import measured
 from microscale.kernels.dense import gemm, small_batch, small_batch_jit
+from microscale.kernels.dense.cost import activation_bytes, weight_bytes
+from microscale.kernels.dense.fragments import TritonMxfp8
 from microscale.kernels.dense.packed import pack
-from microscale.kernels.dense.spec import FORMATS
-from microscale.kernels.launch import recording
+from microscale.kernels.dense.spec import FORMATS, DenseSpec
+from microscale.kernels.launch import Launch, recording, taken_by
+from microscale.kernels.op import Activations
 from support.plain_gluon import Pointer, plain
 from support.shapes import dense_shapes
 
 TOKENS, ROW_TILES = 2, 3
+QUANTISED = [fmt for fmt in FORMATS if fmt != "bf16"]
 NONE, GROUP = (getattr(small_batch_jit, name).value for name in ("NONE", "GROUP"))
 
 
@@ -110,11 +114,14 @@ def test_the_tile_of_a_batch_is_what_is_started(gpu: Gpu, path: GemmPath) -> Non
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_what_is_chosen_can_run(fmt: str, gpu: Gpu) -> None:
     for rows in (128, 2816, 5120, 8192, 12288, 201088, 262144):
-        for tokens in (1, 8, 9, 16, 40, 100):
+        for tokens in (1, 8, 9, 16, 17, 40, 100):
             tile = choose(fmt, rows, tokens, gpu)
+            blocks = 1 if fmt == "bf16" else -(-tokens // tile.columns)
             assert tile in possible(fmt, tile.columns, gpu)
-            assert tile.columns == columns_for(tokens)
-            assert SECTION.misfit(Case(DenseFormat(fmt), tile.columns, size_of(rows, gpu)), tile, gpu.family) is None
+            assert tile.columns == columns_for(fmt, tokens) <= (16 if fmt == "bf16" else 32)
+            case = Case(DenseFormat(fmt), tile.columns, size_of(blocks * rows, gpu))
+            assert tile == tile_of(case, gpu)
+            assert SECTION.misfit(case, tile, gpu.family) is None
             # At least one program has its registers, and room for the sums of its slices.
             assert 32 * tile.warps * tile.registers <= gpu.registers_per_sm
             assert 4 * tile.slices * tile.rows * tile.columns <= gpu.shared_per_block
@@ -135,7 +142,47 @@ def test_one_wave_is_one(fmt: str) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "taken"),
-    [(16, 201088, True), (17, 201088, False), (32, 5120, True), (33, 5120, False), (64, 2880, True), (65, 16, False)],
-)
-def test_more_tokens_while_their_programs_are_two_waves(tokens: int, rows: int, taken: bool) -> None:
+    [
+        (16, 201088, True), (17, 201088, False), (96, 5120, True), (97, 5120, False),
+        (128, 2880, True), (129, 16, False),
+    ],
+)  # fmt: skip
+def test_more_tokens_while_few_programs_read_them(tokens: int, rows: int, taken: bool) -> None:
+    """Eight an SM of 32 tokens and one row tile: 1056, and 5120 rows are 320 of them for each 32 tokens."""
     assert small_batch.takes(tokens, rows, known("h200")) is taken
+
+
+@pytest.mark.parametrize("fmt", QUANTISED)
+@pytest.mark.parametrize(
+    ("tokens", "rows", "row_tiles", "programs"),
+    [(32, 2880, 1, 180), (33, 2880, 2, 180), (17, 5120, 2, 160), (64, 5120, 2, 320), (128, 2880, 2, 360)],
+)
+def test_two_row_tiles_where_every_sm_has_a_program(
+    fmt: str, tokens: int, rows: int, row_tiles: int, programs: int
+) -> None:
+    gpu = known("h200")
+    tile = choose(fmt, rows, tokens, gpu)
+    assert (tile.columns, tile.row_tiles) == (32, row_tiles)
+    packed = pack(dense_shapes(fmt, rows, 128))
+    started: list[Launch] = []
+
+    def take(launch: Launch) -> bool:
+        started.append(launch)
+        return False
+
+    with taken_by(take):
+        small_batch.run(packed, gpu, torch.empty((tokens, 128), dtype=torch.bfloat16, device="meta"), None)
+    (launch,) = started
+    assert launch.grid[0] * launch.grid[1] == programs >= gpu.num_sms
+    assert launch.spills_because is None
+
+
+def test_weights_are_read_once_for_each_block_of_tokens() -> None:
+    """What a small batch costs: 32 tokens read them once, 33 twice."""
+    gpu = known("h200")
+
+    def read(tokens: int) -> float:
+        spec = DenseSpec(2880, 4096, "mxfp8", Activations.BF16, False, tokens)
+        return (TritonMxfp8().cost(spec, gpu).bytes - activation_bytes(spec)) / weight_bytes(spec)
+
+    assert [read(tokens) for tokens in (8, 9, 16, 17, 32, 33, 64, 65)] == [1, 1, 1, 1, 1, 2, 2, 3]

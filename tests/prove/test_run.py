@@ -23,6 +23,7 @@ from microscale.kernels.launch import Kernel
 from microscale.prove import cache as ptx_cache
 from microscale.prove import inventory, run_cases
 from microscale.prove.cases import Case, all_cases
+from microscale.prove.cases.dense import QUANTISED, DenseCase
 from microscale.prove.cases.moe import ExpertsCase
 from microscale.prove.cases.small import SmallCase
 from microscale.prove.compiler import compile_to_ptx
@@ -110,6 +111,23 @@ def executed(
 ) -> tuple[Selection, list[RunRow]]:
     selected = select([known(card) for card in cards], cases, CPU)
     return selected, rows_of(execute(selected, device=CPU, jobs=1, cache_dir=cache_dir, **options), CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", QUANTISED)
+@pytest.mark.parametrize("card", ["a100", "h200", "gb10"])
+def test_dense_programs_of_32_tokens(card: str, fmt: str) -> None:
+    """17 to 128 tokens of few rows, with one row tile a warp and with two."""
+    wanted = [
+        case
+        for case in cases_of("dense", DenseCase)
+        if isinstance(case, DenseCase) and case.fmt == fmt and 16 < case.spec.tokens <= 64
+        and any(kernel.constants.get("N") == 32 for kernel in rehearse(case, known(card)).kernels)
+    ]  # fmt: skip
+    selected, rows = executed([card], wanted, settings.load().cache_dir)
+    assert all(row.ok for row in rows), [row.reason for row in rows]
+    started = {kernel for unit in selected.units for kernel in unit.kernels if kernel.short_name == "small_batch"}
+    assert {(kernel.constants["N"], kernel.constants["B"]) for kernel in started} >= {(32, 1), (32, 2)}
 
 
 def test_cards_that_start_the_same_kernels_share_an_execution(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def _with_mlp(tokens: int, gpu: Gpu) -> str:
 
 
 def _dense(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    for fmt, rows, tokens in product(dense.DenseFormat, (256, 2880, 5120, 8192, 33700, 201088), (1, 8, 9, 40)):
+    for fmt, rows, tokens in product(dense.DenseFormat, (256, 2880, 5120, 8192, 33700, 201088), (1, 8, 9, 24, 40, 100)):
         tile = dense.choose(fmt, rows, tokens, gpu)
         numbers = (tile.columns, tile.row_tiles, tile.warps_n, tile.slices, tile.ahead, tile.registers)
         yield f"dense {fmt} {rows} rows {tokens} tokens", show(*numbers, small_batch.takes(tokens, rows, gpu))

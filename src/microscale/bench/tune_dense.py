@@ -32,7 +32,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
         yield job_of(Case(DenseFormat.MXFP8, 8, Size.TWO_PROGRAMS), gpu)
         return
     for fmt in DenseFormat:
-        for columns in dense.COLUMNS:
+        for columns in dense.columns_of(fmt):
             for size in Size:
                 yield job_of(Case(fmt, columns, size), gpu)
 

@@ -18,7 +18,7 @@ from microscale.bench.dense import ROTATED_BYTES
 from microscale.bench.tune_crossing import Border, Crossing, Sides, find_border
 from microscale.bench.tune_job import Bench, Problem
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles import thresholds
+from microscale.hardware.tiles import dense, thresholds
 from microscale.hardware.tiles.gemm import GemmPath
 from microscale.hardware.tiles.thresholds import NEVER, Key, Name, Value
 from microscale.hardware.tiles.tuned import Row, Section
@@ -44,7 +44,7 @@ UNPACK_SHAPE = (5120, 2880)
 UNPACK_TOKENS = (64, 96, 128, 192, 256, 384, 512, 1024)
 FEW_ROWS_COLUMNS = 4096
 FEW_ROWS_PROGRAMS = (2, 3, 4, 5, 6, 8, 10, 12)
-FEW_ROWS_TOKENS = (32, 48, 64, 96, 128)
+FEW_ROWS_TOKENS = (32, 48, 64, 96, 128, 192)
 WIDEN_ROWS = (64, 128, 256, 512, 1024, 2048)
 WIDEN_CONTEXT = 4096
 FORMATS = ("fp8", "mxfp8", "mxfp4")
@@ -248,7 +248,7 @@ def few_rows_tokens(gpu: Gpu) -> Threshold:
 def few_rows_sides(gpu: Gpu, programs: int, batches: Sequence[int], device: str) -> list[Sides]:
     found = []
     for tokens in batches:
-        blocks = -(-tokens // small_batch.MAX_TOKENS)
+        blocks = -(-tokens // dense.COLUMNS[-1])
         rows = max(1, programs * gpu.num_sms // blocks) * TILE_ROWS
         for fmt in FORMATS:
             layers = tune_dense.Layers.of(fmt, rows, FEW_ROWS_COLUMNS, tokens, device)

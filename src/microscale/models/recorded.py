@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EVERY_SIZE_TO = 72
-"""Tokens up to which every number is tried: the paths for few tokens end at 64."""
+"""Tokens up to which every number is tried: the paths for few tokens end at 64, or at a whole block of 32."""
 SIZES_AN_OCTAVE = 8
 MAX_SEQUENCES = 512
 MAX_TOKENS = 1 << 14

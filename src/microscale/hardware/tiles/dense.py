@@ -9,8 +9,11 @@ from enum import StrEnum
 from microscale.hardware.families import Family, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
-COLUMNS = (8, 16)
-"""Tokens that one program serves."""
+COLUMNS = (8, 16, 32)
+"""Tokens that one program serves; see ``columns_of``."""
+ANY_ROWS_TOKENS = 16
+"""Tokens up to which layers of any number of rows run in these programs. Programs of 32 tokens are for layers of few
+rows (``thresholds.Name.FEW_ROWS_TOKENS``): with many rows a GEMM's program shares each token among 128 of them."""
 MAX_REGISTERS = 255
 # How many rows a layer has, by what fills the card at 16 rows a program: two programs on every SM, three, and 16 warps
 # of a row tile each. Below that slices of K fill it (H200, one token, 5120 x 2880 bf16: four slices 9.9 us, eight 12.3,
@@ -28,7 +31,7 @@ class DenseFormat(StrEnum):
 
 
 class Size(StrEnum):
-    """How many rows a layer has, for the card."""
+    """How many rows a layer has, for the card. With several blocks of tokens each block's rows count."""
 
     TWO_PROGRAMS = "two_programs"
     """At most two programs of 16 rows on every SM."""
@@ -75,9 +78,16 @@ class Tile:
         return self.warps_n * self.slices
 
 
+def columns_of(weight_format: DenseFormat) -> tuple[int, ...]:
+    """Tokens of a program. More than 16 with bf16 weights are cuBLAS's (11 us for QKV at 64, on an H200)."""
+    return COLUMNS[:-1] if weight_format is DenseFormat.BF16 else COLUMNS
+
+
 def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
-    if case.columns not in COLUMNS or tile.columns != case.columns:
-        return f"serves {tile.columns} tokens; programs have {COLUMNS[0]} or {COLUMNS[1]}, as the key says"
+    columns = columns_of(case.format)
+    if case.columns not in columns or tile.columns != case.columns:
+        sizes = f"{', '.join(map(str, columns[:-1]))} or {columns[-1]}"
+        return f"serves {tile.columns} tokens; programs have {sizes}, as the key says"
     if not 24 <= tile.registers <= MAX_REGISTERS:
         return f"has {tile.registers} registers a thread, of which there are at most {MAX_REGISTERS}"
     if min(getattr(tile, field.name) for field in fields(tile)) < 1 or tile.row_tiles % tile.warps_n:
@@ -91,11 +101,14 @@ SECTION = Section(Kernels.SMALL_BATCH_DENSE, Case, Tile, _misfit)
 _AHEAD = {
     8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4},
     16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
+    # One row tile a warp. With 2 ahead MXFP8 spills 24 bytes on SM100.
+    32: {DenseFormat.FP8: 2, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 2},
 }
 
 
-def columns_for(tokens: int) -> int:
-    return next((size for size in COLUMNS if tokens <= size), COLUMNS[-1])
+def columns_for(weight_format: str, tokens: int) -> int:
+    columns = columns_of(DenseFormat(weight_format))
+    return next((size for size in columns if tokens <= size), columns[-1])
 
 
 def size_of(rows: int, gpu: Gpu) -> Size:
@@ -108,7 +121,10 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tile:
     """The tile that was measured on the card's family, or else the rule's."""
-    return tile_of(Case(DenseFormat(weight_format), columns_for(tokens), size_of(rows, gpu)), gpu)
+    columns = columns_for(weight_format, tokens)
+    # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
+    blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
+    return tile_of(Case(DenseFormat(weight_format), columns, size_of(blocks * rows, gpu)), gpu)
 
 
 def tile_of(case: Case, gpu: Gpu) -> Tile:
@@ -118,10 +134,15 @@ def tile_of(case: Case, gpu: Gpu) -> Tile:
 
 def by_rule(case: Case) -> Tile:
     """Many rows: a warp for a row tile. Fewer: four warps share one along K, so that the card is full. All registers:
-    with fewer some SMs spill."""
+    with fewer some SMs spill.
+
+    32 tokens: two row tiles a warp, so that a program reads its tokens from L2 for 32 rows, unless that would leave
+    SMs without a program."""
     ahead = _AHEAD[case.columns][case.format]
     if case.size is Size.MANY:
         return Tile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
+    if case.columns == 32 and case.size is not Size.TWO_PROGRAMS:
+        return Tile(case.columns, 2, 1, 4, 1, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
         ahead = 3
@@ -137,13 +158,16 @@ def candidates(case: Case, gpu: Gpu) -> Iterator[Tile]:
     """What ``tune`` measures."""
     many = case.size is Size.MANY
     blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
+    if case.columns == 32 and not many:
+        blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4)]
     words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
+    tokens = 32 if case.columns <= 16 else 4 * case.columns  # registers of theirs and of addresses
     seen = {tile_of(case, gpu): None, by_rule(case): None}
     for row_tiles, warps_n, slices in blocks:
         for registers in (128, 168, 255):
             for ahead in (1, 2, 3, 4):
                 # One to two batches of weights, and the sums of a row tile.
                 held = row_tiles // warps_n * (2 * ahead * words + case.columns // 2)
-                if held + 32 <= registers:
+                if held + tokens <= registers:
                     seen[Tile(case.columns, row_tiles, warps_n, slices, ahead, registers)] = None
     yield from seen

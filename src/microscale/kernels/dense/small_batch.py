@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.dense import COLUMNS, Tile, choose
+from microscale.hardware.tiles.dense import ANY_ROWS_TOKENS, COLUMNS, Tile, choose, columns_for
 from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels.dense import small_batch_jit as jit
 from microscale.kernels.dense.packed import PackedDense
@@ -19,8 +19,8 @@ from microscale.kernels.numbers import cdiv
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_TOKENS = COLUMNS[-1]
-"""Up to which the weights are read once."""
+MAX_TOKENS = ANY_ROWS_TOKENS
+"""Up to which every layer takes this kernel."""
 BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}
 SCALES = {"bf16": jit.NONE, "fp8": jit.CHANNEL, "mxfp8": jit.GROUP, "mxfp4": jit.GROUP}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
@@ -31,9 +31,14 @@ def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
     """Whether this kernel is the one for so many tokens, and not a GEMM."""
     if tokens <= MAX_TOKENS:
         return True
-    programs = cdiv(tokens, MAX_TOKENS) * cdiv(rows, TILE_ROWS)
+    programs = cdiv(tokens, COLUMNS[-1]) * cdiv(rows, TILE_ROWS)
     few_rows = programs <= threshold(Name.FEW_ROWS_PROGRAMS, gpu) * gpu.num_sms
     return few_rows and tokens <= threshold(Name.FEW_ROWS_TOKENS, gpu)
+
+
+def passes(weight_format: str, tokens: int) -> int:
+    """How often the weights are read: from memory, and then from L2."""
+    return cdiv(tokens, columns_for(weight_format, tokens))
 
 
 def tile_constants(tile: Tile) -> dict[str, int]:
@@ -48,7 +53,7 @@ def _launch(fn: Any, packed: PackedDense, gpu: Gpu, tokens: int, arguments: tupl
     if pdl:
         options["launch_pdl"] = True
     grid = (cdiv(tokens, tile.columns), cdiv(packed.rows, tile.rows))
-    reason = SPILLS if fmt == "mxfp4" and tile.row_tiles == 2 * tile.warps_n else None
+    reason = SPILLS if fmt == "mxfp4" and tile.row_tiles == 2 * tile.warps_n and tile.registers < 168 else None
     launch(fn, grid, arguments, constants, options, MMA, reason)
 
 

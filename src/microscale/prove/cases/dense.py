@@ -14,8 +14,11 @@ from microscale.backends import registry
 from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu
-from microscale.kernels.dense import logits_epilogue, unpack
+from microscale.hardware.tiles import dense as tiles
+from microscale.hardware.tiles.dense import DenseFormat, Size, columns_for
+from microscale.kernels.dense import logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
+from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights, Logits
 from microscale.kernels.op import Activations, Reason
@@ -147,6 +150,29 @@ class DenseCase(Case):
 
 
 @dataclass(frozen=True)
+class TileCase(DenseCase):
+    """By the small-batch tile of layers of another size, which are too large for a CPU."""
+
+    size: Size
+
+    def variant(self, gpu: Gpu) -> str:
+        return f"{self.entry.name}, small batch, {self.size}"
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return self.entry.supports(self.spec, gpu)
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem = self.problem(device)
+        tile = tiles.tile_of(tiles.Case(DenseFormat(self.fmt), columns_for(self.fmt, self.spec.tokens), self.size), gpu)
+        y = small_batch.run(pack(problem.weights), gpu, problem.x, problem.residual, tile)
+
+        def finish() -> Iterator[Compared]:
+            yield compare("y", y, problem.expected, bf16_bound(problem.expected))
+
+        return finish
+
+
+@dataclass(frozen=True)
 class LogitsCase(DenseCase):
     """As an lm_head, with and without a soft cap."""
 
@@ -226,7 +252,12 @@ def make_logits(rows: int, device: str) -> Tensor:
 QUANTISED = ("fp8", "mxfp8", "mxfp4")
 # tokens, rows, columns: one token; K of half a tile, of fewer tiles than slices; rows of one tile, of no whole block.
 SMALL_BATCH = [(1, 144, 352), (8, 48, 96), (13, 80, 320), (16, 16, 32)]
+# Programs of 32 tokens for few rows: one, one and a part, three.
 BATCH = [(20, 144, 352), (37, 80, 96), (70, 208, 320)]
+TILES = (37, 144, 352)
+"""Two blocks of tokens, and a last block of rows that is not whole."""
+GEMM = (140, 208, 320)
+"""More tokens than few rows take in small batches."""
 LARGE = (256, 48, 96)
 """Enough tokens for a bf16 copy of the weights."""
 
@@ -234,13 +265,18 @@ LARGE = (256, 48, 96)
 def cases() -> Iterator[Case]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
-        for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):
+        for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, GEMM, LARGE))):
             name = f"{tokens} x {columns} by {rows}"
             spec = DenseSpec(rows, columns, fmt, Activations.BF16, tokens not in (8, 37), tokens)
             yield DenseCase(name, entry, spec)
             if (tokens, rows, columns) in (SMALL_BATCH[0], SMALL_BATCH[2], BATCH[0]):
                 yield LogitsCase(name, entry, spec)
                 yield LogitsCase(f"{name}, capped", entry, replace(spec, softcap=30.0))
+    tokens, rows, columns = TILES
+    for fmt in QUANTISED:
+        spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
+        name = f"{tokens} x {columns} by {rows}, tile of {Size.ONE_WAVE}"
+        yield TileCase(name, registry.dense(f"triton_{fmt}"), spec, Size.ONE_WAVE)
     for fmt in ("mxfp8", "mxfp4"):
         entry = registry.dense(f"triton_{fmt}_a8")
         for tokens, rows, columns in BATCH:
