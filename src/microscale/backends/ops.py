@@ -30,7 +30,7 @@ from microscale.backends.decision import Plan
 from microscale.backends.oracle import Preference
 from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
-from microscale.backends.precision import EXACT, Precision
+from microscale.backends.precision import EXACT, OWN_FORMATS, HeadFormats, Precision
 from microscale.backends.quantise import Weight, convert, format_name
 from microscale.backends.ranks import ALONE, Ranks
 from microscale.backends.side_stream import SideStream
@@ -187,6 +187,7 @@ __all__ = [
     "BUCKETS",
     "LOGITS_BLOCK",
     "MLP_RUN",
+    "OWN_FORMATS",
     "PROMPT_BIT",
     "Activations",
     "Attention",
@@ -199,6 +200,7 @@ __all__ = [
     "Embedding",
     "Gate",
     "GateKind",
+    "HeadFormats",
     "HeadNorms",
     "History",
     "Kernel",
