@@ -31,7 +31,7 @@ from microscale.models import embedded
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest_of_ranks
 from microscale.models.draft_heads.heads import bind_head, dummy_head, open_head_weights, ops_for_head
 from microscale.models.draft_heads.weights import Eagle3Checkpoint
 from microscale.models.dummy_weights import RandomTensors
@@ -173,7 +173,7 @@ def test_the_likeliest_of_ranks_is_the_lowest_of_equals(largest: str) -> None:
         shard = Shard(rank, ranks.world)
         own = split_vocabulary(vocab, shard)
         part = summarise(logits[:, own.start : own.stop].contiguous())
-        return likeliest(part, replace(config, shard=shard), ranks).tolist()
+        return likeliest_of_ranks(part, replace(config, shard=shard), ranks).tolist()
 
     assert run_ranks(4, work) == [[(at or [0])[0]] * 2] * 4
 
