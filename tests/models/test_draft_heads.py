@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import OWN_FORMATS, Activations, HeadFormats, Ops, Preference
+from microscale.backends.ops import OWN_FORMATS, Activations, Embedding, HeadFormats, Ops, Preference
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.formats import block_format, decode, encode
@@ -214,6 +214,17 @@ def test_a_layer_that_does_not_fit_stays_bf16_and_the_plan_says_why(target: Targ
     told = head.ops.plan.of("dense", "mlp.down")[0].to_json()["rejected"][0]
     assert told["name"] == "mxfp8"
     assert told["reason"] == "needs multiples of 16 rows and 32 columns, not 160 and 208; mlp.down stays bf16"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_coded_embedding_changes_no_guess(
+    target: Target, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a kernel cannot look rows up, the lookup, both norms and their joining stand alone."""
+    together, apart = (Case(name, target, tmp_path / part) for part in ("together", "apart"))
+    found = together.feed([(0, n) for n in LENGTHS], DRAFTS)
+    monkeypatch.setattr(Embedding, "table", None)
+    assert apart.feed([(0, n) for n in LENGTHS], DRAFTS).tolist() == found.tolist()
 
 
 def rows_of(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:

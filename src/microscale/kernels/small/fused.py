@@ -115,9 +115,7 @@ class TritonSmall(SmallOps):
         launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self.pdl)
         return q
 
-    def norm_pair(
-        self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], epsilon: float
-    ) -> Tensor:
+    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
         return head_pass.norm_pair(table, token_ids, hidden, weights, epsilon, self.pdl)
 
     def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:

@@ -18,16 +18,14 @@ BLOCKS = 2048
 OPTIONS = {"num_warps": 8}
 
 
-def norm_pair(
-    table: Tensor, token_ids: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], epsilon: float, pdl: bool
-) -> Tensor:
+def norm_pair(table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float, pdl: bool) -> Tensor:
     """What ``reference.norm_pair`` says, in one launch."""
     tokens, width = hidden.shape
     out = torch.empty((tokens, 2 * width), dtype=hidden.dtype, device=hidden.device)
     if tokens:
         block = norm_block(width)
         strides = token_ids.stride(0), hidden.stride(0)
-        arguments = (table, token_ids, hidden, *weights, out, epsilon, width, *strides)
+        arguments = (table, token_ids, hidden, weights, out, epsilon, width, *strides)
         launch_small(head_pass_jit.norm_pair, (tokens, 2), arguments, {"BLOCK": block}, warps(block), pdl)
     return out
 

@@ -16,17 +16,14 @@ NO_BLOCK = tl.constexpr(2**31 - 1)
 
 @triton.jit(do_not_specialize=["stride_ids"], do_not_specialize_on_alignment=["ids_ptr"])
 def norm_pair(
-    table_ptr, ids_ptr, hidden_ptr, token_weight_ptr, hidden_weight_ptr, out_ptr, epsilon, width, stride_ids,
-    stride_hidden, BLOCK: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    table_ptr, ids_ptr, hidden_ptr, weights_ptr, out_ptr, epsilon, width, stride_ids, stride_hidden,
+    BLOCK: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tokens, 2). Norms of a token's row of the table and of its hidden state, side by side."""
     token, half = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < width
-    if half == 0:
-        weight = tl.load(token_weight_ptr + column, mask=mask, other=0.0)
-    else:
-        weight = tl.load(hidden_weight_ptr + column, mask=mask, other=0.0)
+    weight = tl.load(weights_ptr + half * width + column, mask=mask, other=0.0)
     if PDL:  # the weights were there before; tokens and states come from the kernels before
         let_next_begin_and_wait()
     if half == 0:

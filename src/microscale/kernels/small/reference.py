@@ -47,9 +47,7 @@ def add_rms_norm_mxfp8(x: Tensor, residual: Tensor, weight: Tensor, epsilon: flo
     return mxfp8.encode(normed), total
 
 
-def norm_pair(
-    table: Tensor, token_ids: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], epsilon: float
-) -> Tensor:
+def norm_pair(table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
     """Norms of rows of a table and of hidden states, side by side."""
     embedded = torch.nn.functional.embedding(token_ids, table).to(hidden.dtype)
     return torch.cat((rms_norm(embedded, weights[0], epsilon), rms_norm(hidden, weights[1], epsilon)), dim=1)
@@ -197,9 +195,7 @@ class ReferenceSmall(SmallOps):
     ) -> Tensor:
         return rope_and_write_kv(qkv, num_heads, positions, table, kv, slots, norms)
 
-    def norm_pair(
-        self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], epsilon: float
-    ) -> Tensor:
+    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
         return norm_pair(table, token_ids, hidden, weights, epsilon)
 
     def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:

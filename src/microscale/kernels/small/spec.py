@@ -171,11 +171,10 @@ class SmallOps(Implementation[SmallSpec]):
         """
 
     @abstractmethod
-    def norm_pair(
-        self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], epsilon: float
-    ) -> Tensor:
+    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
         """Norms of the rows of ``table [vocabulary, hidden]`` for ``token_ids [tokens]`` and of ``hidden [tokens,
-        hidden]`` side by side: ``[tokens, 2 * hidden]``, what an EAGLE3 head's layer reads."""
+        hidden]``, with ``weights [2, hidden]``, side by side: ``[tokens, 2 * hidden]``, what an EAGLE3 head's layer
+        reads."""
 
     @abstractmethod
     def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:

@@ -44,8 +44,10 @@ class Eagle3:
         self.fc = ops.dense("fc", DenseWeights(tensors.fc))
         self.fc_norm = None if tensors.fc_norm is None else tensors.fc_norm.to(dtype)
         self.embed = ends.embed if tensors.embed is None else ops.embed(tensors.embed)
-        self.hidden_norm = tensors.hidden_norm.to(dtype)
         self.layer = HeadLayer(config.layer, tensors.layer, ops, page_size)
+        both = self.layer.input_norm, tensors.hidden_norm.to(dtype)
+        self.norms = ops.computed(lambda: torch.stack(both))
+        """Of the embedding and of the hidden state ``[2, hidden]``."""
         self.norm = tensors.norm.to(dtype)
         self.lm_head = ends.lm_head
         if tensors.lm_head is not None:
@@ -94,12 +96,11 @@ class Eagle3:
     def _read(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the layer reads of rows, and the residual stream that it adds to."""
         small, table = self.layer.small, self.embed.table
-        weights = self.layer.input_norm, self.hidden_norm
         if table is not None:
-            both = small.norm_pair(table, token_ids, hidden, weights, self.epsilon)
+            both = small.norm_pair(table, token_ids, hidden, self.norms, self.epsilon)
         else:
-            parts = self.embed(token_ids), hidden
-            both = torch.cat([small.rms_norm(*each, self.epsilon) for each in zip(parts, weights, strict=True)], dim=1)
+            parts = zip((self.embed(token_ids), hidden), self.norms, strict=True)
+            both = torch.cat([small.rms_norm(x, weight, self.epsilon) for x, weight in parts], dim=1)
         return both, both[:, self.config.layer.hidden :] if self.config.norm_before_residual else hidden
 
     @without_gradients
