@@ -27,10 +27,11 @@ from microscale.backends.bound import (
     SmallKind,
 )
 from microscale.backends.decision import Plan
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.oracle import Preference
 from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
-from microscale.backends.precision import EXACT, OWN_FORMATS, HeadFormats, Precision
+from microscale.backends.precision import EXACT, Precision
 from microscale.backends.quantise import Weight, convert, format_name
 from microscale.backends.ranks import ALONE, Ranks
 from microscale.backends.side_stream import SideStream

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from microscale.backends.head_formats import HeadFormats
 from microscale.errors import BadSetting, Unsupported
 from microscale.formats import BLOCK, FORMATS
 from microscale.kernels.numbers import FRAGMENT_ROWS
@@ -32,19 +33,6 @@ MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
 KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
 """Dense layers of a draft head."""
-
-
-@dataclass(frozen=True)
-class HeadFormats:
-    """In which formats a draft head's weights are held; ``None``: as its checkpoint has them."""
-
-    quantization: str | None = None
-    """All dense layers, where their shapes fit the format."""
-    lm_head: str | None = None
-    """Its own lm_head alone."""
-
-
-OWN_FORMATS = HeadFormats()
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.backends.decision import Plan
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.plan import Setup
-from microscale.backends.precision import OWN_FORMATS, HeadFormats
 from microscale.engine.loading.drafting import PreparedHead, open_head
 from microscale.engine.prediction.draft_head import head_drafting
 from microscale.engine.prediction.drafts import (

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from microscale.backends.following import record_following
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
 from microscale.backends.peer_ranks import record_sums
-from microscale.backends.precision import OWN_FORMATS, HeadFormats, Precision, make_precision
+from microscale.backends.precision import Precision, make_precision
 from microscale.backends.shards import record_moe, shards
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from microscale.backends.head_formats import HeadFormats
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup
-from microscale.backends.precision import HeadFormats
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon

@@ -8,9 +8,9 @@ import torch
 
 from microscale.backends import registry
 from microscale.backends.decision import Plan
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.ops import Activations, Ops
 from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import OWN_FORMATS, HeadFormats
 from microscale.engine.loading.memory import HeadNeed
 from microscale.engine.speculation.config import EAGLE3, SpeculativeConfig
 from microscale.errors import BadSetting

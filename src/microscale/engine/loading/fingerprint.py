@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.plan import Setup
-from microscale.backends.precision import OWN_FORMATS, HeadFormats
 from microscale.models.checkpoint import FromCheckpoint
 from microscale.models.draft_heads.heads import HeadWeights
 from microscale.models.families import ModelWeights

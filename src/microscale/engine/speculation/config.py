@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from microscale.backends.precision import HeadFormats
+from microscale.backends.head_formats import HeadFormats
 from microscale.engine.speculation.fixed_lengths import parse_lengths
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT
