@@ -1,4 +1,4 @@
-"""What may be asked of a draft head's weights. Not in ``precision``, which imports torch: options are read without it."""
+"""What may be asked of a draft head's weights. ``precision`` imports torch, and options are read without it."""
 
 from __future__ import annotations
 
