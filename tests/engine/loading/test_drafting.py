@@ -30,6 +30,7 @@ from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from support.demo_prompts import demo_prompts
 from support.tiny_heads import EAGLE3
 
 
@@ -82,6 +83,24 @@ def test_the_embedded_model_has_a_head_of_its_own() -> None:
     assert prepared.head.config.reads.taps == (2, 5, 8)
     built = build_engine(prepared, Queueing())
     assert '"draft_head"' in built.plan
+
+
+def greedy(options: LoadOptions) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many of them were accepted drafts."""
+    engine = build_engine(prepare(options), Queueing()).engine
+    engine.submit(Request("r", demo_prompts(1)[0], SamplingParams(max_tokens=12, ignore_eos=True)))
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += [output.token for output in engine.step() if output.token is not None]
+    return tokens, engine.stats().num_accepted_tokens
+
+
+def test_a_quantized_head_changes_no_answer() -> None:
+    work, fixed = Workload(context=512, sequences=1), ((1, 3),)
+    drafted = asked(embedded.NAME, work, quantization="mxfp8", num_speculative_tokens_per_batch_size=fixed)
+    tokens, accepted = greedy(drafted)
+    assert accepted > 3
+    assert greedy(replace(drafted, speculative=None)) == (tokens, 0)
 
 
 def test_its_weights_and_pages_are_counted() -> None:
