@@ -17,7 +17,7 @@ from support.interpreter import run_cases
 
 
 def test_under_the_interpreter() -> None:
-    run_cases("cases_head_passes.py", beside=__file__)
+    run_cases("cases_small_head_pass.py", beside=__file__)
 
 
 @pytest.mark.parametrize("card", ["a100", "h200", "gb10"])
