@@ -20,6 +20,7 @@ import torch
 
 from demo.evaluate import SEED
 from demo.tasks import all_tasks
+from microscale.backends.ops import OWN_FORMATS, HeadFormats
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
@@ -79,10 +80,10 @@ def replay(model: AnyModel, head: DraftHead, prompt: list[int], answer: list[int
     return steps
 
 
-def load_head(folder: Path, model: AnyModel) -> DraftHead:
+def load_head(folder: Path, model: AnyModel, formats: HeadFormats = OWN_FORMATS) -> DraftHead:
     ends = TargetEnds(model.embed, model.lm_head)
     weights = open_head_weights(str(folder), model.config)
-    return bind_head(weights, ops_for_head(model.ops), model.device, model.page_size, ends)
+    return bind_head(weights, ops_for_head(model.ops, formats), model.device, model.page_size, ends)
 
 
 def main() -> None:
@@ -91,11 +92,12 @@ def main() -> None:
     parser.add_argument("head", type=Path)
     parser.add_argument("--per-task", type=int, default=8)
     parser.add_argument("--guesses", type=int, default=3)
+    parser.add_argument("--quantization", help="hold the head in mxfp8")
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     chat_format = chat_format_for(Tokenizer.load(asked.checkpoint))
     model = load(prepare(LoadOptions(str(asked.checkpoint), device=asked.device)))
-    head = load_head(asked.head, model)
+    head = load_head(asked.head, model, HeadFormats(asked.quantization))
     encoded = [encode(task, chat_format) for task in all_tasks(asked.per_task, SEED)]
     tallies: dict[str, Tally] = defaultdict(lambda: Tally(asked.guesses))
     for item, answer in zip(encoded, complete(model, encoded, SamplingParams(max_tokens=MAX_TOKENS)), strict=True):

@@ -160,6 +160,40 @@ def test_a_heads_memory_is_in_the_account() -> None:
     assert "draft_head" in "\n".join(render(headed))
 
 
+EAGLE3 = '{"method": "eagle3", "num_speculative_tokens": 3%s}'
+
+
+def test_a_quantized_head_takes_half_the_memory_and_less_time() -> None:
+    plain, narrow, whole = (
+        ask("gpt-oss-20b", "h200", EAGLE3 % more)
+        for more in ("", ', "draft_lm_head": "mxfp8"', ', "quantization": "mxfp8"')
+    )
+    held = [report.memory.weights["draft_head"] for report in (plain, narrow, whole)]
+    assert held[2] == pytest.approx(held[0] * 33 / 64, rel=0.01)
+    assert held[2] < held[1] < held[0]
+    steps = [report.drafts.batches[0].steps for report in (plain, narrow, whole) if report.drafts is not None]
+    passes = [third.draft_us - second.draft_us for _, _, second, third in steps]
+    # 566 MB a pass, 475 and 292, at 4.55 TB/s or less, and its launches.
+    assert 566e6 / 4.55e6 < passes[0] < 1.5 * 566e6 / 4.55e6
+    assert passes[0] - passes[1] == pytest.approx(91e6 / 4.4e6, rel=0.3)
+    assert passes[0] - passes[2] == pytest.approx(274e6 / 4.4e6, rel=0.3)
+
+
+def test_explain_takes_what_a_server_takes() -> None:
+    report = ask("gpt-oss-20b", "h200", EAGLE3 % ', "quantization": "mxfp8"')
+    text = "\n".join(render_markup(line).plain for line in render(report))
+    assert "the head: fc, qkv, o, mlp.gate_up, mlp.down, lm_head in mxfp8" in text
+    told = json.loads(json.dumps(report.to_json()))["speculative"]
+    assert told["drafter"] == "eagle3"
+    assert {entry["chosen"] for entry in told["head"] if entry["op"] == "dense"} == {"triton_mxfp8"}
+    assert len(told["batches"][0]["steps"]) == 4
+    by_name = ask("gpt-oss-20b", "h200", "eagle3")
+    same = ask("gpt-oss-20b", "h200", EAGLE3 % "")
+    assert same.memory == by_name.memory
+    with pytest.raises(BadSetting, match="method dflash needs a draft head"):
+        ask("gpt-oss-20b", "h200", '{"method": "dflash", "num_speculative_tokens": 3}')
+
+
 def test_the_embedded_model_has_a_head() -> None:
     report = ask("demo", "h200", "eagle3")
     assert 3 << 20 < report.memory.weights["draft_head"] < 4 << 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Activations, DenseWeights, Ops, Preference
+from microscale.backends.ops import OWN_FORMATS, Activations, DenseWeights, HeadFormats, Ops, Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.step.inputs import Chunk, build_batch
@@ -34,9 +34,9 @@ FULL = LayerKind.FULL
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
 
 
-def bound(activations: Activations, preference: Preference, lm_head: str = "bf16") -> Eagle3:
+def bound(activations: Activations, preference: Preference, formats: HeadFormats = OWN_FORMATS) -> Eagle3:
     config = PRESETS[NAME]
-    ops = Ops(detect(), activations, preference, make_precision(layer_formats=(f"lm_head={lm_head}",)))
+    ops = Ops(detect(), activations, preference, make_precision().of_draft_head(formats))
     table = RandomTensors().normal("embed", (config.reads.vocab_size, config.reads.target_hidden), CUDA, std=1.0)
     ends = TargetEnds(ops.embed(table), ops.dense("lm_head.target", DenseWeights(table[:32])))
     head = bind_head(dummy_head(config, RandomTensors(3)), ops, CUDA, PAGE_SIZE, ends)
@@ -70,13 +70,13 @@ def chain(head: Eagle3, batch: ForwardBatch, tapped: Tensor, tokens: list[Tensor
 
 @pytest.mark.drafts(NAME)
 @pytest.mark.parametrize("lengths", [[1], [4], [300, 3, 17], [1] * 8], ids=str)
-@pytest.mark.parametrize("lm_head", ["bf16", "mxfp8"])
-def test_fast_kernels_give_the_references_logits(lengths: list[int], lm_head: str) -> None:
+@pytest.mark.parametrize("formats", [OWN_FORMATS, HeadFormats(lm_head="mxfp8"), HeadFormats("mxfp8")], ids=str)
+def test_fast_kernels_give_the_references_logits(lengths: list[int], formats: HeadFormats) -> None:
     """Over a chain of four guesses, each after the same tokens."""
     batch, tapped = rows(lengths)
     tokens = [torch.randint(0, 200_000, (len(lengths),), device=CUDA) for _ in range(3)]
-    truth = chain(bound(Activations.FLOAT32, Preference("reference"), lm_head), batch, tapped, tokens)
-    fast = chain(bound(Activations.BF16, Preference(), lm_head), batch, tapped, tokens)
+    truth = chain(bound(Activations.FLOAT32, Preference("reference"), formats), batch, tapped, tokens)
+    fast = chain(bound(Activations.BF16, Preference(), formats), batch, tapped, tokens)
     for step, (mine, theirs) in enumerate(zip(fast, truth, strict=True), 1):
         rms = float((mine - theirs).square().mean().sqrt() / theirs.square().mean().sqrt())
         assert rms <= 2 * model_noise(step + 1), f"guess {step} is off by {rms}"

@@ -143,6 +143,10 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     norms = HeadNorms(torch.ones(64, device=DEVICE).to(dtype), torch.ones(64, device=DEVICE).to(dtype), 1e-5)
     logits = torch.randn(rows, 8).to(DEVICE, dtype)
     wide = torch.randn(rows, 2 * width).to(DEVICE, dtype)
+    rows_table, pair = torch.randn(9, width).to(DEVICE, torch.bfloat16), torch.ones(2, width).to(DEVICE, dtype)
+    ids, ids_of = torch.arange(rows, device=DEVICE) % 9, torch.arange(64, device=DEVICE)
+    blocks = torch.randn(rows, 4).to(DEVICE), torch.arange(4 * rows, device=DEVICE).view(rows, 4).int() % 64
+    guesses = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
 
     def rope() -> None:
         for cache in (kv, codes):
@@ -161,6 +165,8 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
         "norm_add_norm_route": lambda: ops.norm_add_norm_route(x, residual, two, scaled, 2),
         "add_norm_route": lambda: ops.add_norm_route(x, residual, weight, 1e-5, router, 2),
         "rope_and_write_kv": rope,
+        "norm_pair": lambda: ops.norm_pair(rows_table, ids, x, pair, 1e-5),
+        "likeliest": lambda: (ops.likeliest(*blocks, None, guesses), ops.likeliest(*blocks, ids_of, guesses)),
         "route": lambda: (ops.route(logits, 2), ops.route(logits, 2, torch.ones(8, device=DEVICE))),
         "gated": lambda: ops.gated(wide, Gate(GateKind.GELU_TANH, interleaved=False)),
     }

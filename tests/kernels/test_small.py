@@ -255,6 +255,8 @@ def test_costs() -> None:
     assert cost.add_norm_route(spec) == cost.add_rms_norm(spec) + 128 * 2881 * 2 + 3 * 4 * 8
     assert cost.norm_add_norm_route(spec) == cost.norm_add_norm(spec) + 129 * 2880 * 2 + 128 * 4 + 3 * 4 * 8
     assert cost.gated(spec, 2112) == 3 * 3 * 2112 * 2
+    assert cost.norm_pair(spec) == (3 * 4 + 2) * 2880 * 2 + 3 * 8
+    assert cost.likeliest(spec, 1000) == 3 * (1000 * 4 + 4 + 2 * 8)
     assert cost.add_rms_norm_mxfp8(spec) == cost.add_rms_norm(spec) - 3 * (5760 - 2970)
     assert cost.norm_add_norm(spec) == cost.add_rms_norm(spec) + 5760
     parts = (cost.add_rms_norm, cost.rope_and_write_kv, cost.add_norm_route)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import Activations, Ops, Preference
-from microscale.backends.precision import make_precision
+from microscale.backends.ops import OWN_FORMATS, Activations, Embedding, HeadFormats, Ops, Preference
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.formats import block_format, decode, encode
@@ -24,13 +23,13 @@ from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.heads import bind_head
+from microscale.models.draft_heads.heads import bind_head, ops_for_head
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
 from support.forward import poison
 from support.loading import load_model
 from support.tiny_checkpoints import write_hf
-from support.tiny_heads import BLOCK, EAGLE3, HEADS, TARGET, PlainDFlash, PlainEagle3, plain_head
+from support.tiny_heads import BLOCK, EAGLE3, HEADS, TARGET, Maker, PlainDFlash, PlainEagle3, plain_head
 
 LENGTHS = (1, 19, 33)
 DRAFTS = 5
@@ -75,24 +74,37 @@ def tapped_of(model: AnyModel, tokens: list[int], places: tuple[int, ...]) -> Te
     return taps.rows
 
 
-def load(folder: Path, target: Target, page_size: int = 16, lm_head: str | None = None) -> DraftHead:
-    formats = [] if lm_head is None else [f"lm_head={lm_head}"]
-    ops = Ops(hardware.cpu(), Activations.FLOAT32, Preference(), make_precision(layer_formats=formats))
+def load(folder: Path, target: Target, page_size: int = 16, formats: HeadFormats = OWN_FORMATS) -> DraftHead:
+    ops = ops_for_head(Ops(hardware.cpu(), Activations.FLOAT32, Preference()), formats)
     return bind_head(open_draft_head(folder, target.model.config), ops, CPU, page_size, target.ends)
+
+
+def held(tensors: Mapping[str, Tensor], formats: HeadFormats) -> dict[str, Tensor]:
+    """The published tensors as they are read from the formats in which the head is held. Blocks lie along the columns,
+    so parts of a layer are rounded as the whole is."""
+
+    def rounded(name: str, tensor: Tensor) -> Tensor:
+        named = name == "lm_head.weight" and formats.lm_head is not None
+        fmt = formats.lm_head if named else formats.quantization
+        if fmt is None or tensor.ndim != 2 or name == "embed_tokens.weight":
+            return tensor
+        if not named and (tensor.shape[0] % 16 or tensor.shape[1] % 32):
+            return tensor
+        return decode(encode(tensor.float(), block_format(fmt)))
+
+    return {name: rounded(name, tensor) for name, tensor in tensors.items()}
 
 
 class Case:
     """One head, ours and plain, over the same sequences."""
 
     def __init__(
-        self, name: str, target: Target, folder: Path, page_size: int = 16, lm_head: str | None = None
+        self, name: str, target: Target, folder: Path, page_size: int = 16, formats: HeadFormats = OWN_FORMATS
     ) -> None:
         published = HEADS[name]
-        self.head = load(published.write(folder), target, page_size, lm_head)
+        self.head = load(published.write(folder), target, page_size, formats)
         self.taps = published.taps
-        tensors = dict(published.tensors)
-        if lm_head is not None:
-            tensors["lm_head.weight"] = decode(encode(tensors["lm_head.weight"].float(), block_format(lm_head)))
+        tensors = held(published.tensors, formats)
         self.plain: PlainEagle3 | PlainDFlash = plain_head(name, tensors, target.embed, target.lm_head)
         self.tapped = [tapped_of(target.model, tokens, self.taps) for tokens in sequences()]
         count = -(-(max(map(len, sequences())) + DRAFTS) // page_size)
@@ -155,9 +167,64 @@ def test_a_rejected_draft_leaves_no_trace(target: Target, tmp_path: Path, name: 
 
 @pytest.mark.parametrize("name", ["specforge", "nvidia_v3"])
 def test_lm_head_may_be_mxfp8(target: Target, tmp_path: Path, name: str) -> None:
-    case = Case(name, target, tmp_path, lm_head="mxfp8")
+    case = Case(name, target, tmp_path, formats=HeadFormats(lm_head="mxfp8"))
     assert case.feed([(0, n) for n in LENGTHS], DRAFTS).tolist() == case.expected(LENGTHS, DRAFTS)
     assert case.head.ops.plan.of("dense", "lm_head")[0].spec.weight_format == "mxfp8"
+
+
+def formats_of(head: DraftHead) -> dict[str, str]:
+    plan = head.ops.plan
+    return {layer: plan.of(op, layer)[0].spec.weight_format for op, layer in plan.layers() if op == "dense"}
+
+
+ALL = HeadFormats("mxfp8")
+LAYERS = {"fc", "qkv", "o", "mlp.gate_up", "mlp.down"}
+WHOLE_LM_HEADS = {"specforge", "speculators"}
+"""Of a multiple of 16 rows; others are 500 and 100, and the target's."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_all_weights_may_be_mxfp8(target: Target, tmp_path: Path, name: str) -> None:
+    """Its guesses are those of a float head with the same rounded weights."""
+    case = Case(name, target, tmp_path, formats=ALL)
+    found = case.feed([(0, n) for n in LENGTHS], DRAFTS)
+    assert found.tolist() == case.expected(LENGTHS, DRAFTS)
+    narrow = LAYERS | ({"lm_head"} if name in WHOLE_LM_HEADS else set())
+    formats = formats_of(case.head)
+    assert {layer for layer, fmt in formats.items() if fmt == "mxfp8"} == narrow
+    assert set(formats.values()) <= {"bf16", "mxfp8"}
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+def test_logits_in_mxfp8_are_those_of_the_rounded_weights(target: Target, tmp_path: Path, name: str) -> None:
+    narrow, wide = (Case(name, target, tmp_path / str(i), formats=each) for i, each in enumerate((ALL, OWN_FORMATS)))
+    logits, states, their_logits, their_states = rows_of(narrow)
+    assert away(logits, their_logits) <= 2e-5
+    assert away(states, their_states) <= 2e-5
+    assert away(logits, rows_of(wide)[2]) > 1e-3  # and of no others
+
+
+def test_a_layer_that_does_not_fit_stays_bf16_and_the_plan_says_why(target: Target, tmp_path: Path) -> None:
+    """13 tiles of 16 rows, but six and a half blocks of 32 columns."""
+    published = HEADS["specforge"]
+    keys = {**published.config, "intermediate_size": 208}
+    other = replace(published, config=keys, tensors=Maker(6).eagle3(keys, "midlayer.", 3, 96))
+    head = load(other.write(tmp_path), target, formats=ALL)
+    assert {layer for layer, fmt in formats_of(head).items() if fmt == "bf16"} == {"mlp.down"}
+    told = head.ops.plan.of("dense", "mlp.down")[0].to_json()["rejected"][0]
+    assert told["name"] == "mxfp8"
+    assert told["reason"] == "needs multiples of 16 rows and 32 columns, not 160 and 208; mlp.down stays bf16"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_coded_embedding_changes_no_guess(
+    target: Target, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a kernel cannot look rows up, the lookup, both norms and their joining stand alone."""
+    together, apart = (Case(name, target, tmp_path / part) for part in ("together", "apart"))
+    found = together.feed([(0, n) for n in LENGTHS], DRAFTS)
+    monkeypatch.setattr(Embedding, "table", None)
+    assert apart.feed([(0, n) for n in LENGTHS], DRAFTS).tolist() == found.tolist()
 
 
 def rows_of(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import AttentionBatch, Logits, Ops
+from microscale.backends.ops import OWN_FORMATS, AttentionBatch, HeadFormats, Logits, Ops
 from microscale.backends.ranks import summarise
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
@@ -31,8 +31,8 @@ from microscale.models import embedded
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest
-from microscale.models.draft_heads.heads import bind_head, dummy_head, open_head_weights
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest_of_ranks
+from microscale.models.draft_heads.heads import bind_head, dummy_head, open_head_weights, ops_for_head
 from microscale.models.draft_heads.weights import Eagle3Checkpoint
 from microscale.models.dummy_weights import RandomTensors
 from microscale.parallel.sharding import Shard, split_vocabulary
@@ -122,8 +122,9 @@ def verified_rows(config: HeadConfig, seed: int) -> Verified:
     return Verified(ForwardBatch(tokens, positions, {FULL: queries}, {FULL: positions}, last), tapped)
 
 
+@pytest.mark.parametrize("formats", [OWN_FORMATS, HeadFormats("mxfp8")], ids=["own", "mxfp8"])
 @pytest.mark.parametrize("kind", ["eagle3", "eagle3 with its own lm_head", "dflash"])
-def test_ranks_guess_what_one_rank_guesses(kind: str) -> None:
+def test_ranks_guess_what_one_rank_guesses(kind: str, formats: HeadFormats) -> None:
     """Three ranks, each with some rows of lm_head, its own or the target's."""
     model = demo_model()
     config = random_config(kind.split()[0], model)
@@ -136,12 +137,12 @@ def test_ranks_guess_what_one_rank_guesses(kind: str) -> None:
             return drawn * 8 if drawn.ndim == 2 else drawn
 
     steps = [verified_rows(config, seed) for seed in range(4)]
-    whole = bound(dummy_head(config, Large(5)), model)
+    whole = bound(dummy_head(config, Large(5)), model, formats)
     wanted = [whole.draft(step, whole.new_cache(PAGES), 4).tolist() for step in steps]
 
     def work(ranks: ThreadRank, rank: int) -> list[Any]:
         shard = Shard(rank, ranks.world)
-        ops = Ops(model.ops.gpu, model.ops.activations, model.ops.preference, ranks=ranks)
+        ops = ops_for_head(Ops(model.ops.gpu, model.ops.activations, model.ops.preference, ranks=ranks), formats)
         own = split_vocabulary(model.config.vocab_size, shard)
 
         class Rows:
@@ -172,7 +173,7 @@ def test_the_likeliest_of_ranks_is_the_lowest_of_equals(largest: str) -> None:
         shard = Shard(rank, ranks.world)
         own = split_vocabulary(vocab, shard)
         part = summarise(logits[:, own.start : own.stop].contiguous())
-        return likeliest(part, replace(config, shard=shard), ranks).tolist()
+        return likeliest_of_ranks(part, replace(config, shard=shard), ranks).tolist()
 
     assert run_ranks(4, work) == [[(at or [0])[0]] * 2] * 4
 
@@ -203,6 +204,9 @@ def test_ranks_must_have_one_draft_head() -> None:
     assert same[0] == same[1]
     without = prepare(replace(DEMO, speculative=None)).fingerprint()
     assert "draft head" not in without
+    narrow = prepare(replace(DEMO, speculative=replace(EAGLE3, quantization="mxfp8"))).fingerprint()
+    own = prepare(DEMO).fingerprint()
+    assert {key for key in own if own[key] != narrow[key]} == {"draft head's formats"}
 
 
 def test_where_a_scored_prompt_goes_on_is_told() -> None:

@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 
+from microscale.backends.ops import OWN_FORMATS, HeadFormats
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
@@ -24,9 +25,9 @@ from microscale.models.taps import Taps
 from support.demo_prompts import demo_model
 
 
-def bound(weights: HeadWeights, model: AnyModel) -> DraftHead:
+def bound(weights: HeadWeights, model: AnyModel, formats: HeadFormats = OWN_FORMATS) -> DraftHead:
     ends = TargetEnds(model.embed, model.lm_head)
-    return bind_head(weights, ops_for_head(model.ops), model.device, model.page_size, ends)
+    return bind_head(weights, ops_for_head(model.ops, formats), model.device, model.page_size, ends)
 
 
 @cache

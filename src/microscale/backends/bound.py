@@ -247,6 +247,7 @@ class Small:
         self.add_rms_norm_mxfp8 = ops.add_rms_norm_mxfp8
         self.norm_add_norm, self.rope_and_write_kv = ops.norm_add_norm, ops.rope_and_write_kv
         self.route, self.gated = ops.route, ops.gated
+        self.norm_pair, self.likeliest = ops.norm_pair, ops.likeliest
 
     def add_norm_route(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, router: Router, top_k: int
@@ -270,6 +271,11 @@ class Embedding:
     def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
         self._weight = weight
         self._dtype = dtype
+
+    @property
+    def table(self) -> Tensor | None:
+        """The rows as they are, for kernels that look them up by themselves; ``None`` where they are coded."""
+        return self._weight if isinstance(self._weight, torch.Tensor) else None
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         return take_rows(self._weight, token_ids, self._dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rejected:
-    """An implementation that will not run, and the reason in one clause."""
+    """An implementation that will not run, or a format that a layer is not held in, and the reason in one clause."""
 
     name: str
     reason: str

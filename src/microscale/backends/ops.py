@@ -27,6 +27,7 @@ from microscale.backends.bound import (
     SmallKind,
 )
 from microscale.backends.decision import Plan
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.oracle import Preference
 from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
@@ -187,6 +188,7 @@ __all__ = [
     "BUCKETS",
     "LOGITS_BLOCK",
     "MLP_RUN",
+    "OWN_FORMATS",
     "PROMPT_BIT",
     "Activations",
     "Attention",
@@ -199,6 +201,7 @@ __all__ = [
     "Embedding",
     "Gate",
     "GateKind",
+    "HeadFormats",
     "HeadNorms",
     "History",
     "Kernel",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from microscale.backends import registry
-from microscale.backends.decision import Decision, Plan
+from microscale.backends.decision import Decision, Plan, Rejected
 from microscale.backends.oracle import Freedom, Preference, decide_layer
 from microscale.backends.precision import BITS, EXACT, Precision
 from microscale.errors import Unsupported
@@ -98,7 +98,12 @@ def _decide(use: Use, setup: Setup) -> list[Decision]:
     weighted = use.op in ("moe", "dense")
     activations = precision.activations(use.op, setup.activations) if weighted else ()
     freedom = Freedom(activations, use.count, setup.kv_size)
-    return decide_layer(use.op, use.layer, specs, setup.gpu, setup.preference, freedom)
+    decisions = decide_layer(use.op, use.layer, specs, setup.gpu, setup.preference, freedom)
+    kept = precision.keeps_own(use.layer, use.spec)
+    if kept is None:
+        return decisions
+    wanted = Rejected(precision.format_of(use.layer, use.spec.weight_format), kept)
+    return [replace(decision, rejected=(wanted, *decision.rejected)) for decision in decisions]
 
 
 def _nearest(use: Use, setup: Setup) -> tuple[str, str] | None:

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from microscale.backends.head_formats import HeadFormats
 from microscale.errors import BadSetting, Unsupported
 from microscale.formats import BLOCK, FORMATS
+from microscale.kernels.numbers import FRAGMENT_ROWS
 from microscale.kernels.op import Activations
 
 LAYERS = ("qkv", "o", "lm_head", "embed", "mlp", "experts")
@@ -29,6 +31,8 @@ BITS: Mapping[str, float] = {
 """Bits of one weight, its share of the scale included (FP8's one scale a row is nothing)."""
 MOE_ACTIVATIONS = ("auto", "bf16", "mxfp8")
 KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
+HEAD_LAYERS = ("fc", "qkv", "o", "mlp", "lm_head")
+"""Dense layers of a draft head."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Precision:
     """``--moe-activations``: ``bf16`` and ``mxfp8`` are preferences, ``auto`` is the precision's."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``: likewise."""
+    where_it_fits: bool = False
+    """Layers whose shapes do not fit ``formats`` keep their own, and the plan says why (draft heads). Elsewhere they
+    are refused."""
 
     def format_of(self, layer: str, own: str) -> str:
         """The format in which a layer is held whose checkpoint has it in ``own``. ``mlp.down`` follows ``mlp``."""
@@ -61,6 +68,8 @@ class Precision:
         if not hasattr(spec, "weight_format"):
             return spec
         held = self.format_of(layer, spec.weight_format)
+        if self.keeps_own(layer, spec) is not None:
+            return spec
         columns = getattr(spec, "columns", BLOCK)  # widths of experts are checked with the config
         if held in FORMATS and columns % BLOCK:
             raise Unsupported(
@@ -68,6 +77,18 @@ class Precision:
                 f"columns; add --layer-format {layer.partition('.')[0]}=fp8."
             )
         return replace(spec, weight_format=held)
+
+    def keeps_own(self, layer: str, spec: Any) -> str | None:
+        """Why a layer stays in its checkpoint's format although ``formats`` has another: kernels read a block format in
+        tiles of 16 rows and in blocks of 32 columns. ``None`` where it does not, and where that is refused instead."""
+        own = getattr(spec, "weight_format", None)
+        named = layer.partition(".")[0] in dict(self.chosen)
+        if not self.where_it_fits or own is None or named or self.format_of(layer, own) not in FORMATS:
+            return None
+        if spec.columns % BLOCK or spec.rows % FRAGMENT_ROWS:
+            needs = f"multiples of {FRAGMENT_ROWS} rows and {BLOCK} columns"
+            return f"needs {needs}, not {spec.rows} and {spec.columns}; {layer} stays {own}"
+        return None
 
     def activations(self, op: str, base: Activations) -> tuple[Activations, ...]:
         """The formats in which activations may meet the weights of an op, the most exact first."""
@@ -77,11 +98,13 @@ class Precision:
             return base, Activations.MXFP8
         return (base,)
 
-    def of_draft_head(self, lm_head: str | None) -> Precision:
-        """Of a draft head beside a model: the checkpoint's own formats, but for its lm_head if one is named; the same
-        KV cache."""
-        chosen = () if lm_head is None else (("lm_head", lm_head),)
-        return replace(self, formats=(), mx_activations=(), chosen=chosen)
+    def of_draft_head(self, asked: HeadFormats) -> Precision:
+        """Of a draft head beside a model: the checkpoint's own formats but for those that are asked for; the same KV
+        cache."""
+        formats = () if asked.quantization is None else tuple((layer, asked.quantization) for layer in HEAD_LAYERS)
+        alone = asked.lm_head is not None and asked.lm_head != asked.quantization
+        chosen = (("lm_head", asked.lm_head),) if asked.lm_head is not None and alone else ()
+        return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
 
     @property
     def kv_format(self) -> str:

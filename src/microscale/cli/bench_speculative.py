@@ -122,8 +122,8 @@ def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative
     """The draft head that was asked for, if one was."""
     if prepared.head is None:
         return None
-    head = load_head(prepared.head, model)
-    drafting = head_drafting(prepared.head.config, prepared.outline, prepared.plan, prepared.setup, depth)
+    own, head = prepared.head, load_head(prepared.head, model)
+    drafting = head_drafting(own.config, own.setup, prepared.outline, prepared.plan, prepared.setup, depth)
     return speculative.Head(partial(HeadDrafter, head), drafting)
 
 

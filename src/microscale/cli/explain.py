@@ -43,7 +43,10 @@ def explain(
     tensor_parallel_size: TensorParallelOption = 1,
     speculative: Annotated[
         str | None,
-        typer.Option(help="Say whether drafts pay: ngram, eagle3, or a draft head's folder or hub id."),
+        typer.Option(
+            help="Say whether drafts pay: ngram, eagle3, a draft head's folder or hub id, or the JSON of "
+            "serve's --speculative-config."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

@@ -40,7 +40,11 @@ KernelCacheOption = Annotated[
 ]
 SpeculativeOption = Annotated[
     str | None,
-    typer.Option(help='Draft tokens and verify them: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'),
+    typer.Option(
+        help='Draft tokens and verify them: \'{"method": "ngram", "num_speculative_tokens": 4}\', or by a draft head: '
+        '\'{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 3, "quantization": "mxfp8"}\', where '
+        "quantization holds the head's weights in half the bytes."
+    ),
 ]
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
 

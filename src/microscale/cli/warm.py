@@ -94,7 +94,7 @@ def warm(
     head = None
     if drafts is not None and drafts.is_head:
         opened = open_head(drafts, model, config, offline=env.offline)
-        head = prepare_head(opened, setup, block_size, drafts.draft_lm_head)
+        head = prepare_head(opened, setup, block_size, drafts.head_formats)
     kernels = list(recorded(config, setup, block_size, max_num_batched_tokens, draft_tokens, head))
     summary = fill(model, card, kernels, use_cache(kernel_cache), jobs or workers(hardware.system_memory()[1]))
     if as_json:

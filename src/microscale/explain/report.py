@@ -25,7 +25,7 @@ from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, m
 from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
-from microscale.explain.speculative import COUNTED_AT, DraftsReport, explain_drafts, find_head
+from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_drafter
 from microscale.hardware import Gpu
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
@@ -59,7 +59,8 @@ class Question:
     reserve: int | None = None
     """Bytes that stay with the system where it shares its memory."""
     speculative: str | None = None
-    """Who drafts: ``ngram``, ``eagle3``, or a draft head's folder or hub id; ``None``: nobody."""
+    """Who drafts: ``ngram``, ``eagle3``, a draft head's folder or hub id, or the JSON of ``--speculative-config``;
+    ``None``: nobody."""
     offline: bool = False
     tensor_parallel_size: int = 1
     """Ranks that share the model, each on such a card. The report is on the first of them, which holds most."""
@@ -175,11 +176,12 @@ def explain(question: Question) -> Report:
     workload = Workload(context, question.batch, STEP_TOKENS, PAGE_SIZE, question.utilization, question.reserve)
     workload.check(question.model, config.max_context)
     setup = Setup(gpu, activations, question.preference, question.precision)
-    head = None
+    head, drafter = None, None
     if question.speculative is not None:
-        head = find_head(question.speculative, question.model, config, offline=question.offline)
-        need = None if head is None else prepare_head(head, setup, PAGE_SIZE).need
-        workload = replace(workload, draft_tokens=COUNTED_AT, head=need)
+        drafter = read_drafter(question.speculative)
+        opened = find_head(drafter, question.model, config, offline=question.offline)
+        head = None if opened is None else prepare_head(opened, setup, PAGE_SIZE, drafter.formats)
+        workload = replace(workload, draft_tokens=drafter.counted_at, head=None if head is None else head.need)
     joined = _joined(gpu, question)
     if shard.world > 1 and joined.refuses_peers() is None:
         workload = replace(workload, peer_buffer=peer_bytes(shard.world))
@@ -197,8 +199,8 @@ def explain(question: Question) -> Report:
     points = make_points(shape, plan, setup, batches, contexts, STEP_TOKENS, fits)
     others = published(preset_name(question.model), gpu) if shard.is_whole else ()
     drafts = None
-    if question.speculative is not None:
-        drafts = explain_drafts(question.speculative, shape, plan, setup, context, head, fits, shard.world)
+    if drafter is not None:
+        drafts = explain_drafts(drafter, shape, plan, setup, context, head, fits, shard.world)
     return Report(question, setup, shape, plan, memory, prediction, tuple(points), others, why, joined, drafts)
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.backends.decision import Plan
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.plan import Setup
+from microscale.engine.loading.drafting import PreparedHead, open_head
 from microscale.engine.prediction.draft_head import head_drafting
 from microscale.engine.prediction.drafts import (
     DraftedStep,
@@ -19,6 +21,7 @@ from microscale.engine.prediction.drafts import (
     tokens_of,
 )
 from microscale.engine.prediction.points import preset_name
+from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.errors import BadSetting
 from microscale.hardware.published import PublishedDrafts, published_drafts
 from microscale.models import embedded
@@ -34,6 +37,40 @@ LENGTHS = (2.0, 2.5, 3.0)
 COUNTED_AT = 3
 """Drafts with which publishers count them."""
 NGRAM, EAGLE3 = "ngram", "eagle3"
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Who drafts, as ``--speculative`` says."""
+
+    name: str
+    """``ngram``, ``eagle3``, or a draft head's folder or hub id."""
+    config: SpeculativeConfig | None = None
+    """Where it says all that ``--speculative-config`` takes."""
+
+    @property
+    def formats(self) -> HeadFormats:
+        """Of a head."""
+        return OWN_FORMATS if self.config is None else self.config.head_formats
+
+    @property
+    def drafts(self) -> range:
+        """Drafts of a sequence, by which steps are told."""
+        return DRAFTS if self.config is None else range(self.config.num_speculative_tokens + 1)
+
+    @property
+    def counted_at(self) -> int:
+        """Drafts that memory is counted with."""
+        return COUNTED_AT if self.config is None else self.config.num_speculative_tokens
+
+
+def read_drafter(text: str) -> Drafter:
+    """A name, or what ``--speculative-config`` takes."""
+    if not text.lstrip().startswith("{"):
+        return Drafter(text)
+    config = parse_config(text)
+    assert config is not None  # there is a text
+    return Drafter(config.model or config.method, config)
 
 
 @dataclass(frozen=True)
@@ -123,30 +160,36 @@ class Batch:
 class DraftsReport:
     """The answer to ``--speculative``."""
 
-    drafter: str
+    drafter: Drafter
     context: int
     batches: tuple[Batch, ...]
     published: tuple[PublishedDrafts, ...]
     ranks: int = 1
     """That share the model; the steps are of one of them."""
+    head: Plan | None = None
+    """Which kernels run the drafter, where it is a model."""
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "drafter": self.drafter,
+            "drafter": self.drafter.name,
+            **({} if self.head is None else {"head": self.head.to_json()}),
             "context": self.context,
             "batches": [batch.to_json() for batch in self.batches],
             "published": [row.to_json() for row in self.published],
         }
 
 
-def find_head(drafter: str, model: str, config: ModelConfig, *, offline: bool) -> HeadWeights | None:
+def find_head(drafter: Drafter, model: str, config: ModelConfig, *, offline: bool) -> HeadWeights | None:
     """The head that drafts; ``None`` where the drafter is no model."""
-    if drafter == NGRAM:
+    name = drafter.name
+    if name == NGRAM:
         return None
-    head = f"{preset_name(model)}-{EAGLE3}" if drafter == EAGLE3 else drafter
-    if drafter == EAGLE3 and model == embedded.NAME:
+    if drafter.config is not None and name != EAGLE3:
+        return open_head(drafter.config, model, config, offline=offline)
+    head = f"{preset_name(model)}-{EAGLE3}" if name == EAGLE3 else name
+    if name == EAGLE3 and model == embedded.NAME:
         head = str(embedded.DRAFT_HEAD)
-    elif drafter == EAGLE3 and head not in PRESETS:
+    elif name == EAGLE3 and head not in PRESETS:
         raise BadSetting(
             f"--speculative {EAGLE3}: no shape of a head for {model} is known here; name a head's folder or hub id."
         )
@@ -154,16 +197,18 @@ def find_head(drafter: str, model: str, config: ModelConfig, *, offline: bool) -
 
 
 def explain_drafts(
-    drafter: str, shape: Outline, plan: Plan, setup: Setup, context: int, head: HeadWeights | None,
+    drafter: Drafter, shape: Outline, plan: Plan, setup: Setup, context: int, head: PreparedHead | None,
     fits: Callable[[int, int], bool], ranks: int = 1,
 ) -> DraftsReport:  # fmt: skip
     """For all batches whose sequences fit. With several ranks steps with drafts are read, whoever drafts."""
-    drafting = Drafting() if head is None else head_drafting(head.config, shape, plan, setup, context)
+    drafting = Drafting()
+    if head is not None:
+        drafting = head_drafting(head.config, head.setup, shape, plan, setup, context)
     drafting = replace(drafting, on_device=drafting.on_device and ranks == 1)
     batches = [
-        Batch(tuple(drafted_steps(shape, plan, setup, sequences, DRAFTS, context, drafting)))
+        Batch(tuple(drafted_steps(shape, plan, setup, sequences, drafter.drafts, context, drafting)))
         for sequences in SEQUENCES
         if fits(sequences, context)
     ]
     others = published_drafts(preset_name(shape.name), setup.gpu)
-    return DraftsReport(drafter, context, tuple(batches), others, ranks)
+    return DraftsReport(drafter, context, tuple(batches), others, ranks, None if head is None else head.plan)

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
-from microscale.explain.speculative import COUNTED_AT, LENGTHS, NGRAM, Batch, DraftsReport
+from microscale.backends.decision import Plan
+from microscale.explain.speculative import COUNTED_AT, LENGTHS, Batch, DraftsReport
 from microscale.explain.speed_text import WIDTH, rate_text
+from microscale.formats import FORMATS
 
 
 def draft_lines(report: DraftsReport) -> Iterator[str]:
-    costs = "costs nothing" if report.drafter == NGRAM else "its passes are in the steps"
-    yield f"[bold]speculative decoding[/] by {escape(report.drafter)} ({costs}), after {report.context} tokens"
+    costs = "costs nothing" if report.head is None else "its passes are in the steps"
+    yield f"[bold]speculative decoding[/] by {escape(report.drafter.name)} ({costs}), after {report.context} tokens"
+    if report.head is not None:
+        yield from _head(report.head)
     for line in textwrap.wrap(
         "K drafts of each sequence are verified in one step. Acceptance: the chance of a drafted token after accepted "
         "ones. Tokens per second where a step gives each sequence so many tokens.",
@@ -23,10 +27,25 @@ def draft_lines(report: DraftsReport) -> Iterator[str]:
     for batch in report.batches:
         yield from _table(batch)
     if report.ranks > 1:
-        more = "" if report.drafter == NGRAM else ", and of a head one sum more for each pass"
+        more = "" if report.head is None else ", and of a head one sum more for each pass"
         text = f"these steps are one rank's own time of {report.ranks}: each has its sums beside it{more}"
         yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield from _others(report)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    """In which formats the head's layers are held, and why some are not in the one that was asked for."""
+    by_format: dict[str, list[str]] = {}
+    kept: list[str] = []
+    for op, layer in plan.layers():
+        decision = plan.of(op, layer)[0]
+        if op == "dense":
+            by_format.setdefault(decision.spec.weight_format, []).append(layer)
+            kept += [f"{each.name} {each.reason}" for each in decision.rejected if each.name in FORMATS]
+    held = "; ".join(f"{', '.join(layers)} in {name}" for name, layers in by_format.items())
+    for text in (f"the head: {held}", *kept):
+        lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from (escape(line) for line in lines)
 
 
 def _table(batch: Batch) -> Iterator[str]:
@@ -46,7 +65,7 @@ def _table(batch: Batch) -> Iterator[str]:
 
 
 def _sentences(batch: Batch) -> Iterator[str]:
-    step = batch.steps[COUNTED_AT]
+    step = batch.steps[min(COUNTED_AT, len(batch.steps) - 1)]
     pays = batch.pays_from(step)
     told = "never pays" if pays is None else f"pays from an acceptance of {pays:.0%} on"
     yield f"    at K = {step.drafts} a step costs {batch.ratio(step):.2f} x; {told}"

@@ -77,12 +77,12 @@ import torch
 
 from microscale.errors import BadCheckpoint, Unsupported
 from microscale.formats import BLOCK, MXFP4, MXFP8, SCALE_NAN, BlockFormat, BlockScaled
-from microscale.kernels.numbers import PEAK_BIAS
+from microscale.kernels.numbers import FRAGMENT_ROWS, PEAK_BIAS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TILE_ROWS = 16
+TILE_ROWS = FRAGMENT_ROWS
 TILE_K = 64
 LANES = 32
 MAX_SCALE = 192

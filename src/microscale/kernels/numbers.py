@@ -10,6 +10,9 @@ from __future__ import annotations
 PEAK_BIAS = 0x400B
 """A scale byte plus a row's half-word of ``peaks`` is 0x4000 plus its distance from 11 octaves below the peak."""
 
+FRAGMENT_ROWS = 16
+"""Rows of a tile of packed weights (``layouts``)."""
+
 
 def cdiv(number: int, by: int) -> int:
     """``number / by``, rounded up."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from microscale.backends.following import record_following
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.precision import Precision, make_precision
@@ -67,7 +68,11 @@ SETTINGS = (
     Setting("fast", dense="mxfp8", preference=Preference(backend="triton_mxfp8_a8")),
     Setting("fast", preference=Preference(backend="triton_mxfp4_a8")),
 )
-HEAD_PRECISIONS = (make_precision(), make_precision(layer_formats=("lm_head=mxfp8",), kv_cache_dtype="fp8"))
+HEAD_PRECISIONS = (
+    make_precision().of_draft_head(OWN_FORMATS),
+    make_precision(kv_cache_dtype="fp8").of_draft_head(HeadFormats(lm_head="mxfp8")),
+    make_precision().of_draft_head(HeadFormats("mxfp8")),
+)
 """What a user may ask of a draft head."""
 HEAD_CONTEXT = 1 << 17
 """Positions of the longest target: heads share the widths of its page tables."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from microscale.backends.head_formats import HeadFormats
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup
 from microscale.engine.loading.build import Queueing, build_engine
@@ -28,6 +30,7 @@ from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
+from support.demo_prompts import demo_prompts
 from support.tiny_heads import EAGLE3
 
 
@@ -46,6 +49,7 @@ def asked(target: str = "gpt-oss-tiny", workload: Workload | None = None, **opti
         ({"method": "dflash"}, "method dflash needs a draft head"),
         ({"model": "dflash-tiny"}, "dflash-tiny is a DFlash head, and the method is eagle3"),
         ({"method": "dflash", "model": "dflash-tiny", "num_speculative_tokens": 8}, "blocks of up to 7 tokens"),
+        ({"quantization": "mxfp8", "draft_lm_head": "bf16"}, "leave one of them out"),
     ],
 )
 def test_a_head_that_does_not_go_with_the_option_is_one_sentence(options: dict[str, object], says: str) -> None:
@@ -81,6 +85,24 @@ def test_the_embedded_model_has_a_head_of_its_own() -> None:
     assert '"draft_head"' in built.plan
 
 
+def greedy(options: LoadOptions) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many of them were accepted drafts."""
+    engine = build_engine(prepare(options), Queueing()).engine
+    engine.submit(Request("r", demo_prompts(1)[0], SamplingParams(max_tokens=12, ignore_eos=True)))
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += [output.token for output in engine.step() if output.token is not None]
+    return tokens, engine.stats().num_accepted_tokens
+
+
+def test_a_quantized_head_changes_no_answer() -> None:
+    work, fixed = Workload(context=512, sequences=1), ((1, 3),)
+    drafted = asked(embedded.NAME, work, quantization="mxfp8", num_speculative_tokens_per_batch_size=fixed)
+    tokens, accepted = greedy(drafted)
+    assert accepted > 3
+    assert greedy(replace(drafted, speculative=None)) == (tokens, 0)
+
+
 def test_its_weights_and_pages_are_counted() -> None:
     """By hand: gpt-oss-20b's EAGLE3 head as SpecForge shapes it, on an H200."""
     setup = Setup(KNOWN["h200"], Activations.BF16)
@@ -97,9 +119,32 @@ def test_its_weights_and_pages_are_counted() -> None:
     assert with_head.activations > without.activations + 2048 * 2 * 8640
     pages = [memory.pages()[LayerKind.FULL] for memory in (with_head, without)]
     assert 0 < pages[0] < pages[1]
-    narrow = prepare_head(weights, setup, 16, "mxfp8")
+    narrow = prepare_head(weights, setup, 16, HeadFormats(lm_head="mxfp8"))
     saved = head.need.weights - narrow.need.weights
     assert saved == pytest.approx(32000 * 2880 * (2 - 33 / 32), rel=0.01)
+    whole = prepare_head(weights, setup, 16, HeadFormats("mxfp8"))
+    assert head.need.weights - whole.need.weights == pytest.approx(numbers * (2 - 33 / 32), rel=0.01)
+    assert replace(whole.need, weights=0) == replace(head.need, weights=0)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b-eagle3", "gpt-oss-120b-eagle3-v3", "dflash-tiny"])
+@pytest.mark.parametrize("card", ["h200", "gb10", "b200", "a100"])
+def test_a_quantized_head_runs_on_the_kernels_of_its_format(name: str, card: str) -> None:
+    """And on no bf16 copy of the rounded weights, which would give the rounding and none of the bytes."""
+    setup = Setup(KNOWN[card], Activations.BF16)
+    head = prepare_head(dummy_head(HEADS[name], ShapeTensors()), setup, 16, HeadFormats("mxfp8"))
+    dense = [decision for decision in head.plan.decisions.values() if decision.op == "dense"]
+    assert {decision.chosen for decision in dense} == {"triton_mxfp8"}
+    layers = {decision.layer for decision in dense}
+    assert layers == {"fc", "qkv", "o", "mlp.gate_up", "mlp.down"} | (set() if "dflash" in name else {"lm_head"})
+
+
+def test_what_runs_a_quantized_head_is_told() -> None:
+    built = build_engine(prepare(asked(embedded.NAME, quantization="mxfp8")), Queueing())
+    told = json.loads(built.plan)["speculative"]["decisions"]
+    formats = {entry["layer"]: entry["format"] for entry in told if entry["op"] == "dense"}
+    assert set(formats.values()) == {"mxfp8"}
+    assert formats.keys() == {"fc", "qkv", "o", "mlp.gate_up", "mlp.down", "lm_head"}
 
 
 def test_warming_makes_its_kernels_ready_too() -> None:

@@ -10,7 +10,7 @@ import pytest
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation import ngram
-from microscale.engine.speculation.config import SpeculativeConfig, parse_config
+from microscale.engine.speculation.config import SpeculativeConfig, config_text, parse_config
 from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.step.work import Work
@@ -119,6 +119,11 @@ def test_the_option_reads_as_vllms() -> None:
     )
     head = parse_config('{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}')
     assert head == SpeculativeConfig("eagle3", 3, "a/b", "mxfp8")
+    for more in ("", ', "draft_lm_head": "mxfp8"'):  # said twice, it is the same
+        whole = parse_config(f'{{"method": "eagle3", "num_speculative_tokens": 3, "quantization": "mxfp8"{more}}}')
+        assert whole is not None
+        assert whole.head_formats.quantization == "mxfp8"
+        assert parse_config(config_text(whole)) == whole
     assert both == SpeculativeConfig("ngram", 1, prompt_lookup_max=4, prompt_lookup_min=2)
 
 
@@ -170,6 +175,16 @@ def test_wrong_fixed_lengths_are_one_sentence(value: str) -> None:
         ('{"method": "ngram", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}', "no lm_head of its own"),
         ('{"method": "dflash", "num_speculative_tokens": 3, "draft_lm_head": "mxfp8"}', "no lm_head of its own"),
         ('{"method": "eagle3", "num_speculative_tokens": 3, "draft_lm_head": "int4"}', "use bf16 or mxfp8"),
+        ('{"method": "ngram", "num_speculative_tokens": 3, "quantization": "mxfp8"}', "method ngram has no weights"),
+        (
+            '{"method": "dflash", "num_speculative_tokens": 3, "quantization": "fp8"}',
+            "is 'fp8'; use mxfp8",
+        ),
+        ('{"method": "eagle3", "num_speculative_tokens": 3, "quantization": 8}', "quantization is 8, not a string"),
+        (
+            '{"method": "eagle3", "num_speculative_tokens": 3, "quantization": "mxfp8", "draft_lm_head": "bf16"}',
+            "quantization mxfp8 is of all dense weights, and draft_lm_head asks for bf16; leave one of them out",
+        ),
         ('{"method": "eagle3", "num_speculative_tokens": 3, "prompt_lookup_min": 2}', "is for method ngram"),
         (
             '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2}',

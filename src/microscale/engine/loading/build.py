@@ -126,7 +126,7 @@ def _predicted_costs(prepared: Prepared) -> Prior:
     memory, head = prepared.memory, prepared.head
     shape, plan, setup = prepared.outline, prepared.plan, prepared.setup
     context = min(CONTEXT, shape.max_context)
-    drafting = NGRAM if head is None else head_drafting(head.config, shape, plan, setup, context)
+    drafting = NGRAM if head is None else head_drafting(head.config, head.setup, shape, plan, setup, context)
     if prepared.team is not None:
         drafting = replace(drafting, on_device=False)  # the other ranks are told what was accepted
     return predicted_costs(shape, plan, setup, memory.workload.draft_tokens, memory.workload.sequences, drafting)

@@ -8,6 +8,7 @@ import torch
 
 from microscale.backends import registry
 from microscale.backends.decision import Plan
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.ops import Activations, Ops
 from microscale.backends.plan import Setup, make_plan
 from microscale.engine.loading.memory import HeadNeed
@@ -66,9 +67,11 @@ def _check(config: SpeculativeConfig, name: str, head: HeadConfig) -> None:
         raise BadSetting(f"{OPTION}: {name} takes the target's lm_head; leave draft_lm_head out.")
 
 
-def prepare_head(weights: HeadWeights, target: Setup, page_size: int, lm_head: str | None = None) -> PreparedHead:
+def prepare_head(
+    weights: HeadWeights, target: Setup, page_size: int, formats: HeadFormats = OWN_FORMATS
+) -> PreparedHead:
     """Plan a head for a target that is set up so."""
-    setup = replace(target, precision=target.precision.of_draft_head(lm_head))
+    setup = replace(target, precision=target.precision.of_draft_head(formats))
     config = weights.config
     shape = outline_head(config, setup.activations, page_size)
     plan = make_plan("the draft head", shape.uses, setup)

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.plan import Setup
 from microscale.models.checkpoint import FromCheckpoint
 from microscale.models.draft_heads.heads import HeadWeights
@@ -13,8 +14,10 @@ from microscale.models.families import ModelWeights
 from microscale.parallel.sharding import WHOLE
 
 
-def fingerprint(weights: ModelWeights, setup: Setup, seed: int, head: HeadWeights | None = None) -> dict[str, str]:
-    """Texts that are compared, and shown where they differ."""
+def fingerprint(
+    weights: ModelWeights, setup: Setup, seed: int, head: HeadWeights | None = None, formats: HeadFormats = OWN_FORMATS
+) -> dict[str, str]:
+    """Texts that are compared, and shown where they differ. ``formats``: of the head."""
     found = {
         "model": _digest(repr(_without_rank(weights.config))),
         "checkpoint": _checkpoint(weights, seed),
@@ -23,6 +26,7 @@ def fingerprint(weights: ModelWeights, setup: Setup, seed: int, head: HeadWeight
     }
     if head is not None:
         found["draft head"] = f"{_digest(repr(_without_rank(head.config)))}, {_checkpoint(head, 0)}"
+        found["draft head's formats"] = f"all {formats.quantization}, lm_head {formats.lm_head}"
     return found
 
 

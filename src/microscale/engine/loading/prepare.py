@@ -68,8 +68,10 @@ class Prepared:
 
     def fingerprint(self) -> dict[str, str]:
         """What all ranks must have alike."""
-        head = None if self.head is None else self.head.weights
-        return fingerprint(self.weights, self.setup, self.options.seed, head)
+        head, drafts = self.head, self.options.speculative
+        if head is None or drafts is None:
+            return fingerprint(self.weights, self.setup, self.options.seed)
+        return fingerprint(self.weights, self.setup, self.options.seed, head.weights, drafts.head_formats)
 
     def close(self) -> None:
         """End the other ranks, if there are any."""
@@ -118,7 +120,7 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
         workload = replace(workload, draft_tokens=drafts.num_speculative_tokens)
         if drafts.is_head:
             opened = open_head(drafts, options.model, config, offline=options.offline)
-            head = prepare_head(opened, setup, workload.page_size, drafts.draft_lm_head)
+            head = prepare_head(opened, setup, workload.page_size, drafts.head_formats)
             workload = replace(workload, head=head.need)
     name = shard_name(options.model, options.shard)
     shape = outline(name, config, setup.activations, workload.page_size, config.max_context)

@@ -7,12 +7,10 @@ A DFlash head makes one pass for all drafts, over a block, and its target's lm_h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup, Use, make_plan
-from microscale.backends.precision import EXACT
 from microscale.engine.prediction.drafts import Drafting
 from microscale.engine.prediction.predict import use_time
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
@@ -25,9 +23,8 @@ TAKES_IN = "fc"
 """Reads the target's hidden states: in the first pass alone."""
 
 
-def head_drafting(config: HeadConfig, target: Outline, plan: Plan, setup: Setup, context: int) -> Drafting:
-    """The times of a head in the checkpoint's formats, beside a target whose ``plan`` was made."""
-    own = replace(setup, precision=EXACT)
+def head_drafting(config: HeadConfig, own: Setup, target: Outline, plan: Plan, setup: Setup, context: int) -> Drafting:
+    """The times of a head that is set up as ``own``, beside a target whose ``plan`` was made."""
     uses = outline_head(config, setup.activations, PAGE_SIZE).uses
     own_plan = make_plan("draft head", uses, own)
     layers = [use for use in uses if use.layer != LM_HEAD]

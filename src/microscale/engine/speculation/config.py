@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from microscale.backends.head_formats import HeadFormats
 from microscale.engine.speculation.fixed_lengths import parse_lengths
 from microscale.errors import BadSetting
 from microscale.models.config import MAX_DRAFT
@@ -14,6 +15,7 @@ from microscale.models.config import MAX_DRAFT
 NGRAM, EAGLE3, DFLASH = "ngram", "eagle3", "dflash"
 METHODS = (NGRAM, EAGLE3, DFLASH)
 LM_HEAD_FORMATS = ("bf16", "mxfp8")
+QUANTIZATIONS = ("mxfp8",)
 MAX_LOOKUP = 64
 DEFAULT_LOOKUP = 5
 """vLLM's."""
@@ -30,6 +32,9 @@ class SpeculativeConfig:
     """``eagle3``, ``dflash``: the draft head, as a model is named. The embedded model has one of its own."""
     draft_lm_head: str | None = None
     """``eagle3``: the format in which the head's own lm_head is held; its own where it is not said."""
+    quantization: str | None = None
+    """``eagle3``, ``dflash``: the format in which all dense weights of the head are held, its own lm_head among them;
+    their own where it is not said."""
     prompt_lookup_max: int = DEFAULT_LOOKUP
     """``ngram``: the last tokens of a request, at most so many, are looked for in what stands before them."""
     prompt_lookup_min: int = DEFAULT_LOOKUP
@@ -53,11 +58,33 @@ class SpeculativeConfig:
             raise BadSetting(
                 f"--speculative-config: draft_lm_head is {self.draft_lm_head!r}; use {' or '.join(LM_HEAD_FORMATS)}."
             )
+        self._check_quantization()
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
             raise BadSetting(
                 f"--speculative-config: prompt_lookup_min {self.prompt_lookup_min} and prompt_lookup_max "
                 f"{self.prompt_lookup_max} are not in order between 1 and {MAX_LOOKUP}."
             )
+
+    def _check_quantization(self) -> None:
+        if self.quantization is None:
+            return
+        if not self.is_head:
+            raise BadSetting(f"--speculative-config: method {self.method} has no weights; leave quantization out.")
+        if self.quantization not in QUANTIZATIONS:
+            raise BadSetting(
+                f"--speculative-config: quantization is {self.quantization!r}; use {' or '.join(QUANTIZATIONS)}, or "
+                f"leave it out for the checkpoint's own format."
+            )
+        if self.draft_lm_head not in (None, self.quantization):
+            raise BadSetting(
+                f"--speculative-config: quantization {self.quantization} is of all dense weights, and draft_lm_head "
+                f"asks for {self.draft_lm_head}; leave one of them out."
+            )
+
+    @property
+    def head_formats(self) -> HeadFormats:
+        """In which formats the head is held."""
+        return HeadFormats(self.quantization, self.draft_lm_head)
 
     @property
     def is_head(self) -> bool:
@@ -116,5 +143,5 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
-_STRINGS = ("method", "model", "draft_lm_head")
+_STRINGS = ("method", "model", "draft_lm_head", "quantization")
 _ARTICLE = {str: "a string", int: "a whole number"}

@@ -37,6 +37,16 @@ def add_norm_route(spec: SmallSpec) -> int:
     return add_rms_norm(spec) + router + 8 * spec.tokens * spec.top_k
 
 
+def norm_pair(spec: SmallSpec) -> int:
+    """Tokens' ids, rows of the table and states in, both norms out, and both weights."""
+    return (4 * spec.tokens + 2) * spec.hidden * spec.activations.itemsize + 8 * spec.tokens
+
+
+def likeliest(spec: SmallSpec, blocks: int = 1) -> int:
+    """The largest logit of each of ``blocks`` in, one place and one id too, and a guess out."""
+    return spec.tokens * (4 * blocks + 4 + 8 + 8)
+
+
 def rope(spec: SmallSpec) -> int:
     """Queries and keys in and out."""
     heads = spec.num_heads + spec.num_kv_heads

@@ -14,7 +14,7 @@ from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Gate, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason
-from microscale.kernels.small import cost, fused_jit, norms
+from microscale.kernels.small import cost, fused_jit, head_pass, norms
 from microscale.kernels.small.norms import MAX_WIDTH, launch_small
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Sandwich, SmallOps, SmallSpec
 
@@ -114,6 +114,12 @@ class TritonSmall(SmallOps):
         grid = (tokens, cdiv(total, block_heads(head_dim)))
         launch_small(fused_jit.rope_and_write_kv, grid, arguments, constants, ROPE_WARPS, self.pdl)
         return q
+
+    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+        return head_pass.norm_pair(table, token_ids, hidden, weights, epsilon, self.pdl)
+
+    def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:
+        head_pass.likeliest(block_max, block_argmax, target_ids, out)
 
     def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
         return routing.route(logits, top_k, expert_scale)

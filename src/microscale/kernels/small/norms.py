@@ -60,7 +60,8 @@ def launch_small(
     launch(fn, grid, arguments, {**constants, "PDL": pdl, "PLAIN": PLAIN}, options)
 
 
-def _block(width: int) -> int:
+def norm_block(width: int) -> int:
+    """Columns of a program that has a whole row."""
     return max(256, next_power_of_2(width))
 
 
@@ -99,7 +100,7 @@ def _norm(
     tokens, width = x.shape
     if not tokens:
         return
-    block = _block(width)
+    block = norm_block(width)
     arguments = (
         x, x if residual is None else residual, x if weight is None else weight, total, out,
         out if scales is None else scales, epsilon, width, x.stride(0), 0 if residual is None else residual.stride(0),
@@ -119,7 +120,7 @@ def norm_add_norm(
     normed = torch.empty((outputs, tokens, width), dtype=x.dtype, device=x.device)
     total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     if tokens:
-        block = _block(width)
+        block = norm_block(width)
         arguments = (
             x.contiguous(), sandwich.before, x if other is None else other.contiguous(),
             *(sandwich.before if w is None else w for w in (sandwich.before_other, sandwich.joined)),
@@ -152,7 +153,7 @@ def _routes(shape: tuple[int, int, int], known: tuple[tuple[int, int, int], ...]
 
 
 def _shape(spec: SmallSpec) -> tuple[int, int, int]:
-    return _block(spec.hidden), _experts(spec.num_experts), spec.top_k
+    return norm_block(spec.hidden), _experts(spec.num_experts), spec.top_k
 
 
 def _experts(num_experts: int) -> int:
@@ -186,7 +187,7 @@ def _route_fused(
 ) -> Routed:
     """Sum, norm, router and top-k."""
     (tokens, width), num_experts = x.shape, router.weight.shape[0]
-    block, e_pad = _block(width), _experts(num_experts)
+    block, e_pad = norm_block(width), _experts(num_experts)
     normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     total = normed.new_empty(normed.shape)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
@@ -217,7 +218,7 @@ def _sandwich_route_fused(
 ) -> Routed:
     """Norm, sum, norms, router and top-k."""
     (tokens, width), num_experts, readers = x.shape, router.weight.shape[0], sandwich.after.shape[0] - 1
-    block, e_pad = _block(width), _experts(num_experts)
+    block, e_pad = norm_block(width), _experts(num_experts)
     normed = torch.empty((readers, tokens, width), dtype=x.dtype, device=x.device)
     total = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)

@@ -47,6 +47,19 @@ def add_rms_norm_mxfp8(x: Tensor, residual: Tensor, weight: Tensor, epsilon: flo
     return mxfp8.encode(normed), total
 
 
+def norm_pair(table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+    """Norms of rows of a table and of hidden states, side by side."""
+    embedded = torch.nn.functional.embedding(token_ids, table).to(hidden.dtype)
+    return torch.cat((rms_norm(embedded, weights[0], epsilon), rms_norm(hidden, weights[1], epsilon)), dim=1)
+
+
+def likeliest(block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:
+    """No second pass over the vocabulary: the largest of the blocks' largest, and where that is."""
+    block = block_max.argmax(-1, keepdim=True)
+    rows = block_argmax.gather(1, block)[:, 0].to(torch.int64)
+    out.copy_(rows if target_ids is None else target_ids[rows])
+
+
 def norm_add_norm(x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich) -> tuple[Tensor, Tensor]:
     """``x``, or ``x`` joined with ``other``, is normed and added to the residual; the sum is normed for each reader."""
     added = rms_norm(x, sandwich.before, sandwich.epsilon)
@@ -181,6 +194,12 @@ class ReferenceSmall(SmallOps):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         return rope_and_write_kv(qkv, num_heads, positions, table, kv, slots, norms)
+
+    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+        return norm_pair(table, token_ids, hidden, weights, epsilon)
+
+    def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:
+        likeliest(block_max, block_argmax, target_ids, out)
 
     def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
         return route(logits, top_k, expert_scale)

@@ -171,6 +171,17 @@ class SmallOps(Implementation[SmallSpec]):
         """
 
     @abstractmethod
+    def norm_pair(self, table: Tensor, token_ids: Tensor, hidden: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+        """Norms of the rows of ``table [vocabulary, hidden]`` for ``token_ids [tokens]`` and of ``hidden [tokens,
+        hidden]``, with ``weights [2, hidden]``, side by side: ``[tokens, 2 * hidden]``, what an EAGLE3 head's layer
+        reads."""
+
+    @abstractmethod
+    def likeliest(self, block_max: Tensor, block_argmax: Tensor, target_ids: Tensor | None, out: Tensor) -> None:
+        """Into ``out [tokens]`` int64: the row of the largest logit by what ``Logits`` knows of its blocks, the lowest
+        of equals; or what ``target_ids [rows]`` int64 has in its place."""
+
+    @abstractmethod
     def route(self, logits: Tensor, top_k: int, expert_scale: Tensor | None = None) -> Routing:
         """The experts of each token and their weights from ``logits [tokens, experts]``."""
 

@@ -17,7 +17,7 @@ import torch
 
 from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, following, likeliest, slots_of
+from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, following, guess, slots_of
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import DFlashWeights
@@ -75,7 +75,9 @@ class DFlash:
         logits = self.forward(verified, kv, count)
         if logits is None:
             return torch.empty((sequences, count), dtype=torch.int64, device=self.device)
-        return likeliest(logits, self.config, self.ops.ranks).view(sequences, count)
+        drafts = torch.empty(sequences * count, dtype=torch.int64, device=self.device)
+        guess(logits, self, self.layers[0].small, drafts)
+        return drafts.view(sequences, count)
 
     @without_gradients
     def forward(self, verified: Verified, kv: KvCache, count: int) -> Logits | None:

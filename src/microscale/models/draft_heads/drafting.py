@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Ranks
+from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Ranks, Small
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import HeadConfig
@@ -87,13 +87,20 @@ class DraftHead(Protocol):
         """
 
 
-def likeliest(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
-    """The token with the largest logit of each row, the lowest of equals, from what lm_head knows of its blocks: no
-    second pass over the vocabulary. Of several ranks each tells all others its largest logit and where that is."""
+def guess(logits: Logits, head: DraftHead, small: Small, out: Tensor, target_ids: Tensor | None = None) -> None:
+    """Into ``out [rows]`` the token with the largest logit of each row, the lowest of equals, from what lm_head knows
+    of its blocks: no second pass over the vocabulary. ``target_ids``: the target's ids of the head's tokens."""
+    if head.config.shard.is_whole:
+        small.likeliest(logits.block_max, logits.block_argmax, target_ids, out)
+    else:
+        tokens = likeliest_of_ranks(logits, head.config, head.ops.ranks)
+        out.copy_(tokens if target_ids is None else target_ids[tokens])
+
+
+def likeliest_of_ranks(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
+    """The same where each rank has the logits of some tokens: it tells all others its largest and where that is."""
     block = logits.block_max.argmax(-1, keepdim=True)
     own = logits.block_argmax.gather(1, block)[:, 0]
-    if config.shard.is_whole:
-        return own.to(torch.int64)
     # A sum in which each rank has columns of its own: what is added to a number is zeros, so it arrives as it is.
     # Token ids are below 2**24, which float32 holds.
     world, rank = config.shard.world, config.shard.rank

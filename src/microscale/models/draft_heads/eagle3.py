@@ -14,7 +14,7 @@ import torch
 
 from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.draft_heads.drafting import FULL, Steps, TargetEnds, Verified, likeliest
+from microscale.models.draft_heads.drafting import FULL, Steps, TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.tensors import Eagle3Weights
@@ -44,8 +44,10 @@ class Eagle3:
         self.fc = ops.dense("fc", DenseWeights(tensors.fc))
         self.fc_norm = None if tensors.fc_norm is None else tensors.fc_norm.to(dtype)
         self.embed = ends.embed if tensors.embed is None else ops.embed(tensors.embed)
-        self.hidden_norm = tensors.hidden_norm.to(dtype)
         self.layer = HeadLayer(config.layer, tensors.layer, ops, page_size)
+        both = self.layer.input_norm, tensors.hidden_norm.to(dtype)
+        self.norms = ops.computed(lambda: torch.stack(both))
+        """Of the embedding and of the hidden state ``[2, hidden]``."""
         self.norm = tensors.norm.to(dtype)
         self.lm_head = ends.lm_head
         if tensors.lm_head is not None:
@@ -93,15 +95,13 @@ class Eagle3:
 
     def _read(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the layer reads of rows, and the residual stream that it adds to."""
-        small = self.layer.small
-        normed = small.rms_norm(hidden, self.hidden_norm, self.epsilon)
-        embedded = small.rms_norm(self.embed(token_ids), self.layer.input_norm, self.epsilon)
-        return torch.cat((embedded, normed), dim=1), normed if self.config.norm_before_residual else hidden
-
-    def best(self, logits: Logits) -> Tensor:
-        """The likeliest tokens, as ids of the target."""
-        ids = likeliest(logits, self.config, self.ops.ranks)
-        return ids if self.target_ids is None else self.target_ids[ids]
+        small, table = self.layer.small, self.embed.table
+        if table is not None:
+            both = small.norm_pair(table, token_ids, hidden, self.norms, self.epsilon)
+        else:
+            parts = zip((self.embed(token_ids), hidden), self.norms, strict=True)
+            both = torch.cat([small.rms_norm(x, weight, self.epsilon) for x, weight in parts], dim=1)
+        return both, both[:, self.config.layer.hidden :] if self.config.norm_before_residual else hidden
 
     @without_gradients
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
@@ -111,12 +111,14 @@ class Eagle3:
             both, _ = self._read(batch.token_ids, self.combine(verified.tapped))
             self.layer.queries(both, batch.positions, batch.slots[FULL], kv.layers[0], self.rope)
             return torch.empty((rows, count), dtype=torch.int64, device=self.device)
+        drafts = torch.empty((rows, count), dtype=torch.int64, device=self.device)
+        steps, small = Steps(last, count - 1, self.page_size), self.layer.small
         logits, hidden = self.forward(batch, kv, self.combine(verified.tapped))
-        drafts, steps = [self.best(logits)], Steps(last, count - 1, self.page_size)
+        guess(logits, self, small, drafts[:, 0], self.target_ids)
         for step in range(count - 1):
-            logits, hidden = self.forward(steps.batch(step, drafts[-1]), kv, hidden)
-            drafts.append(self.best(logits))
-        return torch.stack(drafts, dim=1)
+            logits, hidden = self.forward(steps.batch(step, drafts[:, step]), kv, hidden)
+            guess(logits, self, small, drafts[:, step + 1], self.target_ids)
+        return drafts
 
 
 def target_ids(d2t: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from microscale.backends.ops import Ops
+from microscale.backends.ops import OWN_FORMATS, HeadFormats, Ops
 from microscale.models import hub
 from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
 from microscale.models.draft_heads.config_file import open_draft_head
@@ -36,10 +36,10 @@ def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False)
     return open_draft_head(hub.resolve(model, offline=offline), target)
 
 
-def ops_for_head(target: Ops, lm_head: str | None = None) -> Ops:
-    """On the target's device, with its kind of activations and KV. A head keeps its own formats, but for its lm_head,
-    most of its bytes, which may be held in another: ``mxfp8``."""
-    precision = target.precision.of_draft_head(lm_head)
+def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
+    """On the target's device, with its kind of activations and KV. A head keeps the formats of its checkpoint, but for
+    those that are asked for."""
+    precision = target.precision.of_draft_head(formats)
     return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads, ranks=target.ranks)
 
 

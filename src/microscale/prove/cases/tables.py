@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from functools import cache
 
-from microscale.prove.cases import attention, dense, drafts, fused_attention, moe, routing, sampling, small, sums
+from microscale.prove.cases import (
+    attention,
+    dense,
+    drafts,
+    fused_attention,
+    head_passes,
+    moe,
+    routing,
+    sampling,
+    small,
+    sums,
+)
 from microscale.prove.cases.case import Case
 
-TABLES = (moe, routing, dense, attention, fused_attention, small, sampling, sums, drafts)
+TABLES = (moe, routing, dense, attention, fused_attention, small, head_passes, sampling, sums, drafts)
 
 
 @cache
