@@ -20,6 +20,7 @@ from microscale.bench import moe as bench_moe
 from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
+from microscale.bench.energy import EnergyMeter
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import JOBS as TUNED
 from microscale.bench.tune import parse_kernels
@@ -101,6 +102,10 @@ def bench_model(
         typer.Option(help="Time one rank's part of the model, of so many, with sums that cost nothing.", min=1),
     ] = 1,
     card: AsOption = None,
+    energy: Annotated[
+        bool,
+        typer.Option("--energy", help="Run each row for 3 s more, and say what the GPU took (watts, tokens a joule)."),
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
@@ -132,12 +137,16 @@ def bench_model(
     )
     if card is not None and device == "cpu":
         raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
+    if energy and tensor_parallel_size > 1:
+        raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
     if one_rank_of > 1 and tensor_parallel_size > 1:
         raise BadSetting("--one-rank-of times a rank without the others; leave out --tensor-parallel-size.")
     if card is not None and tensor_parallel_size > 1:
         raise BadSetting("--as plays a card in this process alone; leave out --tensor-parallel-size.")
     show_log()
     with played_card(card) as label, closing(prepare(options)) as prepared:
+        if energy and prepared.setup.gpu.is_cpu:
+            raise BadSetting("--energy reads a GPU's counter, and this runs on the CPU; leave it out.")
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
         loaded = load_with_progress(prepared, ALONE if one_rank_of == 1 else Absent(one_rank_of))
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
@@ -148,13 +157,14 @@ def bench_model(
         title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+        meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(loaded.device).uuid}") if energy else None
         if not as_json:
-            print(title, bench_whole.header(), sep="\n", flush=True)
+            print(title, bench_whole.header(energy), sep="\n", flush=True)
         with progress_bar("Measuring") as (start, advance):
             start(len(cases))
             shape, setup = prepared.outline, prepared.setup
-            measured = bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats, prepared.team)
-            for row in measured:
+            how = (max_num_batched_tokens, repeats, prepared.team, meter)
+            for row in bench_whole.run(loaded, shape, setup, cases, *how):
                 rows.append(row)
                 if not as_json:
                     print(bench_whole.line(row), flush=True)
