@@ -95,10 +95,17 @@ LINKS = {
         Link(
             "pcie-host",
             "PCIe through the host's memory, NCCL",
-            ((8192, Wait(12.0, 20.0)),),
+            # Sizes of four cards, by what each of them sends.
+            (
+                (8192, Wait(12.0, 20.0)),
+                (49152, Wait(18.8, 19.0)),
+                (98304, Wait(25.8, 25.9)),
+                (1572864, Wait(152.7, 157.6)),
+            ),
             (28.0, 35.0),
-            "the smallest exchange of two RTX 4090, 12: github.com/tinygrad/open-gpu-kernel-modules/issues/17; "
-            "four to eight RTX 5090: github.com/NVIDIA/nccl/issues/1639",
+            "the smallest exchange of two RTX 4090 and sums of four: "
+            "github.com/tinygrad/open-gpu-kernel-modules/issues/17 and pull/22; "
+            "bandwidth of RTX 5090: github.com/NVIDIA/nccl/issues/1639",
             "2025-03-14",
         ),
         Link(
