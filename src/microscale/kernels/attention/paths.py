@@ -68,10 +68,14 @@ def split_of(spec: AttentionSpec, gpu: Gpu) -> SplitKv:
 
 def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, gpu: Gpu, *, fused: bool) -> int:
     """Splits of a sequence, at most: the page table or the window bounds its keys."""
+    return _most_splits(spec, table_pages, tile, split_of(spec, gpu), fused)
+
+
+def _most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, rule: SplitKv, fused: bool) -> int:
     keys = table_pages * spec.page_size
     if spec.window is not None:
         keys = min(keys, spec.window + (1 if fused else short_len(spec, tile)) - 1)
-    return cdiv(keys, tile.block_n) // split_of(spec, gpu).least_blocks(tile)
+    return cdiv(keys, tile.block_n) // rule.least_blocks(tile)
 
 
 def _short_tile(spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Tile:
@@ -81,8 +85,8 @@ def _short_tile(spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Tile:
 
 def _split(way: Split, spec: AttentionSpec, gpu: Gpu, tile: Tile, *, fused: bool = False) -> Reason | None:
     """Why short sequences of the batch are not shared among programs in this way."""
-    splits = most_splits(spec, spec.shape.table_pages, tile, gpu, fused=fused)
-    inside = split_of(spec, gpu).merged_inside
+    rule = split_of(spec, gpu)
+    splits, inside = _most_splits(spec, spec.shape.table_pages, tile, rule, fused), rule.merged_inside
     if way is Split.ONE_PASS:
         return None if splits <= 1 else f"is for keys of one split, and a sequence may have {splits}"
     if splits <= 1:
