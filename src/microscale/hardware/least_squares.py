@@ -83,4 +83,5 @@ def minimise(residuals: Callable[[Sequence[float]], list[float]], start: Sequenc
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     """Of as many numbers as the shorter has. Half of the time of ``explain``'s predictions went here."""
-    return sum(map(mul, a, b))
+    total: float = sum(map(mul, a, b))
+    return total
