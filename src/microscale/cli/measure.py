@@ -26,13 +26,14 @@ from microscale.bench.record import record as record_rows
 from microscale.bench.tune import JOBS as TUNED
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
+from microscale.cli.bars import progress_bar
 from microscale.cli.bench_fit import bench_fit
 from microscale.cli.bench_load import bench_load
 from microscale.cli.bench_scale import bench_scale
 from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.bench_speculative import ACCEPTANCE, bench_speculative
 from microscale.cli.bench_sweep import bench_sweep
-from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
+from microscale.cli.console import err, out, parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
