@@ -21,7 +21,7 @@ from transformers import GptOssForCausalLM, Mxfp4Config
 
 from demo.constrained import constrained
 from demo.tasks import all_tasks
-from microscale.cli.console import progress_bar
+from microscale.cli.bars import progress_bar
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microscale.backends.plan import Setup
+from microscale.bench.energy import EnergyMeter
 from microscale.bench.model import Case, header, line, make_cases, run
 from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadSetting
@@ -42,3 +43,27 @@ def test_rows_of_the_tiny_model() -> None:
     assert all(min(row.runs) <= row.tok_s <= max(row.runs) for row in rows)
     assert [len(line(row).split()) for row in rows] == [8, 8]
     assert len(header().split()) == 10  # "of it" and "explain says" are two words each
+
+
+def test_energy_is_that_of_the_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter that grows by ten joules with every look at it."""
+    monkeypatch.setattr("microscale.bench.model.ENERGY_S", 0.0)
+
+    class Counter(EnergyMeter):
+        def __init__(self) -> None:
+            self.looks = 0
+
+        def joules(self) -> float:
+            self.looks += 1
+            return 10.0 * self.looks
+
+    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    ops = model.ops
+    shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
+    cases = make_cases(["pp20", "tg3"], [2], [9], model.config.max_context)
+    setup = Setup(ops.gpu, ops.activations)
+    rows = list(run(model, shape, setup, cases, step_tokens=32, repeats=1, meter=Counter()))
+    assert [row.tokens_per_joule for row in rows] == [2.0, 0.6]
+    assert all(row.watts is not None and row.watts > 0 for row in rows)
+    assert [len(line(row).split()) for row in rows] == [10, 10]
+    assert header(energy=True).split()[-2:] == ["W", "tok/J"]

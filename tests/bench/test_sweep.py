@@ -15,6 +15,7 @@ from microscale.bench.fewer_sms import fewer_sms
 from microscale.cli import load
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import whole_models
+from microscale.hardware.fit import STREAMED
 from microscale.hardware.reach import reach
 from microscale.hardware.stand_in import stand_in as card_record
 from microscale.hardware.whole_models import Case, Kind
@@ -83,6 +84,9 @@ def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path
     assert reach(few) == reach(H200)
     half = card_record("h200", "gb10", 48, read_gbs=reach(H200).gbs / 2)
     assert reach(half).gbs == pytest.approx(reach(H200).gbs / 2)
+    third = card_record("h200", "gb10", 48, read_gbs=reach(H200).gbs / 2, streamed_gbs=reach(H200).gbs / 3 * STREAMED)
+    assert reach(third).gbs == pytest.approx(reach(H200).gbs / 3)
+    assert card_record("h200", "gb10", 48, reach(H200).gbs / 2, streamed_gbs=1e9) == half
     gb10 = hardware.known("gb10")
     step, prompt = (
         sweep.SweepRow(Case("gpt-oss-20b", "exact", kind, 1, context), 1.0, 0.0)
@@ -101,6 +105,8 @@ def test_rows_of_a_stand_in_are_held_against_the_whole_card_s_fit(tmp_path: Path
     assert "median error 4.8%, within 12 %: 100%" in lines[-1]
     sweep.write(file, H200, made, sweep.Played("gb10", 48, 500.0))
     assert "within 12 %: 50%" in stand_in.report(file)[-1]  # the step reads, the prompt computes
+    sweep.write(file, H200, made, sweep.Played("gb10", 48, 4550.0, 465.0))
+    assert "within 12 %: 50%" in stand_in.report(file)[-1]
     file.write_text("{}")
     with pytest.raises(BadSetting, match="holds no sweep"):
         stand_in.report(file)

@@ -12,11 +12,13 @@ import torch
 from microscale.bench import sweep
 
 FEWER = """
+from microscale.bench.dense import streamed_gbs
 from microscale.bench.fewer_sms import fewer_sms, seen_sms
+from microscale.bench.timing import measure_read
 from microscale.errors import Unsupported
 try:
     with fewer_sms(48) as seen:
-        print("seen", seen, seen_sms())
+        print("seen", seen, seen_sms(), measure_read(), streamed_gbs())
 except Unsupported as error:
     print("refused", error)
 """
@@ -41,3 +43,4 @@ def test_a_part_of_the_sms_or_one_sentence_why_not() -> None:
     if word == "refused":
         pytest.skip(out.strip())
     assert int(numbers[0]) == int(numbers[1]) <= 56 < torch.cuda.get_device_properties(0).multi_processor_count
+    assert 0.5 < float(numbers[3]) / float(numbers[2]) < 1.05, "an lm_head against a plain read"

@@ -86,7 +86,9 @@ def test_explain_says_what_one_rank_holds(model: str, ranks: int) -> None:
     assert part.memory.kv.full_per_token < whole.memory.kv.full_per_token or ranks > 2
     text = " ".join(" ".join(render(part)).split())
     assert f"{model}, rank 0 of {ranks}" in text
-    assert f"sums over {ranks} ranks" in text
+    assert f"sums over {ranks} ranks, which wait for the link (NVLink" in text
+    joined = part.to_json()["tensor_parallel"]["with_sums"]
+    assert all(found["tok_s"] < own.tok_s for found, own in zip(joined, part.points, strict=True))
     assert part.to_json()["tensor_parallel"]["sums_a_step"] == 2 * sum(c.count for c in whole.outline.cached)
     assert "tensor_parallel" not in whole.to_json()
 

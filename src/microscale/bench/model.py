@@ -13,11 +13,12 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from microscale.backends.plan import Setup
+from microscale.bench.energy import EnergyMeter
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.team import Team
@@ -33,6 +34,8 @@ from microscale.models.outline import Outline
 TESTS = ("pp512", "pp2048", "pp8192", "tg32", "tg128")
 DEPTH = 128
 """Context before the first token that is counted, where no depth is given."""
+ENERGY_S = 3.0
+"""How long a row runs for its energy, in addition."""
 UNCOUNTED = {"pp": 2, "tg": 1}
 """Runs before those that count: the first compiles, and the first two of a prompt are not replays of a graph yet."""
 
@@ -58,6 +61,22 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Run:
+    """One run of a case, from where it counts."""
+
+    tokens: int
+    seconds: float
+    joules: float = 0.0
+
+    def __add__(self, other: Run) -> Run:
+        return Run(self.tokens + other.tokens, self.seconds + other.seconds, self.joules + other.joules)
+
+    @property
+    def tok_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
 class Row:
     test: str
     batch: int
@@ -68,6 +87,9 @@ class Row:
     """What ``explain`` says of the same work."""
     runs: tuple[float, ...]
     """Tokens per second of each run; ``tok_s`` is their median."""
+    watts: float | None = None
+    """Of the GPU, on average over ``ENERGY_S`` and more of such runs."""
+    tokens_per_joule: float | None = None
 
 
 def make_cases(tests: Sequence[str], batches: Sequence[int], depths: Sequence[int], max_context: int) -> list[Case]:
@@ -98,15 +120,17 @@ def run(
     step_tokens: int = 8192,
     repeats: int = 3,
     team: Team | None = None,
+    meter: EnergyMeter | None = None,
 ) -> Iterator[Row]:
     """Rows as they are measured: the median of ``repeats`` runs after those that are not counted. ``team``: the ranks
-    that run the model together; ceiling and prediction are one rank's, without their sums."""
+    that run the model together; ceiling and prediction are one rank's, without their sums. ``meter``: rows run on for
+    their energy."""
     gc.collect()
     gc.freeze()  # as the engine's process does
     for case in cases:
         engine = make_engine(model, case, step_tokens, team=team)
         uncounted = UNCOUNTED[case.kind]
-        rates = [_measure(model, engine, case, turn) for turn in range(uncounted + repeats)][uncounted:]
+        rates = [_measure(model, engine, case, turn).tok_s for turn in range(uncounted + repeats)][uncounted:]
         context = case.tokens if case.kind == "pp" else case.depth + case.tokens // 2
         expected = predict(shape, model.ops.plan, setup, case.batch, max(context, 1), step_tokens)
         if case.kind == "pp":
@@ -114,11 +138,24 @@ def run(
             predicted = expected.prefill_tok_s
         else:
             ceiling, predicted = expected.decode_ceiling_tok_s, expected.decode_tok_s
-        yield Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted, tuple(rates))
+        row = Row(case.name, case.batch, case.depth, statistics.median(rates), ceiling, predicted, tuple(rates))
+        if meter is not None:
+            spent = _run_on(model, engine, case, uncounted + repeats, meter)
+            row = replace(row, watts=spent.joules / spent.seconds, tokens_per_joule=spent.tokens / spent.joules)
+        yield row
 
 
-def _measure(model: AnyModel, engine: Engine, case: Case, turn: int) -> float:
-    """Tokens per second of one run. The engine stays from run to run: what the first one captured serves the rest."""
+def _run_on(model: AnyModel, engine: Engine, case: Case, turn: int, meter: EnergyMeter) -> Run:
+    """All of the runs that ``ENERGY_S`` take, as one."""
+    total = _measure(model, engine, case, turn, meter)
+    while total.seconds < ENERGY_S or not total.joules:
+        turn += 1
+        total += _measure(model, engine, case, turn, meter)
+    return total
+
+
+def _measure(model: AnyModel, engine: Engine, case: Case, turn: int, meter: EnergyMeter | None = None) -> Run:
+    """One run. The engine stays from run to run: what the first one captured serves the rest."""
     chooser = random.Random(turn)
     prompt = case.tokens if case.kind == "pp" else max(case.depth, 1)
     new = 1 if case.kind == "pp" else case.tokens + 1
@@ -126,7 +163,7 @@ def _measure(model: AnyModel, engine: Engine, case: Case, turn: int) -> float:
         tokens = [chooser.randrange(model.config.vocab_size) for _ in range(prompt)]
         engine.submit(Request(f"{turn}-{index}", tokens, SamplingParams(max_tokens=new, ignore_eos=True)))
     if case.kind == "pp":
-        return case.tokens / _seconds(engine, model.device)
+        return _finish(engine, model.device, case.tokens, meter)
     # All prompts are through once every sequence has its first token.
     begun: set[str] = set()
     early = 0
@@ -134,7 +171,7 @@ def _measure(model: AnyModel, engine: Engine, case: Case, turn: int) -> float:
         outputs = engine.step()
         early += len(outputs)
         begun.update(output.request_id for output in outputs)
-    return (case.batch * new - early) / _seconds(engine, model.device)
+    return _finish(engine, model.device, case.batch * new - early, meter)
 
 
 def make_engine(
@@ -157,21 +194,23 @@ def make_engine(
     return assemble(model, limits, pages, enforce_eager=enforce_eager, team=team)
 
 
-def _seconds(engine: Engine, device: torch.device) -> float:
-    """Until the engine has nothing left to do."""
+def _finish(engine: Engine, device: torch.device, tokens: int, meter: EnergyMeter | None) -> Run:
+    """Until the engine has nothing left to do, which makes so many tokens."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    before = 0.0 if meter is None else meter.joules()
     start = time.perf_counter()
     while engine.has_work:
         engine.step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    return Run(tokens, seconds, 0.0 if meter is None else meter.joules() - before)
 
 
-def header() -> str:
+def header(energy: bool = False) -> str:
     rate = f"{'tok/s':>10} {'spread':>6} {'ceiling':>10} {'of it':>6} {'explain says':>13}"
-    return f"{'test':<8} {'batch':>5} {'depth':>6} {rate}"
+    return f"{'test':<8} {'batch':>5} {'depth':>6} {rate}" + (f" {'W':>5} {'tok/J':>7}" if energy else "")
 
 
 def line(row: Row) -> str:
@@ -179,7 +218,8 @@ def line(row: Row) -> str:
     share = 100 * row.tok_s / row.ceiling_tok_s
     spread = 100 * (max(row.runs) - min(row.runs)) / row.tok_s
     rate = f"{row.tok_s:>10.1f} {spread:>5.1f}% {row.ceiling_tok_s:>10.1f} {share:>5.0f}% {row.predicted_tok_s:>13.1f}"
-    return f"{row.test:<8} {row.batch:>5} {row.depth:>6} {rate}"
+    energy = "" if row.watts is None else f" {row.watts:>5.0f} {row.tokens_per_joule:>7.2f}"
+    return f"{row.test:<8} {row.batch:>5} {row.depth:>6} {rate}{energy}"
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:

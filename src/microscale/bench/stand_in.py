@@ -2,7 +2,7 @@
 
 ``bench sweep --as gb10 --sms 48`` measures them; ``bench fit --against FILE`` predicts the same rows from the whole
 card's fit: the stand-in's kernels and SMs, with the clocks of the GPU that ran them and the bandwidth that reading was
-measured to reach there.
+measured to reach there: a plain read, and on a part of the SMs the lm_head too.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def report(file: Path) -> list[str]:
     """Every row of a sweep beside its prediction, and the score."""
     try:
         head = json.loads(file.read_text())
-        base, card, sms, read_gbs = head["gpu"], head["card"], head["sms"], head["read_gbs"]
+        base, card = head["gpu"], head["card"]
+        rates = (head["sms"], head["read_gbs"], head["streamed_gbs"])
         rows = read(file)
     except (OSError, ValueError, KeyError) as error:
         raise BadSetting(f"{file} holds no sweep ({type(error).__name__}: {error}).") from None
     if base not in KNOWN or not rows:
         raise BadSetting(f"{file} has no rows of a known card.")
-    gpu = stand_in(base, card, sms, read_gbs)
+    gpu = stand_in(base, card, *rates)
     found = [held(row, KNOWN[card or base], gpu) for row in rows]
     lines = [f"{card or base} on {gpu.num_sms} SMs of {base}: {'us':>28} {'predicted':>9} {'error':>7}  90 % interval"]
     for entry in found:

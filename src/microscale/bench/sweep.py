@@ -62,7 +62,9 @@ class Played:
     sms: int | None = None
     """On so many; ``None``: on all."""
     read_gbs: float | None = None
-    """What reading reached there."""
+    """What a plain read reached there."""
+    streamed_gbs: float | None = None
+    """What our own kernel of the lm_head did, where only a part of the SMs ran."""
 
 
 def cases(model: str, precision: str, max_context: int = 1 << 17) -> list[whole.Case]:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from microscale import settings
-from microscale.cli import late_torch
+from microscale.cli import late_imports
 from microscale.cli.console import err, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.version import __version__
@@ -55,7 +55,7 @@ class LazyGroup(TyperGroup):
         if name in COMMANDS and not set(rest) & set(HELP_OPTIONS["help_option_names"]):
             greet(name)
         if name in PLANNING:
-            late_torch.import_late()
+            late_imports.import_late()
         return (name, load(name), rest) if name in COMMANDS else (name, command, rest)
 
 

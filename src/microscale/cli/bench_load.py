@@ -12,7 +12,8 @@ from microscale import settings
 from microscale.backends.oracle import Preference
 from microscale.backends.precision import make_precision
 from microscale.bench import load as bench_loading
-from microscale.cli.console import print_json, progress_bar
+from microscale.cli.bars import progress_bar
+from microscale.cli.console import print_json
 from microscale.cli.options import PrecisionOption
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare

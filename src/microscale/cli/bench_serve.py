@@ -20,7 +20,8 @@ import typer
 from microscale import settings
 from microscale.bench import serve_load, serve_table
 from microscale.bench.serve_process import OURS, serving
-from microscale.cli.console import err, parse_numbers, print_json, progress_bar
+from microscale.cli.bars import progress_bar
+from microscale.cli.console import err, parse_numbers, print_json
 from microscale.errors import BadSetting
 from microscale.version import __version__
 

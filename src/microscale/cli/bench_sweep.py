@@ -10,7 +10,7 @@ import typer
 
 from microscale import hardware, settings
 from microscale.backends.precision import PRECISIONS
-from microscale.bench import sweep
+from microscale.bench import dense, sweep
 from microscale.bench.fewer_sms import fewer_sms
 from microscale.bench.timing import measure_read
 from microscale.cli.console import err
@@ -51,10 +51,10 @@ def bench_sweep(
     with fewer_sms(sms) as seen, played_card(card) as label:
         if label is not None or seen is not None:
             read_gbs = measure_read()
-            played = sweep.Played(card, seen, round(read_gbs, 1))
-            err.print(
-                f"a stand-in: {label or 'its own kernels'}, on {seen or 'all'} SMs, which read {read_gbs:.0f} GB/s"
-            )
+            streamed = None if seen is None else round(dense.streamed_gbs(), 1)
+            played = sweep.Played(card, seen, round(read_gbs, 1), streamed)
+            reads = f"{read_gbs:.0f} GB/s" + ("" if streamed is None else f", an lm_head {streamed:.0f}")
+            err.print(f"a stand-in: {label or 'its own kernels'}, on {seen or 'all'} SMs, which read {reads}")
         until = time.monotonic() + 60 * minutes
         for row in sweep.run(model, wanted, rows, until, err.print):
             rows.append(row)

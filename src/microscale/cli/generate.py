@@ -10,7 +10,8 @@ import typer
 from microscale import settings
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
-from microscale.cli.console import parse_numbers, print_json, progress_bar, show_log
+from microscale.cli.bars import progress_bar
+from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,

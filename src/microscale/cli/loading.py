@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from microscale.cli.console import err, loading_bar
+from microscale.cli.bars import loading_bar
+from microscale.cli.console import err
 from microscale.engine.process.launch import Launch
 
 UNFINISHED_S = 0.05

@@ -13,24 +13,27 @@ from typer.core import TyperGroup
 
 from microscale import hardware, settings
 from microscale.backends.precision import make_precision
-from microscale.backends.ranks import ALONE, Absent
+from microscale.backends.ranks import ALONE
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
 from microscale.bench import moe as bench_moe
 from microscale.bench import plot as bench_plot
 from microscale.bench import profile as bench_profile
 from microscale.bench import rows as bench_rows
+from microscale.bench.absent_ranks import absent
+from microscale.bench.energy import EnergyMeter
 from microscale.bench.record import record as record_rows
 from microscale.bench.tune import JOBS as TUNED
 from microscale.bench.tune import parse_kernels
 from microscale.bench.tune import tune as run_tune
+from microscale.cli.bars import progress_bar
 from microscale.cli.bench_fit import bench_fit
 from microscale.cli.bench_load import bench_load
 from microscale.cli.bench_scale import bench_scale
 from microscale.cli.bench_serve import PASSED_ON, bench_serve
 from microscale.cli.bench_speculative import ACCEPTANCE, bench_speculative
 from microscale.cli.bench_sweep import bench_sweep
-from microscale.cli.console import err, out, parse_numbers, print_json, progress_bar, show_log
+from microscale.cli.console import err, out, parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
@@ -50,6 +53,7 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
+from microscale.hardware.links import LINKS, named_link
 from microscale.kernels.op import Activations
 from microscale.models.families import LoadFormat
 from microscale.parallel.sharding import Shard
@@ -98,9 +102,19 @@ def bench_model(
     tensor_parallel_size: TensorParallelOption = 1,
     one_rank_of: Annotated[
         int,
-        typer.Option(help="Time one rank's part of the model, of so many, with sums that cost nothing.", min=1),
+        typer.Option(
+            help="Time one rank's part of the model, of so many; its sums cost nothing, or what --link says.", min=1
+        ),
     ] = 1,
+    link: Annotated[
+        str | None,
+        typer.Option(help=f"--one-rank-of: let sums wait as over this link: {', '.join(LINKS)}."),
+    ] = None,
     card: AsOption = None,
+    energy: Annotated[
+        bool,
+        typer.Option("--energy", help="Run each row for 3 s more, and say what the GPU took (watts, tokens a joule)."),
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
 ) -> None:
@@ -132,29 +146,39 @@ def bench_model(
     )
     if card is not None and device == "cpu":
         raise BadSetting("--as runs kernels on a GPU; --device cpu starts none.")
+    if energy and tensor_parallel_size > 1:
+        raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
     if one_rank_of > 1 and tensor_parallel_size > 1:
         raise BadSetting("--one-rank-of times a rank without the others; leave out --tensor-parallel-size.")
+    joined = None if link is None else named_link(link)
+    if joined is not None and one_rank_of == 1:
+        raise BadSetting("--link belongs to --one-rank-of; ranks that are there wait for a link of their own.")
     if card is not None and tensor_parallel_size > 1:
         raise BadSetting("--as plays a card in this process alone; leave out --tensor-parallel-size.")
     show_log()
     with played_card(card) as label, closing(prepare(options)) as prepared:
+        if energy and prepared.setup.gpu.is_cpu:
+            raise BadSetting("--energy reads a GPU's counter, and this runs on the CPU; leave it out.")
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
-        loaded = load_with_progress(prepared, ALONE if one_rank_of == 1 else Absent(one_rank_of))
+        others = ALONE if one_rank_of == 1 else absent(one_rank_of, joined, not prepared.setup.gpu.is_cpu)
+        loaded = load_with_progress(prepared, others)
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
         if tensor_parallel_size > 1:
             where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"
         if one_rank_of > 1:
-            where += f", one rank of {one_rank_of} alone, without sums"
+            sums = "without sums" if joined is None else f"sums wait as over {joined.what}"
+            where += f", one rank of {one_rank_of} alone, {sums}"
         title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+        meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(loaded.device).uuid}") if energy else None
         if not as_json:
-            print(title, bench_whole.header(), sep="\n", flush=True)
+            print(title, bench_whole.header(energy), sep="\n", flush=True)
         with progress_bar("Measuring") as (start, advance):
             start(len(cases))
             shape, setup = prepared.outline, prepared.setup
-            measured = bench_whole.run(loaded, shape, setup, cases, max_num_batched_tokens, repeats, prepared.team)
-            for row in measured:
+            how = (max_num_batched_tokens, repeats, prepared.team, meter)
+            for row in bench_whole.run(loaded, shape, setup, cases, *how):
                 rows.append(row)
                 if not as_json:
                     print(bench_whole.line(row), flush=True)

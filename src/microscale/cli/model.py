@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from microscale.backends.ops import Ranks
 from microscale.backends.ranks import ALONE
-from microscale.cli.console import loading_bar
+from microscale.cli.bars import loading_bar
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.models.families import AnyModel

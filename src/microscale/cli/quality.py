@@ -11,7 +11,8 @@ import torch
 import typer
 
 from microscale import settings
-from microscale.cli.console import print_json, progress_bar
+from microscale.cli.bars import progress_bar
+from microscale.cli.console import print_json
 from microscale.engine.loading.options import choose_device, gpu_of
 from microscale.errors import BadSetting
 from microscale.models import embedded

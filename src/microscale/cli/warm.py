@@ -16,8 +16,9 @@ from microscale import hardware, settings
 from microscale.backends.ops import Activations, Kernel, Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import make_precision
+from microscale.cli.bars import progress_bar
 from microscale.cli.card_options import CardOption, PlannedModelArgument
-from microscale.cli.console import err, out, print_json, progress_bar
+from microscale.cli.console import err, out, print_json
 from microscale.cli.options import (
     KernelCacheOption,
     KvCacheDtypeOption,

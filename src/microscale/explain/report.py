@@ -21,12 +21,14 @@ from microscale.backends.precision import EXACT, Precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon, refusal
 from microscale.engine.loading.memory import Memory, Workload
+from microscale.engine.prediction.joined import JoinedPoint, with_sums
 from microscale.engine.prediction.points import BATCHES, SHORT_CONTEXT, Point, make_points, preset_name
 from microscale.engine.prediction.predict import Prediction, predict
 from microscale.errors import BadSetting
 from microscale.explain.shared_memory import beside
 from microscale.explain.speculative import DraftsReport, explain_drafts, find_head, read_drafter
 from microscale.hardware import Gpu
+from microscale.hardware.links import Link, link_between
 from microscale.hardware.published import Published, published
 from microscale.hardware.reach import reach
 from microscale.hardware.sums import Joined, Sums, sums_table, why_no_peers
@@ -108,7 +110,22 @@ class Report:
         if self.question.tensor_parallel_size == 1:
             return {}
         told = {"ranks": self.question.tensor_parallel_size, "sums_a_step": self.sums_a_step}
-        return {"tensor_parallel": {**told, "sums": [line.to_json() for line in self.sums]}}
+        sums = {"sums": [line.to_json() for line in self.sums]}
+        link = {} if self.link is None else {"link": self.link.what, "source": self.link.source}
+        joined = {"with_sums": [point.to_json() for point in self.joined_points]}
+        return {"tensor_parallel": {**told, **sums, **link, **joined}}
+
+    @property
+    def link(self) -> Link | None:
+        """Between such cards; ``None`` for one rank, and on a CPU."""
+        return None if self.joined.world == 1 else link_between(self.setup.gpu, self.joined)
+
+    @property
+    def joined_points(self) -> list[JoinedPoint]:
+        """What the ranks reach together."""
+        link = self.link
+        how = (self.joined.world, self.sums_a_step, self.row_bytes, STEP_TOKENS)
+        return [] if link is None else [with_sums(point, link, *how) for point in self.points]
 
     @property
     def row_bytes(self) -> int:

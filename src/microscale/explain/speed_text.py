@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.markup import escape
 
 from microscale.backends.plan import uncapturable
+from microscale.engine.prediction.joined import JoinedPoint
 from microscale.engine.prediction.points import Point
 from microscale.explain.report import Report
 from microscale.hardware.known_times import Basis
@@ -33,12 +34,7 @@ def prediction_lines(report: Report) -> Iterator[str]:
     if alone is not None and not report.setup.gpu.is_cpu:
         text = f"decode runs without CUDA graphs, slower than this: {alone}"
         yield from (escape(line) for line in textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  "))
-    batches = _columns(report, decode)
-    yield "  " + f"{'decode after':<13}" + "".join(f"{_sequences(batch):>{CELL}}" for batch in batches)
-    for context in sorted({point.context for point in decode}):
-        row = {point.batch: point for point in decode if point.context == context}
-        cells = (_cell(row[batch]) if batch in row else "does not fit" for batch in batches)
-        yield f"  {context:<13}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+    yield from _decode_table("decode after", _columns(report, decode), {(p.context, p.batch): p for p in decode})
     yield from _bound(report)
     for point in report.points:
         if point.kind is Kind.PREFILL:
@@ -48,19 +44,38 @@ def prediction_lines(report: Report) -> Iterator[str]:
     yield from _others(report)
 
 
+def _decode_table(
+    title: str, batches: list[int], points: Mapping[tuple[int, int], Point | JoinedPoint]
+) -> Iterator[str]:
+    """``points``: by context and batch."""
+    yield "  " + f"{title:<13}" + "".join(f"{_sequences(batch):>{CELL}}" for batch in batches)
+    for context in sorted({context for context, _ in points}):
+        found = [points.get((context, batch)) for batch in batches]
+        cells = ("does not fit" if point is None else _cell(point) for point in found)
+        yield f"  {context:<13}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+
+
 def _ranks(report: Report) -> Iterator[str]:
-    """What the figures above leave out of a model on several ranks."""
+    """What the figures above leave out of a model on several ranks, and the figures with it."""
     ranks, sums = report.question.tensor_parallel_size, report.sums_a_step
     if ranks == 1:
         return
-    asked = report.asked
-    slower = asked.batch / (asked.us + 10.0 * sums) * 1e6
-    text = (
-        f"all this is one rank's own time. A step also has {sums} sums over {ranks} ranks, which wait for the link: at "
-        f"10 us each, {rate_text(asked.tok_s)} tokens a second become {rate_text(slower)}"
-    )
-    for each in (text, f"sums, {sums_text(report.sums, report.row_bytes)}"):
-        yield from (escape(line) for line in textwrap.wrap(each, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    text = f"all this is one rank's own time. A step also has {sums} sums over {ranks} ranks"
+    link = report.link
+    if link is not None:
+        text += f", which wait for the link ({link.what}; {link.source}, {link.date})"
+    for said in (text, f"sums, {sums_text(report.sums, report.row_bytes)}"):
+        yield from (escape(line) for line in textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    if link is None:
+        return
+    decode = [each for each in report.joined_points if each.point.kind is Kind.DECODE]
+    batches = _columns(report, [each.point for each in decode])
+    yield from _decode_table("with sums", batches, {(each.point.context, each.point.batch): each for each in decode})
+    waits = {each.point.batch: f"{each.wait.us:.0f}" for each in decode}
+    yield f"  a sum takes {', '.join(waits[batch] for batch in batches)} us"
+    for each in report.joined_points:
+        if each.point.kind is Kind.PREFILL:
+            yield f"  prefill {each.point.context:<7}{_cell(each):>{CELL}} with sums of {each.wait.us:.0f} us"
 
 
 def _columns(report: Report, decode: list[Point]) -> list[int]:
@@ -116,7 +131,7 @@ def _others(report: Report) -> Iterator[str]:
         yield from (f"[dim]{escape(line)}[/]" for line in lines)
 
 
-def _cell(point: Point) -> str:
+def _cell(point: Point | JoinedPoint) -> str:
     return f"{rate_text(point.tok_s)} ({rate_text(point.low)}-{rate_text(point.high)})"
 
 

@@ -55,10 +55,11 @@ def _decisions(report: Report, reasons: bool) -> Iterator[str]:
         spans = list(report.plan.spans(op, layer))
         for index, span in enumerate(spans):
             yield _line(report, layer if index == 0 else "", span)
-        yield from _paths(spans)
+        by_form = path_spans(spans)
+        yield from _paths(by_form)
         if reasons:
             yield from _reasons(spans)
-            yield from _path_reasons(spans)
+            yield from _path_reasons(by_form)
 
 
 def _line(report: Report, layer: str, span: Span) -> str:
@@ -147,15 +148,15 @@ def _by_size(reasons: dict[int, str]) -> str:
     return "; ".join(f"{reasons[size]} at {size}" for size in dict.fromkeys((sizes[0], sizes[-1])))
 
 
-def _paths(spans: list[Span]) -> Iterator[str]:
-    for form, found in path_spans(spans).items():
+def _paths(by_form: dict[str, list[PathSpan]]) -> Iterator[str]:
+    for form, found in by_form.items():
         text = f"{form} {path_text(found)}".strip()
         for line in textwrap.wrap(text, WIDTH - 4, subsequent_indent="  "):
             yield f"    {escape(line)}"
 
 
-def _path_reasons(spans: list[Span]) -> Iterator[str]:
-    for form, found in path_spans(spans).items():
+def _path_reasons(by_form: dict[str, list[PathSpan]]) -> Iterator[str]:
+    for form, found in by_form.items():
         for text, names in path_reasons(form, found).items():
             said = f"{f'{form}: ' if form else ''}not {names}: {text}"
             for line in textwrap.wrap(said, WIDTH - 4, subsequent_indent="  "):

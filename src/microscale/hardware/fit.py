@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from microscale.hardware.families import Gpu
 from microscale.hardware.least_squares import minimise, solve
@@ -91,16 +92,40 @@ def peak_tflops(unit: str, gpu: Gpu) -> float:
     return peaks[unit] or gpu.peak.bf16
 
 
+class Rated(NamedTuple):
+    """Work on a card: what of the formula no parameter changes. A fit asks for each row a hundred times."""
+
+    bytes: float
+    flops: float
+    memory_us: float
+    issue_rate: float
+    """Bytes and operations a microsecond."""
+    peak_tflops: float
+
+    @classmethod
+    def of(cls, work: Work, gpu: Gpu) -> Rated:
+        memory = work.bytes / (reach(gpu).gbs * STREAMED * 1e3)
+        return cls(work.bytes, work.flops, memory, issue_rate(gpu) * 1e3, peak_tflops(work.unit, gpu))
+
+    def parts(self, parameters: Sequence[float], large: bool) -> tuple[float, float, float, float]:
+        """Fixed time, memory, issue and matrix units. Overlapping rates share the time that they take together, by
+        their squares."""
+        fixed, k, last = parameters
+        memory = self.memory_us
+        issue = (k * self.bytes + (0.0 if large else last * self.flops)) / self.issue_rate
+        matrix = self.flops / (self.peak_tflops * last * 1e6) if large else 0.0
+        together = math.hypot(memory, issue, matrix)
+        share = 1 / together if together else 0.0
+        return fixed, memory * memory * share, issue * issue * share, matrix * matrix * share
+
+    def us(self, parameters: Sequence[float], large: bool) -> float:
+        fixed, memory, issue, matrix = self.parts(parameters, large)
+        return fixed + memory + issue + matrix
+
+
 def formula(parameters: Sequence[float], large: bool, work: Work, gpu: Gpu) -> Timing:
-    """The two parts. Overlapping rates share the time that they take together, by their squares."""
-    fixed, k, last = parameters
-    memory = work.bytes / (reach(gpu).gbs * STREAMED * 1e3)
-    issued = k * work.bytes + (0.0 if large else last * work.flops)
-    issue = issued / (issue_rate(gpu) * 1e3)
-    matrix = work.flops / (peak_tflops(work.unit, gpu) * last * 1e6) if large else 0.0
-    together = math.hypot(memory, issue, matrix)
-    share = 1 / together if together else 0.0
-    return Timing(fixed, memory * memory * share, issue * issue * share, matrix * matrix * share, deviation=0.0)
+    """The two parts."""
+    return Timing(*Rated.of(work, gpu).parts(parameters, large), deviation=0.0)
 
 
 @dataclass(frozen=True)
@@ -119,23 +144,22 @@ class Group:
 
     @cached_property
     def parameters(self) -> tuple[float, ...]:
-        start = [math.log(value) for value in (LARGE_START if self.large else STREAMING_START)]
+        large, rows = self.large, [(row.us, Rated.of(row.work, row.gpu)) for row in self.rows]
+        start = [math.log(value) for value in (LARGE_START if large else STREAMING_START)]
 
         def residuals(point: Sequence[float]) -> list[float]:
             values = [math.exp(value) for value in point]
             # Rows count by two deviations of their noise: a formula of three numbers is no closer than that.
-            said = [math.log(row.us / self._formula(row, values)) / (2 * NOISE) for row in self.rows]
+            said = [math.log(us / rated.us(values, large)) / (2 * NOISE) for us, rated in rows]
             return said + [(a - b) / d for a, b, d in zip(point, start, START_DOUBT, strict=True)]
 
         return tuple(math.exp(value) for value in minimise(residuals, start))
 
-    def _formula(self, row: Row, parameters: Sequence[float]) -> float:
-        return formula(parameters, self.large, row.work, row.gpu).us
-
     @cached_property
     def left(self) -> list[float]:
         """What the formula leaves of each row, as a logarithm."""
-        return [math.log(row.us / self._formula(row, self.parameters)) for row in self.rows]
+        said = (Rated.of(row.work, row.gpu).us(self.parameters, self.large) for row in self.rows)
+        return [math.log(row.us / us) for row, us in zip(self.rows, said, strict=True)]
 
     @cached_property
     def deviation(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import mul
 
 STEP = 1e-4
 TURNS = 60
@@ -36,7 +37,7 @@ def factor(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
         made: list[float] = []
         for column in range(size):
             above = lower[column]
-            made.append((line[column] - _dot(made, above[:column])) / above[column])
+            made.append((line[column] - _dot(made, above)) / above[column])
         made.append((line[size] - _dot(made, made)) ** 0.5)
         lower.append(made)
     return lower
@@ -46,7 +47,7 @@ def solve_factored(lower: Sequence[Sequence[float]], right: Sequence[float]) -> 
     """``x`` with ``L L^T x = right``."""
     found: list[float] = []
     for line, value in zip(lower, right, strict=True):
-        found.append((value - _dot(found, line[:-1])) / line[-1])
+        found.append((value - _dot(found, line)) / line[-1])
     for size in reversed(range(len(found))):
         line = lower[size]
         found[size] /= line[-1]
@@ -81,4 +82,6 @@ def minimise(residuals: Callable[[Sequence[float]], list[float]], start: Sequenc
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
+    """Of as many numbers as the shorter has. Half of the time of ``explain``'s predictions went here."""
+    total: float = sum(map(mul, a, b))
+    return total

@@ -6,15 +6,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from microscale.hardware.families import KNOWN, Feature, Gpu, Peak
+from microscale.hardware.fit import STREAMED
 from microscale.hardware.reach import reach
 
 MMA_SYNC = 0.62
 """Of an H200's matrix rate that mma.sync reaches, which cards without wgmma run: 0.62 in public microbenchmarks."""
 
 
-def stand_in(base: str, card: str | None, sms: int | None = None, read_gbs: float | None = None) -> Gpu:
-    """A record of the GPU that ran the rows: ``card``'s kernels on ``sms`` SMs of ``base``. ``read_gbs``: what reading
-    was measured to reach there; a part of the SMs does not get all of the memory's bandwidth."""
+def stand_in(
+    base: str, card: str | None, sms: int | None = None,
+    read_gbs: float | None = None, streamed_gbs: float | None = None,
+) -> Gpu:  # fmt: skip
+    """A record of the GPU that ran the rows: ``card``'s kernels on ``sms`` SMs of ``base``. ``read_gbs``: what a plain
+    read was measured to reach there, since a part of the SMs does not get all of the memory's bandwidth.
+    ``streamed_gbs``: what a kernel of ours did, which holds fewer bytes in flight on each of these SMs than a plain
+    read does. The slower of the two says what reading reaches."""
     here = KNOWN[base]
     played = KNOWN[card or base]
     num_sms = sms or here.num_sms
@@ -23,7 +29,8 @@ def stand_in(base: str, card: str | None, sms: int | None = None, read_gbs: floa
         share *= MMA_SYNC
     fp8 = here.peak.fp8 * share if here.peak.fp8 and played.peak.fp8 else None
     peak = Peak(here.peak.bf16 * share, fp8, None)
-    reached = min(1.0, read_gbs / reach(here).gbs) if read_gbs else 1.0
+    full = reach(here).gbs
+    reached = min(full, read_gbs or full, streamed_gbs / STREAMED if streamed_gbs else full) / full
     return replace(played, num_sms=num_sms, bandwidth_gbs=here.bandwidth_gbs * reached, peak=peak, runs_on=base)
 
 

@@ -116,7 +116,7 @@ def users(form: TritonForm) -> list[str]:
 
 def refusal(uses: Collection[TritonForm], version: str | None, sm: int) -> str | None:
     """Why code of these forms may not run, or ``None``: one clause with the report's address."""
-    found = next((fault for fault in faults_of(version, sm) if fault.form in uses), None)
+    found = next((fault for fault in FAULTS if fault.form in uses and fault.concerns(version, sm)), None)
     if found is None:
         return None
     return f"uses {found.form}, which Triton {version} gets wrong on this card ({found.what}: {found.issue})"

@@ -158,8 +158,16 @@ def _fitted(alike: tuple[ModelRow, ...], here: bool) -> _Fitted:
     left = [row.left if here else row.left_of_rest for row in alike]
     mean = sorted(left)[len(alike) // 2]
     spread = math.sqrt((sum((each - mean) ** 2 for each in left) + 3 * LEAST_DOUBT**2) / (len(alike) + 3))
-    table = [[spread**2 * _likeness(a.case, b.case) + (NOISE**2 if a is b else 0.0) for b in alike] for a in alike]
-    return _Fitted(left, mean, spread, factor(table))
+    return _Fitted(left, mean, spread, factor(_table(alike, spread)))
+
+
+def _table(alike: Sequence[ModelRow], spread: float) -> list[list[float]]:
+    """How rows vary together: the lower triangle, since the upper one is the same and ``factor`` does not read it."""
+    variance = spread**2
+    table = [[variance * _likeness(a.case, b.case) for b in alike[: size + 1]] for size, a in enumerate(alike)]
+    for line in table:
+        line[-1] += NOISE**2
+    return table
 
 
 def mend(rows: Sequence[ModelRow], case: Case, here: bool) -> Mend:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from microscale.kernels import gate_jit
 from microscale.kernels.moe.spec import Gate, GateKind
 
-_CODES = {
-    GateKind.SWIGLU_CLAMPED: gate_jit.SWIGLU_CLAMPED,
-    GateKind.GELU_TANH: gate_jit.GELU_TANH,
-    GateKind.SILU: gate_jit.SILU,
-}
+
+@cache
+def _codes() -> dict[GateKind, int]:
+    return {
+        GateKind.SWIGLU_CLAMPED: gate_jit.SWIGLU_CLAMPED.value,
+        GateKind.GELU_TANH: gate_jit.GELU_TANH.value,
+        GateKind.SILU: gate_jit.SILU.value,
+    }
 
 
 def gate_constants(gate: Gate) -> dict[str, Any]:
-    return {"GATE": _CODES[gate.kind].value, "ALPHA": gate.alpha, "LIMIT": gate.limit}
+    return {"GATE": _codes()[gate.kind], "ALPHA": gate.alpha, "LIMIT": gate.limit}

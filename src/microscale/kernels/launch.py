@@ -19,17 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import triton
-from triton.backends.compiler import BaseBackend
-from triton.runtime.jit import JITFunction, create_function_from_signature
-
-from microscale.errors import Unsupported
-from microscale.kernels.keys import make_keys_stable
-
-make_keys_stable()
-PLAIN = bool(triton.knobs.runtime.interpret)
-"""Whether the kernels run in Triton's interpreter, which knows neither assembly nor scaled products. It is settled when
-they are imported; asking Triton at every launch reads the environment each time."""
+from microscale.kernels import binding
 
 
 class Launch(NamedTuple):
@@ -49,7 +39,7 @@ class Launch(NamedTuple):
 
     def kernel(self) -> Kernel:
         """What this launch compiles."""
-        _, specialisation, options = _binder(self.fn)(*self.arguments, **self.constants, **self.options)
+        _, specialisation, options = binding.binder(self.fn)(*self.arguments, **self.constants, **self.options)
         key = tuple(specialisation), tuple(sorted(options.items()))
         return Kernel(_name(self.fn), *key, self.fn, self.promise, self.spills_because)
 
@@ -191,26 +181,6 @@ def _hear(started: Launch) -> bool:
     """Whether a launch shall start, as who listens in this thread says."""
     listener = _listeners.get(threading.get_ident())
     return listener is None or listener(started)
-
-
-_Binder = Callable[..., tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]]]
-_BINDERS: dict[int, _Binder] = {}
-
-
-def _binder(fn: Any) -> _Binder:
-    """Triton's own reading of a call: arguments, their specialisation, and the options that are left.
-
-    It asks the backend how to specialise, and for NVIDIA GPUs that is the base class's way.
-    """
-    found = _BINDERS.get(id(fn))
-    if found is None:
-        if not isinstance(fn, JITFunction):
-            raise Unsupported(
-                f"{getattr(fn, '__name__', fn)} is a {type(fn).__name__}, which cannot be compiled; kernels are listed "
-                "where they were loaded without TRITON_INTERPRET=1."
-            )
-        found = _BINDERS[id(fn)] = create_function_from_signature(fn.signature, fn.params, BaseBackend)
-    return found
 
 
 def _name(fn: Any) -> str:

@@ -21,6 +21,7 @@ import torch
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.attention import HEAD_DIMS, Kv, Tile, split_kv, wanted_splits
 from microscale.hardware.triton_faults import USED_BY
+from microscale.kernels import binding
 from microscale.kernels.attention import fused_decode_jit, fused_verify_jit, paged_jit, paths, split_kv_jit, widen
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
@@ -29,7 +30,7 @@ from microscale.kernels.attention.paths import Split, most_splits, short_len, ti
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.attention.widen import COPY
 from microscale.kernels.last_program import last_program_counters
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.launch import launch
 from microscale.kernels.op import Activations, Cost, Reason
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ PDL_OPTION: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
 def uses_pdl(gpu: Gpu) -> bool:
     """A kernel for short sequences waits for the one before it by itself, where the GPU can. Without that there is
     nothing to fetch early either."""
-    return gpu.has(Feature.PDL) and not PLAIN
+    return gpu.has(Feature.PDL) and not binding.PLAIN
 
 
 def compile_options(tile: Tile) -> dict[str, Any]:
@@ -171,7 +172,8 @@ class _Call:
         pdl = uses_pdl(self.gpu)
         constants |= {
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
-            "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": PLAIN,
+            "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl,
+            "PLAIN": binding.PLAIN,
         }  # fmt: skip
         options = compile_options(tile) | PDL_OPTION[pdl]
         launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
@@ -193,7 +195,7 @@ class _Call:
     def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
         arguments = (sums, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
         pdl = uses_pdl(self.gpu)
-        constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": PLAIN}
+        constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": binding.PLAIN}
         grid = (self.sequences, self.spec.num_heads)
         launch(split_kv_jit.merge_splits, grid, arguments, constants, {"num_warps": MERGE_WARPS} | PDL_OPTION[pdl])
 
@@ -215,7 +217,7 @@ class _Call:
         scaled = not self.fp8 and self.kv.k_scale is not None
         constants = {
             "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
-            "SCALED": scaled, "PLAIN": PLAIN,
+            "SCALED": scaled, "PLAIN": binding.PLAIN,
         }  # fmt: skip
         grid, options = (blocks, self.spec.num_kv_heads), compile_options(tile)
         reason = spills_because(tile, self.spec.head_dim)

@@ -67,17 +67,25 @@ def split_of(spec: AttentionSpec, gpu: Gpu) -> SplitKv:
 
 def most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, gpu: Gpu, *, fused: bool) -> int:
     """Splits of a sequence, at most: the page table or the window bounds its keys."""
+    return _most_splits(spec, table_pages, tile, split_of(spec, gpu), fused)
+
+
+def _most_splits(spec: AttentionSpec, table_pages: int, tile: Tile, rule: SplitKv, fused: bool) -> int:
     keys = table_pages * spec.page_size
     if spec.window is not None:
         keys = min(keys, spec.window + (1 if fused else short_len(spec, tile)) - 1)
-    return cdiv(keys, tile.block_n) // split_of(spec, gpu).least_blocks(tile)
+    return cdiv(keys, tile.block_n) // rule.least_blocks(tile)
 
 
-def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Reason | None:
+def _short_tile(spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) -> Tile:
+    """That of the batch's short sequences."""
+    return tile_of(spec, gpu, spec.shape.kv_fp8, decode=True, fused=fused)
+
+
+def _split(way: Split, spec: AttentionSpec, gpu: Gpu, tile: Tile, *, fused: bool = False) -> Reason | None:
     """Why short sequences of the batch are not shared among programs in this way."""
-    tile = tile_of(spec, gpu, spec.shape.kv_fp8, decode=True, fused=fused)
-    splits = most_splits(spec, spec.shape.table_pages, tile, gpu, fused=fused)
-    inside = split_of(spec, gpu).merged_inside
+    rule = split_of(spec, gpu)
+    splits, inside = _most_splits(spec, spec.shape.table_pages, tile, rule, fused), rule.merged_inside
     if way is Split.ONE_PASS:
         return None if splits <= 1 else f"is for keys of one split, and a sequence may have {splits}"
     if splits <= 1:
@@ -88,25 +96,26 @@ def _split(way: Split, spec: AttentionSpec, gpu: Gpu, *, fused: bool = False) ->
     return None if splits > inside else f"is for more than {inside} splits, and a sequence has at most {splits}"
 
 
-def _long(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+def _long(spec: AttentionSpec, tile: Tile) -> Reason | None:
     """Why the batch is not one with a long sequence."""
-    most = short_len(spec, tile_of(spec, gpu, spec.shape.kv_fp8, decode=True))
+    most = short_len(spec, tile)
     longest = spec.shape.longest_query
     return None if longest > most else f"is for sequences of more than {most} new tokens, not {longest}"
 
 
 def decodes(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
-        if _long(spec, gpu) is None:
-            most = short_len(spec, tile_of(spec, gpu, spec.shape.kv_fp8, decode=True))
+        tile = _short_tile(spec, gpu)
+        if _long(spec, tile) is None:
+            most = short_len(spec, tile)
             return f"takes sequences of up to {most} new tokens, and one has {spec.shape.longest_query}"
-        return _split(way, spec, gpu)
+        return _split(way, spec, gpu, tile)
 
     return supports
 
 
 def prefills(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
-    if reason := _long(spec, gpu):
+    if reason := _long(spec, _short_tile(spec, gpu)):
         return reason
     count = spec.shape.sequences
     return None if count == 1 else f"is for one sequence; of {count} some may decode"
@@ -114,9 +123,10 @@ def prefills(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
 
 def mixes(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
-        if reason := _long(spec, gpu):
+        tile = _short_tile(spec, gpu)
+        if reason := _long(spec, tile):
             return reason
-        return _split(way, spec, gpu) if spec.shape.sequences > 1 else "is for several sequences, not one"
+        return _split(way, spec, gpu, tile) if spec.shape.sequences > 1 else "is for several sequences, not one"
 
     return supports
 
@@ -155,7 +165,7 @@ def verifies(way: Split) -> Supports:
             return reason
         if group & (group - 1):
             return f"takes a power of two of query heads per KV head, not {group}"
-        most = min(fused_decode.MAX_TOKENS, short_len(spec, tile_of(spec, gpu, shape.kv_fp8, decode=True, fused=True)))
+        most = min(fused_decode.MAX_TOKENS, short_len(spec, _short_tile(spec, gpu, fused=True)))
         if shape.longest_query > most:
             return f"takes up to {most} new tokens of a sequence, not {shape.longest_query}"
         return _from_heads(way, spec, gpu)
@@ -171,4 +181,4 @@ def _from_heads(way: Split, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
     most = split_of(spec, gpu).fused_sequences
     if shape.sequences > most:
         return f"pays up to {most} sequences, not {shape.sequences}"
-    return _split(way, spec, gpu, fused=True)
+    return _split(way, spec, gpu, _short_tile(spec, gpu, fused=True), fused=True)

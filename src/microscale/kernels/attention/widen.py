@@ -13,9 +13,10 @@ import torch
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.attention import WIDEN_BYTES
 from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.kernels import binding
 from microscale.kernels.attention import widen_jit
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.launch import launch
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason
 
@@ -73,6 +74,6 @@ def widen(
         window, spec.page_size.bit_length() - 1, short_len, pages,
         kv.k.stride(0), kv.k.stride(1), k.stride(0), batch.page_table.stride(0),
     )  # fmt: skip
-    constants = {"HEAD_DIM": spec.head_dim, "POSITIONS": positions, "PLAIN": PLAIN}
+    constants = {"HEAD_DIM": spec.head_dim, "POSITIONS": positions, "PLAIN": binding.PLAIN}
     launch(widen_jit.widen, grid, arguments, constants, {"num_warps": WARPS})
     return PagedKv(k, v), replace(batch, page_table=table)

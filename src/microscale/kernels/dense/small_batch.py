@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 MAX_TOKENS = ANY_ROWS_TOKENS
 """Up to which every layer takes this kernel."""
 BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}
-SCALES = {"bf16": jit.NONE, "fp8": jit.CHANNEL, "mxfp8": jit.GROUP, "mxfp4": jit.GROUP}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 SPILLS = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
 
@@ -46,9 +46,15 @@ def tile_constants(tile: Tile) -> dict[str, int]:
     return sizes | {"SLICES": tile.slices, "AHEAD": tile.ahead}
 
 
+@cache
+def _scales() -> dict[str, int]:
+    group = jit.GROUP.value
+    return {"bf16": jit.NONE.value, "fp8": jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
+
+
 def _launch(fn: Any, packed: PackedDense, gpu: Gpu, tokens: int, arguments: tuple[Any, ...], tile: Tile) -> None:
     pdl, fmt = gpu.has(Feature.PDL), packed.format
-    constants = {"BITS": BITS[fmt], "SCALES": SCALES[fmt].value, **tile_constants(tile), "PDL": pdl}
+    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), "PDL": pdl}
     options: dict[str, Any] = {"num_warps": tile.warps, "maxnreg": tile.registers}
     if pdl:
         options["launch_pdl"] = True

@@ -12,9 +12,10 @@ import torch
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.kernels import binding
 from microscale.kernels.dense import unpack_jit
 from microscale.kernels.dense.packed import PackedDense
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS
 from microscale.kernels.linear import linear
 from microscale.kernels.numbers import cdiv
@@ -37,7 +38,7 @@ def unpack(packed: PackedDense) -> Tensor:
     k_tiles = -(-packed.k // TILE_K)
     grid = (packed.rows // TILE_ROWS, cdiv(k_tiles, TILES))
     scales = packed.channels if packed.groups is None else packed.groups
-    constants = {"BITS": packed.bits, "GROUPS": packed.groups is not None, "TILES": TILES, "PLAIN": PLAIN}
+    constants = {"BITS": packed.bits, "GROUPS": packed.groups is not None, "TILES": TILES, "PLAIN": binding.PLAIN}
     arguments = (packed.weight, scales, out, packed.k, k_tiles)
     launch(unpack_jit.unpack, grid, arguments, constants, {"num_warps": WARPS})
     return out

@@ -16,9 +16,9 @@ import torch
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.gemm import GemmPath, Tile, choose
-from microscale.kernels import mxfp8_jit
+from microscale.kernels import binding, mxfp8_jit
 from microscale.kernels.gate import gate_constants
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.launch import launch
 from microscale.kernels.layouts import Packed
 from microscale.kernels.moe import grouped_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -123,7 +123,7 @@ def quantise(x: Tensor) -> Activation:
     stride = out.values.stride(0)
     grid = (cdiv(tokens, QUANTISE["ROWS"]), cdiv(stride, QUANTISE["COLUMNS"]))
     arguments = (x, out.values, out.scale_bytes, tokens, k, x.stride(0), stride)
-    launch(mxfp8_jit.quantise_tokens, grid, arguments, {"PLAIN": PLAIN, **QUANTISE}, {"num_warps": 4})
+    launch(mxfp8_jit.quantise_tokens, grid, arguments, {"PLAIN": binding.PLAIN, **QUANTISE}, {"num_warps": 4})
     return out
 
 
@@ -165,7 +165,7 @@ def constants(gpu: Gpu, path: GemmPath, tile: Tile) -> dict[str, Any]:
     return {
         "BITS": path.weight_bits,
         "MX": path.block_scaled,
-        "PLAIN": PLAIN,
+        "PLAIN": binding.PLAIN,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,

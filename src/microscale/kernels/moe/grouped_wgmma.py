@@ -17,8 +17,9 @@ import torch
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.gemm import RESIDENT_REGISTERS, GemmPath, Tile, choose
+from microscale.kernels import binding
 from microscale.kernels.gate import gate_constants
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import grouped_resident_jit as resident
 from microscale.kernels.moe import grouped_wgmma_jit as jit
@@ -124,7 +125,7 @@ def prepare(x: Tensor, padded: int, *, fp8: bool = False) -> Prepared:
         codes = torch.empty((tokens, padded), dtype=torch.uint8, device=x.device)
         factors = torch.empty((tokens,), dtype=torch.float32, device=x.device)
         block = next_power_of_2(padded)
-        constants = {"PADDED": padded, "BLOCK": block, "PLAIN": PLAIN}
+        constants = {"PADDED": padded, "BLOCK": block, "PLAIN": binding.PLAIN}
         arguments = (x, codes, factors, width, x.stride(0))
         launch(jit.prepare_tokens_fp8, (tokens,), arguments, constants, {"num_warps": 4})
         return Prepared(codes.view(torch.float8_e4m3fn), factors)

@@ -51,7 +51,6 @@ MERGE_OWN = MAX_BLOCKS
 # An lm_head's blocks are a few dozen to a few hundred rows: thousands of them.
 MERGE_GIVEN = 1024
 LEVELS = 8
-ROUNDS = search_jit.TURNS.value
 PAIRS = 256
 WIDTH = 32
 WARPS = 8
@@ -152,9 +151,9 @@ class _Job:
     def cut(self, blocks: _Blocks) -> Tensor:
         """The least rank of each row that top-k and top-p keep."""
         assert self.batch is not None
-        b, grid = self.batch, (self.rows, self.blocks)
+        b, grid, rounds = self.batch, (self.rows, self.blocks), search_jit.TURNS.value
         # Counts and weights of every round, and behind them the lists' lengths: one memset.
-        tables = self.rows * ROUNDS * 2 * LEVELS
+        tables = self.rows * rounds * 2 * LEVELS
         zeros = torch.zeros(tables + self.rows, dtype=torch.int64, device=self.logits.device)
         lengths = zeros[tables:].view(torch.int32)
         listed = self.empty(self.vocab, dtype=torch.int32)
@@ -162,10 +161,10 @@ class _Job:
         numbers = (self.values, blocks.max, b.temperature, b.top_k, b.top_p, zeros)
         sizes = (self.vocab, self.values.stride(0))
         constants = {"MERGE": blocks.merge, "LEVELS": LEVELS}
-        for turn in range(ROUNDS):
+        for turn in range(rounds):
             own = {"BLOCK": BLOCK, "ROUND": turn, **constants}
             launch(search_jit.narrow, grid, (*numbers, *sizes), own, OPTIONS)
-        constants["ROUNDS"] = ROUNDS
+        constants["ROUNDS"] = rounds
         arguments: tuple[Any, ...] = (*numbers, listed, lengths, *sizes)
         launch(search_jit.collect, grid, arguments, {"BLOCK": BLOCK, **constants}, OPTIONS)
         arguments = (*numbers, listed, lengths, cutoff, *sizes, blocks.count)

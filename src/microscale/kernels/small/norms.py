@@ -10,8 +10,9 @@ from microscale.errors import Unsupported
 from microscale.formats import BLOCK as GROUP
 from microscale.formats import BlockScaled, block_format
 from microscale.hardware import Gpu
+from microscale.kernels import binding
 from microscale.kernels.last_program import last_program_counters
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels.launch import launch
 from microscale.kernels.linear import linear
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.spec import Routing
@@ -53,11 +54,11 @@ def launch_small(
 
     Left alone, ptxas stops at 40 or 64 registers in some and spills (8 and 16 bytes, SM 9.0).
     """
-    pdl = pdl and not PLAIN
+    pdl = pdl and not binding.PLAIN
     options: dict[str, Any] = {"num_warps": num_warps, "maxnreg": 255}
     if pdl:
         options["launch_pdl"] = True
-    launch(fn, grid, arguments, {**constants, "PDL": pdl, "PLAIN": PLAIN}, options)
+    launch(fn, grid, arguments, {**constants, "PDL": pdl, "PLAIN": binding.PLAIN}, options)
 
 
 def norm_block(width: int) -> int:

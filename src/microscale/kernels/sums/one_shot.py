@@ -8,7 +8,8 @@ import torch
 
 from microscale.errors import Unsupported
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS, PEER_WORLDS
-from microscale.kernels.launch import PLAIN, launch
+from microscale.kernels import binding
+from microscale.kernels.launch import launch
 from microscale.kernels.numbers import next_power_of_2
 from microscale.kernels.op import Reason
 from microscale.kernels.small.norms import warps
@@ -73,7 +74,7 @@ def _launch(
     arguments = (part, residual, weight, total, out, own, *every, peers.epochs, epsilon, peers.rank, width)
     constants: dict[str, Any] = {
         "WORLD": peers.world, "SENDERS": SENDERS, "DATA_AT": DATA_AT, "ROW_BYTES": PEER_ROW_BYTES, "BLOCK": block,
-        "NORM": norm, "PLAIN": PLAIN,
+        "NORM": norm, "PLAIN": binding.PLAIN,
     }  # fmt: skip
     # Registers: as ``small.norms.launch_small``.
     launch(sum_jit.sum_rows, (rows,), arguments, constants, {"num_warps": warps(block), "maxnreg": 255})
