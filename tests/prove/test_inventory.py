@@ -258,7 +258,7 @@ def launched_functions() -> set[str]:
 
 @pytest.mark.slow
 def test_every_function_that_is_launched_is_proved_somewhere() -> None:
-    names = ["gpt-oss-20b", "gemma-4-26b-a4b"]
+    names = ["gpt-oss-20b", "gemma-4-26b-a4b", "gpt-oss-20b-eagle3"]
     found = {k.short_name for card in ("h200", "gb10") for k in inventory.recorded(known(card), names)}
     constants = {name for name in launched_functions() if name.isupper()}
     assert launched_functions() - constants == found

@@ -1,9 +1,8 @@
 """The list that ``prove`` compiles: what the models start on a card, recorded from the code that starts it.
 
 Every preset and the embedded model, in every precision that a user can ask for (``SETTINGS``), the sums of several
-ranks, and the expert layers as vLLM's ranks hold them. Draft heads are listed where they are asked for by name. Nothing
-here names a kernel: a kernel that nobody starts is not proved, and one that is started and not proved fails
-``tests/gpu``.
+ranks, the expert layers as vLLM's ranks hold them, and draft heads. Nothing here names a kernel: a kernel that nobody
+starts is not proved, and one that is started and not proved fails ``tests/gpu``.
 """
 
 from __future__ import annotations
@@ -87,10 +86,10 @@ def models() -> Mapping[str, ModelConfig]:
 def recorded(
     gpu: Gpu, names: Sequence[str] | None = None, settings: Sequence[Setting] = SETTINGS
 ) -> dict[Kernel, list[str]]:
-    """Every kernel that may be started on this card, with the models that start it; by default those of all models. A
-    draft head is listed by its preset's name."""
+    """Every kernel that may be started on this card, with the models that start it; by default those of all models and
+    draft heads, by their presets' names."""
     found: dict[Kernel, list[str]] = {}
-    for name in models() if names is None else names:
+    for name in (*models(), *HEADS) if names is None else names:
         of_name = _of_head(name, HEADS[name], gpu) if name in HEADS else _of_model(name, models()[name], gpu, settings)
         for source, kernels in of_name:
             for kernel in kernels:
