@@ -8,7 +8,7 @@ from microscale.backends.plan import Setup
 from microscale.bench.energy import EnergyMeter
 from microscale.bench.model import Case, header, line, make_cases, run
 from microscale.engine.loading.options import LoadOptions
-from microscale.errors import BadSetting
+from microscale.errors import BadSetting, Unsupported
 from microscale.models.outline import outline
 from support.loading import load_model
 
@@ -45,25 +45,28 @@ def test_rows_of_the_tiny_model() -> None:
     assert len(header().split()) == 10  # "of it" and "explain says" are two words each
 
 
+class Counter(EnergyMeter):
+    """Grows with every look at it."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.value = step, 0.0
+
+    def joules(self) -> float:
+        self.value += self.step
+        return self.value
+
+
 def test_energy_is_that_of_the_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A counter that grows by ten joules with every look at it."""
     monkeypatch.setattr("microscale.bench.model.ENERGY_S", 0.0)
-
-    class Counter(EnergyMeter):
-        def __init__(self) -> None:
-            self.looks = 0
-
-        def joules(self) -> float:
-            self.looks += 1
-            return 10.0 * self.looks
-
     model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
     ops = model.ops
     shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
     cases = make_cases(["pp20", "tg3"], [2], [9], model.config.max_context)
     setup = Setup(ops.gpu, ops.activations)
-    rows = list(run(model, shape, setup, cases, step_tokens=32, repeats=1, meter=Counter()))
+    rows = list(run(model, shape, setup, cases, step_tokens=32, repeats=1, meter=Counter(10.0)))
     assert [row.tokens_per_joule for row in rows] == [2.0, 0.6]
     assert all(row.watts is not None and row.watts > 0 for row in rows)
     assert [len(line(row).split()) for row in rows] == [10, 10]
     assert header(energy=True).split()[-2:] == ["W", "tok/J"]
+    with pytest.raises(Unsupported, match="stood still"):
+        list(run(model, shape, setup, cases, step_tokens=32, repeats=1, meter=Counter(0.0)))

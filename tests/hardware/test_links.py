@@ -10,7 +10,6 @@ from microscale.errors import BadSetting
 from microscale.hardware import known
 from microscale.hardware.gpu import cpu
 from microscale.hardware.links import FULL_BYTES, LINKS, Link, Wait, link_between, named_link
-from microscale.hardware.sums import Joined, why_no_peers
 
 LINK = Link("x", "x", ((1000, Wait(10.0, 20.0)), (4000, Wait(40.0, 80.0))), (1.0, 2.0), "a test", "2026-11-17")
 
@@ -49,13 +48,12 @@ def test_more_ranks_send_more() -> None:
     ],
 )  # fmt: skip
 def test_which_link_cards_have(card: str, name: str) -> None:
-    gpu = known(card)
-    found = link_between(gpu, Joined(2, unmapped=why_no_peers(gpu)))
+    found = link_between(known(card))
     assert found is not None
     assert found.name == name
 
 
 def test_a_cpu_has_none_and_unknown_names_are_told() -> None:
-    assert link_between(cpu(), Joined(2, on_gpus=False)) is None
+    assert link_between(cpu()) is None
     with pytest.raises(BadSetting, match="--link x: there is roce200"):
         named_link("x")

@@ -7,6 +7,7 @@ is measured first and taken off.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,8 +39,7 @@ class Spin:
 
     @classmethod
     def measured(cls) -> Spin:
-        few, many = (graph_us(lambda count=count: torch.cuda._sleep(count)) for count in (FEW, MANY))  # type: ignore[misc]
-        return cls.between(few, many)
+        return cls.between(*(graph_us(partial(torch.cuda._sleep, cycles)) for cycles in (FEW, MANY)))
 
     def cycles(self, us: float) -> int:
         """For a launch that takes so long in all."""

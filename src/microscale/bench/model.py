@@ -26,7 +26,7 @@ from microscale.engine.prediction.predict import predict
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
-from microscale.errors import BadSetting
+from microscale.errors import BadSetting, Unsupported
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
@@ -148,9 +148,13 @@ def run(
 def _run_on(model: AnyModel, engine: Engine, case: Case, turn: int, meter: EnergyMeter) -> Run:
     """All of the runs that ``ENERGY_S`` take, as one."""
     total = _measure(model, engine, case, turn, meter)
-    while total.seconds < ENERGY_S or not total.joules:
+    while total.seconds < ENERGY_S:
         turn += 1
         total += _measure(model, engine, case, turn, meter)
+    if not total.joules:
+        raise Unsupported(
+            f"The GPU's energy counter stood still for {total.seconds:.1f} s of work; leave out --energy."
+        )
     return total
 
 

@@ -160,6 +160,7 @@ def bench_model(
         if energy and prepared.setup.gpu.is_cpu:
             raise BadSetting("--energy reads a GPU's counter, and this runs on the CPU; leave it out.")
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
+        meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(prepared.device).uuid}") if energy else None
         others = ALONE if one_rank_of == 1 else absent(one_rank_of, joined, not prepared.setup.gpu.is_cpu)
         loaded = load_with_progress(prepared, others)
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
@@ -171,7 +172,6 @@ def bench_model(
         title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.
-        meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(loaded.device).uuid}") if energy else None
         if not as_json:
             print(title, bench_whole.header(energy), sep="\n", flush=True)
         with progress_bar("Measuring") as (start, advance):

@@ -118,7 +118,7 @@ class Report:
     @property
     def link(self) -> Link | None:
         """Between such cards; ``None`` for one rank, and on a CPU."""
-        return None if self.joined.world == 1 else link_between(self.setup.gpu, self.joined)
+        return None if self.joined.world == 1 else link_between(self.setup.gpu)
 
     @property
     def joined_points(self) -> list[JoinedPoint]:

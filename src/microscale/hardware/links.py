@@ -15,7 +15,7 @@ from microscale.errors import BadSetting
 from microscale.hardware.families import Gpu
 from microscale.hardware.gpu import card_name
 from microscale.hardware.reach import SHEETS
-from microscale.hardware.sums import Joined
+from microscale.hardware.sums import why_no_peers
 
 FULL_BYTES = 64 << 20
 """From this size on a sum takes what its bytes take: an assumption."""
@@ -90,23 +90,24 @@ LINKS = {
             ),
             (18.9, 21.0),
             "two DGX Sparks: github.com/NVIDIA/dgx-spark-playbooks/pull/103, and issues/25 for the bandwidth",
-            "2026-08-17",
+            "2026-08",
         ),
         Link(
             "pcie-host",
             "PCIe through the host's memory, NCCL",
             # Sizes of four cards, by what each of them sends.
             (
-                (8192, Wait(12.0, 20.0)),
+                (8192, Wait(11.3, 14.0)),
                 (49152, Wait(18.8, 19.0)),
                 (98304, Wait(25.8, 25.9)),
                 (1572864, Wait(152.7, 157.6)),
             ),
             (28.0, 35.0),
-            "the smallest exchange of two RTX 4090 and sums of four: "
-            "github.com/tinygrad/open-gpu-kernel-modules/issues/17 and pull/22; "
-            "bandwidth of RTX 5090: github.com/NVIDIA/nccl/issues/1639",
-            "2025-03-14",
+            "the smallest exchange of two RTX 4090, 11 to 12, and sums of four: "
+            "github.com/tinygrad/open-gpu-kernel-modules/issues/17 and pull/22; RTX 5090, 14 without peer access: "
+            "wumeicn.com/nvidia-rtx-5090-p2p-support-enabled-by-patched-driver; "
+            "their bandwidth: github.com/NVIDIA/nccl/issues/1639",
+            "2025-12-12",
         ),
         Link(
             "pcie-peer",
@@ -114,29 +115,30 @@ LINKS = {
             ((8192, Wait(4.0, 8.3)), (65536, Wait(4.8, 12.5)), (524288, Wait(14.1, 31.6))),
             (34.9, 47.4),
             "exchanges of two cards, others' one launch and NCCL: github.com/flashinfer-ai/flashinfer/pull/5023",
-            "2026-08-07",
+            "2026-09",
         ),
         Link(
             "nvlink",
-            "NVLink, one launch",
-            ((8192, Wait(4.0, 6.0)), (524288, Wait(7.0, 10.0))),
-            (300.0, 366.0),
-            "two H100: github.com/NVIDIA/nccl/issues/1259 and github.com/vllm-project/vllm/pull/24111",
+            "NVLink, NCCL or one launch",
+            ((65536, Wait(6.0, 6.0)), (524288, Wait(7.0, 8.0))),
+            (366.0, 366.0),
+            "two H100: github.com/NVIDIA/nccl/issues/1259 and github.com/vllm-project/vllm/pull/24111; "
+            "bandwidth of four: waynehacking8.github.io",
             "2025-09-02",
         ),
     )
 }
 
 
-def link_between(gpu: Gpu, joined: Joined) -> Link | None:
+def link_between(gpu: Gpu) -> Link | None:
     """What cards like this one are joined by, as they are sold; ``None`` for ranks on a CPU."""
     if gpu.is_cpu:
         return None
     if gpu.unified:
         return LINKS["roce200"]
-    if joined.refuses_peers() is not None:
-        return LINKS["pcie-host"]
-    return LINKS["nvlink" if _has_nvlink(gpu) else "pcie-peer"]
+    if _has_nvlink(gpu):
+        return LINKS["nvlink"]
+    return LINKS["pcie-peer" if why_no_peers(gpu) is None else "pcie-host"]
 
 
 def _has_nvlink(gpu: Gpu) -> bool:
