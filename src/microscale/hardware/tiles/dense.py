@@ -101,14 +101,21 @@ SECTION = Section(Kernels.SMALL_BATCH_DENSE, Case, Tile, _misfit)
 _AHEAD = {
     8: {DenseFormat.BF16: 2, DenseFormat.FP8: 3, DenseFormat.MXFP8: 3, DenseFormat.MXFP4: 4},
     16: {DenseFormat.BF16: 2, DenseFormat.FP8: 2, DenseFormat.MXFP8: 2, DenseFormat.MXFP4: 2},
-    # One row tile a warp. With 2 ahead MXFP8 spills 24 bytes on SM100.
-    32: {DenseFormat.FP8: 2, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 2},
+    # Few rows are a wave of programs that wait for tokens more than for weights (H200, 5120 x 2880 MXFP4, 32 tokens: 1
+    # ahead 11.1 us with 168 registers, 2 ahead 15).
+    32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1},
 }
 
 
-def columns_for(weight_format: str, tokens: int) -> int:
+def columns_for(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> int:
+    """Tokens of a program. More than 16 go in blocks of 16 while their programs are one wave, and in blocks of 32 from
+    there on (H200, MXFP4, 32 tokens: 2880 x 4096 8.6 us and 10.4, 5120 x 2880 12.7 and 11.1)."""
     columns = columns_of(DenseFormat(weight_format))
-    return next((size for size in columns if tokens <= size), columns[-1])
+    for size in columns[:2]:
+        if tokens <= size:
+            return size
+    wave = -(-tokens // columns[1]) * rows <= ONE_WAVE_ROWS_PER_SM * gpu.num_sms
+    return columns[1] if wave else columns[-1]
 
 
 def size_of(rows: int, gpu: Gpu) -> Size:
@@ -121,7 +128,7 @@ def size_of(rows: int, gpu: Gpu) -> Size:
 
 def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tile:
     """The tile that was measured on the card's family, or else the rule's."""
-    columns = columns_for(weight_format, tokens)
+    columns = columns_for(weight_format, rows, tokens, gpu)
     # Past 16 tokens of bf16, which are cuBLAS's, the tile is still that of 16.
     blocks = -(-tokens // columns) if columns == COLUMNS[-1] else 1
     return tile_of(Case(DenseFormat(weight_format), columns, size_of(blocks * rows, gpu)), gpu)
@@ -136,13 +143,13 @@ def by_rule(case: Case) -> Tile:
     """Many rows: a warp for a row tile. Fewer: four warps share one along K, so that the card is full. All registers:
     with fewer some SMs spill.
 
-    32 tokens: two row tiles a warp, so that a program reads its tokens from L2 for 32 rows, unless that would leave
-    SMs without a program."""
+    32 tokens of more programs than one wave: two row tiles a warp and two warps beside each other, so that a program
+    reads its tokens from L2 for 64 rows."""
     ahead = _AHEAD[case.columns][case.format]
     if case.size is Size.MANY:
         return Tile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
-    if case.columns == 32 and case.size is not Size.TWO_PROGRAMS:
-        return Tile(case.columns, 2, 1, 4, 1, MAX_REGISTERS)
+    if case.columns == 32 and case.size is Size.CROWDED:
+        return Tile(case.columns, 4, 2, 2, ahead, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
         ahead = 3
@@ -159,7 +166,7 @@ def candidates(case: Case, gpu: Gpu) -> Iterator[Tile]:
     many = case.size is Size.MANY
     blocks = [(4, 4, 1), (8, 4, 1), (8, 8, 1)] if many else [(1, 1, 4), (1, 1, 8), (1, 1, 2)]
     if case.columns == 32 and not many:
-        blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4)]
+        blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4), (4, 2, 2)]
     words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
     tokens = 32 if case.columns <= 16 else 4 * case.columns  # registers of theirs and of addresses
     seen = {tile_of(case, gpu): None, by_rule(case): None}

@@ -31,8 +31,7 @@ MAX_DENSE_ACCUMULATORS = 64
 LOGIT_TOKENS = 64
 """Tokens of the largest tile that also summarises logits: with 128 that spills on SM100 (72 to 88 bytes)."""
 RESIDENT_W8_BLOCK_MS = (128, 256)
-"""Those that the rule gives MXFP8 weights: 128 up to 170 pairs an expert, where 256 columns would be half empty. By
-arithmetic (docs/lab/experts.md), not measured yet."""
+"""Those that the rule gives MXFP8 weights: 128 up to 170 pairs an expert, where 256 columns would be half empty."""
 # Of a thread that multiplies and of one that loads in the resident kernel, by groups that multiply. A program starts
 # with as many as all its threads can have alike, a multiple of 8 (168, 128), and shares those out.
 RESIDENT_REGISTERS = {2: (208, 96), 3: (144, 80)}

@@ -49,20 +49,15 @@ def _misfit(key: Key, tile: Value, family: object) -> str | None:
 SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
 
 # The rule: the figures of SM90, on which alone they were measured. Where ``wgmma`` was not measured against the
-# small-batch kernels, it does not take their place. ``MXFP8_RESIDENT_PAIRS`` is by arithmetic
-# (docs/lab/experts.md).
-# ``FEW_ROWS_TOKENS`` and ``FEW_ROWS_PROGRAMS`` are by arithmetic (docs/lab/dense.md): 32 rows and 32 tokens read 80 to
-# 96 bytes of tokens and weights from L2 for each column (MXFP4, 8-bit weights). At an H200's 6.5 TB/s that is 0.8 to
-# 0.95 ns a program for a tile of 64 columns, for which a wave of the GEMM's programs takes 450 ns: even at 3.6 to 4.3
-# programs an SM, twice as many of one row tile.
+# small-batch kernels, it does not take their place.
 # ``WIDEN_ROWS`` is by arithmetic: the copy moves 6 bytes for each number of a head, and a row is 4 operations on it, at
 # half the speed where codes are converted on the way. On an H200 (2.7 TB/s, 375 TFLOP/s) that is even at 210 rows.
 _RULE = {
     Name.FP8_PAIRS: 20,
     Name.MXFP8_RESIDENT_PAIRS: 32,
     Name.UNPACK_TOKENS: 256,
-    Name.FEW_ROWS_TOKENS: 128,
-    Name.FEW_ROWS_PROGRAMS: 8,
+    Name.FEW_ROWS_TOKENS: 64,
+    Name.FEW_ROWS_PROGRAMS: 5,
     Name.WIDEN_ROWS: 512,
 }
 

@@ -1,6 +1,6 @@
 """``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
 
-Up to 16 tokens (128 with few rows) are limited by reading weights and take the kernel for small batches; more
+Up to 16 tokens (64 with few rows) are limited by reading weights and take the kernel for small batches; more
 take a GEMM that decodes weights on their way into the matrix unit; from 256 on one layer's weights are unpacked to bf16
 and cuBLAS does the rest. All read one packed layout.
 
@@ -126,7 +126,7 @@ class Fragments(DenseOp[PackedDense]):
         if not small_batch.takes(spec.tokens, spec.rows, gpu):
             return Cost(total, flops, efficiency=gemm.EFFICIENCY)
         # Read again for each further block of tokens: from L2, at no less than the memory's speed.
-        again = (small_batch.passes(self.format, spec.tokens) - 1) * weight_bytes(spec)
+        again = (small_batch.passes(self.format, spec.rows, spec.tokens, gpu) - 1) * weight_bytes(spec)
         return Cost(total + again, flops, efficiency=SMALL_BATCH_REACHED[self.format][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:

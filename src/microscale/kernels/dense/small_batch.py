@@ -36,9 +36,9 @@ def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
     return few_rows and tokens <= threshold(Name.FEW_ROWS_TOKENS, gpu)
 
 
-def passes(weight_format: str, tokens: int) -> int:
+def passes(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> int:
     """How often the weights are read: from memory, and then from L2."""
-    return cdiv(tokens, columns_for(weight_format, tokens))
+    return cdiv(tokens, columns_for(weight_format, rows, tokens, gpu))
 
 
 def tile_constants(tile: Tile) -> dict[str, int]:

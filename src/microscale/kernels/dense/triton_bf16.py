@@ -48,7 +48,7 @@ class TritonBf16(DenseOp[DenseWeights]):
 
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         # More than 16 tokens read the weights again for each 16.
-        total = weight_bytes(spec) * small_batch.passes("bf16", spec.tokens) + activation_bytes(spec)
+        total = weight_bytes(spec) * small_batch.passes("bf16", spec.rows, spec.tokens, gpu) + activation_bytes(spec)
         return Cost(total, dense_flops(spec), efficiency=SMALL_BATCH_REACHED["bf16"][spec.tokens > 8])
 
     def packed_bytes(self, spec: DenseSpec) -> int:

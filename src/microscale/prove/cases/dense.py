@@ -15,7 +15,7 @@ from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import MXFP8, block_format, decode, encode, encode_channels
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import dense as tiles
-from microscale.hardware.tiles.dense import DenseFormat, Size, columns_for
+from microscale.hardware.tiles.dense import DenseFormat, Size, columns_of
 from microscale.kernels.dense import logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
 from microscale.kernels.dense.packed import pack
@@ -163,7 +163,9 @@ class TileCase(DenseCase):
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem = self.problem(device)
-        tile = tiles.tile_of(tiles.Case(DenseFormat(self.fmt), columns_for(self.fmt, self.spec.tokens), self.size), gpu)
+        fmt = DenseFormat(self.fmt)
+        columns = next(size for size in columns_of(fmt) if self.spec.tokens <= size)
+        tile = tiles.tile_of(tiles.Case(fmt, columns, self.size), gpu)
         y = small_batch.run(pack(problem.weights), gpu, problem.x, problem.residual, tile)
 
         def finish() -> Iterator[Compared]:
