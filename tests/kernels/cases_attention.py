@@ -386,9 +386,9 @@ def test_which_drafts_are_one_launch(card: str, new: int, rows: int) -> None:
     ("heads", "new", "fp8", "kind", "reason"),
     [
         ((64, 8, 64), 5, False, PLAIN_HEADS, "pays up to 4 new tokens of a sequence, not 5"),
-        ((64, 8, 64), 2, True, PLAIN_HEADS, "pays with bf16 KV and heads of 64, not with fp8 and 64"),
-        ((32, 4, 128), 2, False, PLAIN_HEADS, "pays with bf16 KV and heads of 64, not with bf16 and 128"),
-        ((16, 8, 256), 8, False, KINDS["normed"], "pays with bf16 KV and heads of 64, not with bf16 and 256"),
+        ((64, 8, 64), 2, True, PLAIN_HEADS, "pays with bf16 KV and heads of 64, not fp8 KV and heads of 64"),
+        ((32, 4, 128), 2, False, PLAIN_HEADS, "pays with bf16 KV and heads of 64, not bf16 KV and heads of 128"),
+        ((16, 8, 256), 8, False, KINDS["normed"], "pays with bf16 KV and heads of 64, not bf16 KV and heads of 256"),
         ((64, 8, 64), 2, False, KINDS["normed"], "pays with heads without norms that have values of their own"),
         ((12, 2, 64), 2, False, PLAIN_HEADS, "takes a power of two of query heads per KV head, not 6"),
     ],

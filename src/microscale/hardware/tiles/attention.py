@@ -206,7 +206,7 @@ def not_for(case: Case) -> str | None:
     """Why no card takes such heads straight from the projection, in one clause; ``None`` where they do."""
     if case.work not in FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
         return None
-    return f"pays with bf16 KV and heads of {VERIFY_HEAD_DIM}, not with {case.kv} and {case.head_dim}"
+    return f"pays with bf16 KV and heads of {VERIFY_HEAD_DIM}, not {case.kv} KV and heads of {case.head_dim}"
 
 
 def not_on(work: Work, gpu: Gpu) -> str | None:
