@@ -115,7 +115,7 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
         return f"is for heads of {case.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
     if case.work.decodes and tile.block_m > case.work.rows:
         return f"has {tile.block_m} query rows, and {case.work} has up to {case.work.rows}"
-    if reason := not_for(case):
+    if reason := _does_not_pay(case):
         return reason
     if case.work in FUSED_VERIFY and tile.early != 2:
         return f"has early {tile.early}, and {case.work} has keys and values of a first block early"
@@ -186,7 +186,7 @@ def cases() -> Iterator[Case]:
     """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
     for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
         case = Case(work, head_dim, kv)
-        if not_for(case) is None and (work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work):
+        if _does_not_pay(case) is None and (work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work):
             yield case
 
 
@@ -202,18 +202,17 @@ def fused_drafted_work(rows: int) -> Work:
     return next((work for work in FUSED_VERIFY if rows <= work.rows), FUSED_VERIFY[-1])
 
 
-def not_for(case: Case) -> str | None:
-    """Why no card takes such heads straight from the projection, in one clause; ``None`` where they do."""
+def no_kernel(case: Case, gpu: Gpu) -> str | None:
+    """Why a card does not run a case, in one clause; ``None`` where it does."""
+    if case.work.fused and not gpu.has(Feature.PDL):
+        return f"needs programmatic dependent launch, which {gpu.name} does not have"
+    return _does_not_pay(case)
+
+
+def _does_not_pay(case: Case) -> str | None:
     if case.work not in FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
         return None
     return f"pays with bf16 KV and heads of {VERIFY_HEAD_DIM}, not {case.kv} KV and heads of {case.head_dim}"
-
-
-def not_on(work: Work, gpu: Gpu) -> str | None:
-    """Why a card does no such work, in one clause; ``None`` where it does."""
-    if work.fused and not gpu.has(Feature.PDL):
-        return f"needs programmatic dependent launch, which {gpu.name} does not have"
-    return None
 
 
 def choose(case: Case, gpu: Gpu) -> Tile:

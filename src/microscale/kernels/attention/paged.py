@@ -5,8 +5,8 @@ blocks of query rows. A batch that mixes both takes both ways, so that a decodin
 hold up a prefill. Grids follow from sizes that the host knows (tokens, sequences, width of the page
 table); lengths are read on the device.
 
-Where all sequences decode, with drafts or without, norms and rotation of the new heads and the KV write are in the same
-launch (``run_fused``).
+Where all sequences decode, norms and rotation of the new heads and the KV write are in the same launch
+(``run_fused``); with drafts only for some heads (``paths.verifies``).
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from microscale.hardware.tiles.attention import (
     choose,
     drafted_work,
     fused_drafted_work,
-    not_for,
-    not_on,
+    no_kernel,
     split_kv,
 )
 from microscale.kernels.attention import fused_decode, widen
@@ -156,7 +155,7 @@ def fuses(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         """Norms, rotation and KV write in the same launch."""
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
-        if reason := not_on(Work.FUSED_DECODE, gpu):
+        if reason := no_kernel(Case(Work.FUSED_DECODE, spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
             return reason
         if shape.longest_query != 1:
             return f"takes one new token of each sequence, not {shape.longest_query}"
@@ -177,8 +176,7 @@ def verifies(way: Split) -> Supports:
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
         if not shape.verify or shape.longest_query == 1:
             return "is for sequences with drafts"
-        work = _decode_work(spec, fused=True)
-        if reason := not_on(work, gpu) or not_for(Case(work, spec.head_dim, Kv.of(shape.kv_fp8))):
+        if reason := no_kernel(Case(_decode_work(spec, fused=True), spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
             return reason
         if shape.heads is not None and any(shape.heads):
             return "pays with heads without norms that have values of their own"
