@@ -178,8 +178,9 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-# QKV and attention of gpt-oss-20b's layers, one sequence at 2048 on H200, triton 3.6: two tokens 379 us, with 4 warps and
-# 3 stages 404; four tokens 439, with 64 keys and 4 warps 511. With 4 warps 128 keys spill 8 bytes on SM 10.0 and 12.1.
+# QKV and attention of gpt-oss-20b's layers, one sequence at 2048 on H200, triton 3.6: two tokens 379 us, with 4 warps
+# and 3 stages 404; four tokens 439, with 64 keys and 4 warps 511. 4 warps with 32 rows and 128 keys spill 8 bytes on
+# SM 10.0 and 12.1.
 _VERIFY: _Tiles = {VERIFY_HEAD_DIM: (Tile(16, 128, 8, 2, 255, prefetch=128, early=2),)}
 _VERIFY_32: _Tiles = {VERIFY_HEAD_DIM: (Tile(32, 128, 8, 2, 255, prefetch=128, early=2),)}
 
