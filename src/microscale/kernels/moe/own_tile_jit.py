@@ -1,8 +1,10 @@
 """Jit code by which a program of the small-batch expert GEMMs finds its tile from the router's choice, without a list.
 
 With at most 8 tokens, which name an expert once each, an expert has one tile: column ``n`` of it is token ``n``. So a
-program needs the ``entry``-th of the experts that were chosen and which tokens chose it. The lanes of every warp hold
-all ids, and each reduction is over one warp: no shared memory, no barrier.
+program needs the ``entry``-th of the experts that were chosen, and by which tokens. The lanes of every warp hold all
+ids, and each reduction is over one warp: no shared memory, no barrier.
+
+In which slot a token chose the expert is one word: 4 bits for each token, the slot plus 1, or 0 where it did not.
 """
 
 # mypy: ignore-errors
@@ -35,11 +37,17 @@ def _ones(x):
 
 
 @gluon.jit
+def opaque(x):
+    """``x``, of which the compiler knows no more than its register. Without it what follows from a row or a tile is
+    computed before the walk along K, and held in registers that the walk has not got (a word spilled, SM 8.0)."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def own_tile(
     ids_ptr, entry, tokens, TOP_K: gl.constexpr, EXPERT_WORDS: gl.constexpr, WARPS: gl.constexpr
 ):  # fmt: skip
-    """The ``entry``-th of the experts in ``ids [tokens, TOP_K]`` by number, or -1; a bit for each token that chose it;
-    and in which of its slots, 4 bits for each token."""
+    """The ``entry``-th of the experts in ``ids [tokens, TOP_K]`` by number, or -1, and the slots of the tokens."""
     SLOTS: gl.constexpr = slots_of(TOP_K)
     i = gl.arange(0, 8 * SLOTS, lane_layout(8 * SLOTS, WARPS))
     token = i // SLOTS
@@ -66,18 +74,18 @@ def own_tile(
     lane = gl.arange(0, 32, lane_layout(32, WARPS))
     hit = ((word >> lane) & 1 != 0) & (_ones(word & ((1 << lane) - 1)) == rank)
     expert = gl.max(gl.where(hit, base + lane, -1), 0)
-    mine = ids == expert
-    chosen = gl.reduce_or(gl.where(mine, 1 << token, 0), 0)
-    slots = gl.reduce_or(gl.where(mine, slot << (4 * token), 0), 0)
-    return expert, chosen, slots
+    slots = gl.reduce_or(gl.where(ids == expert, (slot + 1) << (4 * token), 0), 0)
+    return expert, slots
 
 
 @gluon.jit
-def own_columns(n, chosen, slots, TOP_K: gl.constexpr):
-    """Token and pair of each column ``n``, and whether the token chose the expert.
+def own_pairs(n, slots, TOP_K: gl.constexpr):
+    """The pair of each token ``n``, and whether it chose the expert."""
+    place = (slots >> (4 * n)) & 15
+    return n * TOP_K + place - 1, place != 0
 
-    The columns of other tokens repeat the first that did: every address is valid, and the result is not stored.
-    """
-    mine = (chosen >> n) & 1 != 0
-    token = gl.where(mine, n, _ones((chosen & -chosen) - 1))
-    return token, token * TOP_K + ((slots >> (4 * token)) & 15), mine
+
+@gluon.jit
+def tokens_to_read(n, slots):
+    """Token ``n`` where it chose the expert, else the first that did: every address is valid, and few are read."""
+    return gl.where((slots >> (4 * n)) & 15 != 0, n, _ones((slots & -slots) - 1) >> 2)

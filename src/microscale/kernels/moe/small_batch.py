@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_gate_up, for_list, max_registers
+from microscale.hardware.tiles.experts import (
+    Shape,
+    Tile,
+    direct_down,
+    direct_gate_up,
+    for_list,
+    for_own_list,
+    max_registers,
+)
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS, Packed
@@ -34,6 +43,8 @@ COLUMNS = 8
 """Tokens that one program of the list serves: the columns of m16n8k16."""
 OWN_LIST_TOKENS = COLUMNS
 """So few that an expert has one tile."""
+OWN_LIST_TOP_K = 15
+"""A slot of a token and whether there is one are 4 bits."""
 COMBINE_BLOCK = 1024
 LIST_WARPS = 4
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
@@ -107,11 +118,11 @@ def run_list(
     if not tokens:
         return y
     gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
-    prepare = own_list if own else make_list
+    prepare, tiles = (own_list, for_own_list) if own else (make_list, for_list)
     work, scaled = prepare(x, routing.expert_ids, packed.num_experts, gpu)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, for_list(gate_up, tokens, top_k, gpu))
-    _down(packed, h, routing, work, parts, gpu, for_list(down, tokens, top_k, gpu))
+    _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, tiles(gate_up, tokens, top_k, gpu))
+    _down(packed, h, routing, work, parts, gpu, tiles(down, tokens, top_k, gpu))
     combine(parts, y, top_k, gpu)
     return y
 
@@ -126,8 +137,9 @@ def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> tuple[Te
 
 def own_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[OwnList, Tensor]:
     """In place of ``make_list``. ``x`` stays as it is: ``gate_up`` scales it."""
-    if ids.shape[0] > OWN_LIST_TOKENS:
-        raise ValueError(f"Programs find their tiles for up to {OWN_LIST_TOKENS} tokens, not {ids.shape[0]}.")
+    if ids.shape[0] > OWN_LIST_TOKENS or ids.shape[1] > OWN_LIST_TOP_K:
+        most = f"up to {OWN_LIST_TOKENS} tokens with {OWN_LIST_TOP_K} experts each"
+        raise Unsupported(f"Programs find their tiles for {most}, not for ids {list(ids.shape)}.")
     return OwnList(tile_bound(ids.numel(), num_experts, COLUMNS), cdiv(num_experts, 32)), x
 
 

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.fragments_jit import X_SCALE, scale_activations, token_fragments
 from microscale.kernels.gate_jit import gated
-from microscale.kernels.moe.own_tile_jit import own_columns, own_tile
+from microscale.kernels.moe.own_tile_jit import opaque, own_pairs, own_tile, tokens_to_read
 from microscale.kernels.small_batch_core_jit import (
     add_scaled,
     issue_loads_here,
@@ -227,10 +227,10 @@ def gate_up_small(
         count = 1
         token = n * 0 + entry // TOP_K
     elif EXPERT_WORDS:
-        expert, chosen, slots = own_tile(work_ptr, entry, tokens, TOP_K, EXPERT_WORDS, SLICES * WARPS_N)
+        expert, slots = own_tile(work_ptr, entry, tokens, TOP_K, EXPERT_WORDS, SLICES * WARPS_N)
         LX: gl.constexpr = token_layout(SLICES, WARPS_N)
         m = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LX)))
-        token = own_columns(m, chosen, slots, TOP_K)[0]
+        token = opaque(tokens_to_read(m, slots))
     else:
         expert = gl.load(work_ptr + entry * 4)
         first = gl.load(work_ptr + entry * 4 + 1)
@@ -244,6 +244,8 @@ def gate_up_small(
             x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT or EXPERT_WORDS > 0, False, mma,
         )  # fmt: skip
+        if EXPERT_WORDS:
+            row_tile = opaque(row_tile)
         r = sum_slices(acc, BITS)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         if HAS_BIAS:
@@ -257,7 +259,7 @@ def gate_up_small(
         unit = tile * 8 + gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LH)))[None, :, None]
         column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LH)))[None, None, :]
         if EXPERT_WORDS:
-            _, place, mine = own_columns(column, chosen, slots, TOP_K)
+            place, mine = own_pairs(column, slots, TOP_K)
         else:
             place = first + column
             mine = column < count
@@ -298,7 +300,7 @@ def down_small(
     entry = gl.program_id(0) // BLOCKS
     row_tile = gl.program_id(0) % BLOCKS * B
     if EXPERT_WORDS:
-        expert, chosen, slots = own_tile(work_ptr, entry, tokens, TOP_K, EXPERT_WORDS, SLICES * WARPS_N)
+        expert, slots = own_tile(work_ptr, entry, tokens, TOP_K, EXPERT_WORDS, SLICES * WARPS_N)
     else:
         expert = gl.load(work_ptr + entry * 4)
         first = gl.load(work_ptr + entry * 4 + 1)
@@ -309,13 +311,15 @@ def down_small(
         if EXPERT_WORDS:
             LX: gl.constexpr = token_layout(SLICES, WARPS_N)
             m = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LX)))
-            place = own_columns(m, chosen, slots, TOP_K)[1]
+            place = opaque(own_pairs(tokens_to_read(m, slots), slots, TOP_K)[0])
         else:
             place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
         acc = walk(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
         )  # fmt: skip
+        if EXPERT_WORDS:
+            row_tile = opaque(row_tile)
         r = sum_slices(acc, BITS)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
@@ -324,11 +328,13 @@ def down_small(
             r += bias.to(gl.float32)[:, None]
         n = gl.arange(0, 8, gl.SliceLayout(0, L2))
         if EXPERT_WORDS:
-            _, pair, mine = own_columns(n, chosen, slots, TOP_K)
+            pair, mine = own_pairs(n, slots, TOP_K)
+            weight = gl.load(weights_ptr + pair, mask=mine, other=0.0)
         else:
             pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
             mine = n < count
-        r *= gl.load(weights_ptr + pair)[None, :]
+            weight = gl.load(weights_ptr + pair)
+        r *= weight[None, :]
         at = pair[None, :] * (ROW_TILES * 16) + row[:, None]
         gl.store(y_ptr + at, r, mask=mine[None, :] & (row < ROW_TILES * 16)[:, None])
 
