@@ -101,7 +101,7 @@ class OwnList:
     tiles: int
     """At most."""
     expert_words: int
-    """Words of 32 bits with a bit for each expert."""
+    """Words of 32 bits with a bit for each expert: a power of two, so that layers share kernels."""
 
 
 def run_own_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
@@ -140,7 +140,7 @@ def own_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[OwnLis
     if ids.shape[0] > OWN_LIST_TOKENS or ids.shape[1] > OWN_LIST_TOP_K:
         most = f"up to {OWN_LIST_TOKENS} tokens with {OWN_LIST_TOP_K} experts each"
         raise Unsupported(f"Programs find their tiles for {most}, not for ids {list(ids.shape)}.")
-    return OwnList(tile_bound(ids.numel(), num_experts, COLUMNS), cdiv(num_experts, 32)), x
+    return OwnList(tile_bound(ids.numel(), num_experts, COLUMNS), next_power_of_2(cdiv(num_experts, 32))), x
 
 
 def make_list(

@@ -200,7 +200,7 @@ def gate_up_small(
     TOP_K: gl.constexpr,
     BITS: gl.constexpr,
     DIRECT: gl.constexpr,
-    EXPERT_WORDS: gl.constexpr,  # own list: words of 32 bits that hold a bit for each expert; else 0
+    EXPERT_WORDS: gl.constexpr,  # own list: words of 32 bits with a bit for each expert; else 0
     HAS_BIAS: gl.constexpr,
     GATE: gl.constexpr,
     ALPHA: gl.constexpr,
