@@ -135,11 +135,12 @@ def for_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
 
 
 def for_own_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
-    """The same where programs find their tiles. Left to itself ptxas spills a word of gpt-oss' gate_up at 128 registers
-    (SM 9.0, Triton 3.7.1); told that there are 128, it spills nothing."""
-    tile = for_list(shape, tokens, top_k, gpu)
-    limit = max_registers(tile, tile.warps, gpu)
-    return replace(tile, registers=LIST_REGISTERS) if limit is None else tile
+    """The same where programs find their tiles, for which they need registers: ptxas then spills some words of gpt-oss'
+    (SM 9.0, SM 10.0), unless it is told that there are 128, or a batch has a tile less, as it has by the rule."""
+    _, tile = find(ExpertGemm.LIST, shape.bits, tokens, top_k, tokens * top_k * shape.row_tiles, gpu)
+    if tile is None:
+        return _within(Tile(4, 4, 1, _ahead(shape, gpu, 4)), shape)
+    return _within(replace(tile, registers=tile.registers or LIST_REGISTERS), shape)
 
 
 def with_mlp(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile | None:

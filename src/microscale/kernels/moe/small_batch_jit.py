@@ -235,8 +235,9 @@ def gate_up_small(
         expert = gl.load(work_ptr + entry * 4)
         first = gl.load(work_ptr + entry * 4 + 1)
         count = gl.load(work_ptr + entry * 4 + 2)
-        # Columns past the end repeat the last pair: every address is valid, and the result is not stored.
-        token = gl.load(order_ptr + first + gl.minimum(n, gl.maximum(count - 1, 0))) // TOP_K
+        # Columns past the end repeat the last pair: every address is valid, and the result is not stored. Past the end
+        # of the list nobody wrote where an entry begins.
+        token = gl.load(order_ptr + gl.where(expert >= 0, first + gl.minimum(n, count - 1), 0)) // TOP_K
     if expert >= 0:
         LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
