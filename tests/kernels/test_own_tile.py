@@ -8,44 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from microscale import settings as microscale_settings
 from microscale.backends.shards import record_moe
 from microscale.errors import Unsupported
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.kernels.launch import Kernel, launch
-from microscale.kernels.moe.own_tile_jit import own_pairs, own_tile, tokens_to_read
 from microscale.kernels.moe.paths import OWN_LIST
 from microscale.kernels.moe.routing import reference_dispatch
 from microscale.kernels.moe.small_batch import COLUMNS, OWN_LIST_TOKENS, OWN_LIST_TOP_K, own_list
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
-from microscale.kernels.small_batch_core_jit import token_layout
 from microscale.prove.cache import PtxCache
 from support.interpreted import interpreted
+from support.own_tile_jit import tiles_of
 
 GPU = known("gb10")
 GPT_OSS = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
-
-
-@gluon.jit(do_not_specialize=["tokens"])
-def tiles_of(
-    ids_ptr,
-    out_ptr,
-    tokens,
-    TOP_K: gl.constexpr,
-    EXPERT_WORDS: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """Each program's expert, the pair of each column or -1, and the token that each column reads, to its row of 17."""
-    entry = gl.program_id(0)
-    expert, slots = own_tile(ids_ptr, entry, tokens, TOP_K, EXPERT_WORDS, WARPS)
-    n = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, token_layout(1, WARPS))))
-    pair, mine = own_pairs(n, slots, TOP_K)
-    gl.store(out_ptr + entry * 17, expert)
-    gl.store(out_ptr + entry * 17 + 1 + n, gl.where(mine, pair, -1))
-    gl.store(out_ptr + entry * 17 + 9 + n, tokens_to_read(n, slots))
 
 
 def found(ids: Tensor, num_experts: int) -> Tensor:

@@ -135,8 +135,9 @@ def for_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
 
 
 def for_own_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
-    """The same where programs find their tiles, for which they need registers: ptxas then spills some words of gpt-oss'
-    (SM 9.0, SM 10.0), unless it is told that there are 128, or a batch has a tile less, as it has by the rule."""
+    """The same where programs find their tiles, which takes registers. On SM 9.0 ptxas spills a word of gpt-oss'
+    gate_up unless it is told that there are 128. On SM 10.0 it spills then too: by the rule a batch of MXFP4 has a tile
+    less."""
     _, tile = find(ExpertGemm.LIST, shape.bits, tokens, top_k, tokens * top_k * shape.row_tiles, gpu)
     if tile is None:
         return _within(Tile(4, 4, 1, _ahead(shape, gpu, 4)), shape)
