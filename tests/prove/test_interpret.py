@@ -101,6 +101,21 @@ def test_experts_whose_programs_find_their_tiles(card: str, fmt: str, case: Case
     assert torch.equal(y, started(small_batch.run_list, known(card), fmt, case, given))
 
 
+def test_programs_past_the_end_of_a_list_follow_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There an entry has no expert, and what else stands in it nobody wrote."""
+    allocate = torch.empty
+
+    def used_before(*sizes: Any, **options: Any) -> Tensor:
+        made = allocate(*sizes, **options)
+        return made.fill_(1 << 20) if made.dtype is torch.int32 else made
+
+    case = Case("few of many experts", 9, num_experts=16, hidden=96, intermediate=96, spread="unused")
+    given = Problem.of(case, "mxfp4", "cpu")
+    monkeypatch.setattr(torch, "empty", used_before)
+    y = started(small_batch.run_list, known("gb10"), "mxfp4", case, given)
+    check_rounded(y, given.expected(), "bf16", 2)
+
+
 @pytest.mark.parametrize("card", ["gb10", "a100"])
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
 def test_grouped_experts(card: str, fmt: str) -> None:
