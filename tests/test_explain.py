@@ -138,14 +138,14 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     report = ask("gpt-oss-120b", "h200")
     (span,) = report.plan.spans("moe", "experts")
     starts = [(path.first, path.path) for path in span.path_spans()]
-    assert starts[:3] == [(1, "small batch, direct"), (3, "small batch, list"), (65, "wgmma")]
-    (first, resident), pairs = starts[3], 4 / 128
-    assert (resident, len(starts)) == ("wgmma, resident", 4)
+    few = [(1, "small batch, direct"), (3, "small batch, own list"), (9, "small batch, list")]
+    assert starts[:4] == [*few, (65, "wgmma")]
+    (first, resident), pairs = starts[4], 4 / 128
+    assert (resident, len(starts)) == ("wgmma, resident", 5)
     assert first * pairs > 180  # pairs an expert, by the tuned tiles
     text = " ".join(" ".join(render(report)).split())
-    assert (
-        f"1-2: small batch, direct; 3-64: small batch, list; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
-    )
+    spans = "1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list"
+    assert f"{spans}; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
     assert "not small batch, list: small batch, direct goes first" in text
     names = {path.name for path in BF16_PATHS}
     for path in span.path_spans():
@@ -153,7 +153,7 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
         assert all(entry.reason for entry in path.rejected)
     decisions = [d for d in report.to_json()["decisions"] if d["layer"] == "experts"]
     told = [(p["first"], p["last"], p["path"]) for d in decisions for p in d["paths"]]
-    assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, list")]
+    assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, own list")]
     assert set(decisions[0]["paths"][0]) == {"form", "first", "last", "path", "rejected"}
 
 
@@ -163,6 +163,7 @@ def test_what_explain_says_of_paths_is_what_runs() -> None:
     bound = bind_shapes(PRESETS["gpt-oss-20b"], Ops(gpu, Activations.BF16, Preference()))
     kernels = {
         "small batch, direct": {"down_direct"},
+        "small batch, own list": {"gate_up_small", "down_small", "combine"},
         "small batch, list": {"list_small_batch", "down_small"},
         "wgmma, list": {"list_small_batch", "grouped_gemm"},
         "wgmma": {"prepare_tokens", "grouped_gemm"},
@@ -176,6 +177,7 @@ def test_what_explain_says_of_paths_is_what_runs() -> None:
                 run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))
             started = {kernel.short_name for kernel in found}
             assert kernels[str(path.path)] <= started, (tokens, path.path, started)
+            assert ("list_small_batch" in started) == ("list_small_batch" in kernels[str(path.path)])
 
 
 def test_every_loser_has_its_reason() -> None:

@@ -12,6 +12,7 @@ import torch
 from microscale.backends import paths, registry
 from microscale.backends.calls import run_sampling
 from microscale.backends.decision import Rejected
+from microscale.backends.measured_as import path_name
 from microscale.backends.ops import (
     Activations,
     AttentionBatch,
@@ -37,6 +38,9 @@ from microscale.errors import Unsupported
 from microscale.formats import MXFP8, encode
 from microscale.hardware import KNOWN, Gpu, cpu, known
 from microscale.kernels.launch import recording
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.paths import BF16_PATHS, MXFP8_PATHS
+from microscale.kernels.moe.spec import MoePath
 from microscale.kernels.op import Path, Reason, always
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
@@ -267,3 +271,21 @@ def test_a_plan_names_the_paths_of_sampling() -> None:
         "with a bias": "filtered draw, adjusted, biased",
         "a prompt's tokens": "given tokens",
     }
+
+
+@pytest.mark.parametrize("order", [BF16_PATHS, MXFP8_PATHS], ids=["bf16", "mxfp8"])
+def test_a_path_is_timed_as_one_of_the_same_implementation(order: tuple[MoePath[PackedExperts], ...]) -> None:
+    timed = {path.timed_as for path in order if path.timed_as is not None}
+    assert timed
+    assert timed <= {path.name for path in order}
+
+
+def test_own_lists_are_predicted_from_the_rows_of_lists() -> None:
+    """They are the same GEMMs; the rows of few tokens were measured with a launch more."""
+    for entry, name in (("triton_w4a16", "small batch, list"), ("triton_w4a8", "small batch, list, bf16")):
+        activations = Activations.BF16 if entry == "triton_w4a16" else Activations.MXFP8
+        names = {
+            path_name(registry.moe(entry), "experts", replace(moe(tokens), activations=activations), H200)
+            for tokens in (3, 8, 9)
+        }
+        assert names == {name}

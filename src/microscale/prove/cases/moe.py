@@ -19,7 +19,7 @@ from microscale.formats import MXFP8, BlockScaled, decode, encode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
-from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, WGMMA_FP8
+from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, OWN_LIST, WGMMA_FP8
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
 from microscale.kernels.moe.with_mlp import RUN
@@ -96,7 +96,7 @@ def hold_experts(y: Tensor, problem: Problem, path: MoePath[Any]) -> Iterator[Co
     """An answer of this path against the reference, and against one that quantises alike."""
     exact = problem.expected()
     if path not in QUANTISED:
-        roundings = 2 if path in (DIRECT, LIST) else 3
+        roundings = 2 if path in (DIRECT, OWN_LIST, LIST) else 3
         yield compare("y", y, exact, rounded_bound(exact, "bf16", roundings))
         return
     # Two roundings to E4M3, and a group's largest element may saturate by 2**-3, twice a rounding.
