@@ -1,7 +1,7 @@
 """Launches of the small-batch expert layer. ``hardware`` has their tiles.
 
 direct (1 or 2 tokens):   gate_up_small → down_direct
-list (up to 64):          list_small_batch → gate_up_small → down_small → combine
+list (up to 64):          list_small_batch → gate_up_small → down_small → combine, or the norm that follows
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
+from microscale.kernels.moe.spec import Gate, MoeSpec, Parts, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
@@ -69,9 +69,10 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Each token reads its own experts."""
     tokens, top_k = routing.expert_ids.shape
-    h, y = _room(packed, x, tokens, top_k)
+    y = _answer(packed, x)
     if not tokens:
         return y
+    h = _room(packed, x, tokens, top_k)
     gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
     tile = direct_gate_up(gate_up, tokens, top_k, gpu)
     _gate_up(packed, spec.gate, x, h, routing.expert_ids, None, gpu, tile)
@@ -81,25 +82,34 @@ def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routin
 
 def run_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
+    y = _answer(packed, x)
+    if x.shape[0]:
+        parts = run_list_parts(packed, spec, gpu, x, routing)
+        combine(parts.rows, y, parts.top_k, gpu)
+    return y
+
+
+def run_list_parts(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Parts:
+    """``x [tokens, hidden]`` bf16, at least one token → what each of its experts answers."""
     tokens, top_k = routing.expert_ids.shape
-    h, y = _room(packed, x, tokens, top_k)
-    if not tokens:
-        return y
+    h = _room(packed, x, tokens, top_k)
     gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
     work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
     _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, for_list(gate_up, tokens, top_k, gpu))
     _down(packed, h, routing, work, parts, gpu, for_list(down, tokens, top_k, gpu))
-    combine(parts, y, top_k, gpu)
-    return y
+    return Parts(parts, top_k)
 
 
-def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """For the gate's output and for the answer. No host synchronisation; sizes follow from shapes."""
+def _answer(packed: PackedExperts, x: Tensor) -> Tensor:
+    return torch.empty((x.shape[0], packed.hidden), dtype=torch.bfloat16, device=x.device)
+
+
+def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> Tensor:
+    """For the gate's output. No host synchronisation; sizes follow from shapes."""
     # down_direct reads, and does not use, rows up to a power of two.
     rows = tokens * top_k + next_power_of_2(top_k) - top_k
-    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
-    return h, torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    return torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
 
 
 def make_list(
