@@ -44,9 +44,7 @@ def summed(parts: Parts, dtype: torch.dtype) -> Tensor:
     return total.to(dtype)
 
 
-def add_rms_norm(
-    x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The norm of ``x + residual``, as the residual stream holds that, and the sum."""
     total = (summed(x, residual.dtype) if isinstance(x, Parts) else x) + residual
     return rms_norm(total, weight, epsilon), total
