@@ -45,6 +45,7 @@ class Unsummed:
 
 
 Sum: TypeAlias = "Tensor | Parts | Unsummed"
+"""What a layer answers: summed, or with a sum that is left to the norm that reads it."""
 Added: TypeAlias = "Sum | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
 

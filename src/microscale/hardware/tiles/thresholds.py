@@ -61,8 +61,8 @@ SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
 # ``WIDEN_ROWS`` is by arithmetic: the copy moves 6 bytes for each number of a head, and a row is 4 operations on it, at
 # half the speed where codes are converted on the way. On an H200 (2.7 TB/s, 375 TFLOP/s) that is even at 210 rows.
 # ``SUM_IN_NORM_TOKENS`` is by arithmetic (docs/lab/experts.md): a launch is 2 us, and one program reads a token's parts
-# (gpt-oss 46 KB, Qwen3 66 KB) from L2 in 0.4 to 0.8 us at 64 to 48 bytes a cycle, where three programs take a third of
-# that. So up to three programs an SM are even: a whole small batch on every card with 22 SMs.
+# (gpt-oss 46 KB, Qwen3 66 KB) from L2 in 0.4 to 0.8 us at 64 to 48 bytes a cycle, where two or three programs share
+# that. So about three programs on an SM are even: a whole small batch pays on every card with 22 SMs.
 _RULE = {
     Name.FP8_PAIRS: 20,
     Name.MXFP8_RESIDENT_PAIRS: 32,
