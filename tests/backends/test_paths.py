@@ -31,12 +31,13 @@ from microscale.backends.ops import (
     SamplingSpec,
     SmallSpec,
 )
-from microscale.backends.paths import path_for, pick, spans
+from microscale.backends.paths import Asked, ask, path_for, pick, spans
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, encode
 from microscale.hardware import KNOWN, Gpu, cpu, known
+from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels.launch import recording
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.paths import BF16_PATHS, MXFP8_PATHS
@@ -89,7 +90,7 @@ def test_spans_find_the_very_size_at_which_the_path_changes(monkeypatch: pytest.
     only: Path[MoeSpec] = Path("only", "it is odd", lambda spec, gpu: None if spec.tokens == 77 else "runs 77 tokens")
     most = Path("most", "it reads less", at_most(5001))
     monkeypatch.setattr(entry, "paths", (only, most, MANY))
-    found = spans(entry, "experts", replace(moe(1), hidden=64), H200, 1, 8192)
+    found = [span for span in spans(entry, "experts", replace(moe(1), hidden=64), H200, 1, 8192) if not span.form]
     assert [(s.first, s.last, s.path) for s in found] == [
         (1, 76, "most"),
         (77, 77, "only"),
@@ -107,13 +108,32 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
             plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
             for decision in plan.decisions.values():
                 for span in decision.path_spans:
-                    fused = span.form.endswith(("with a dense MLP", "from the projection"))
+                    fused = span.form.endswith(("summed by the next norm", "with a dense MLP", "from the projection"))
                     assert span.path is not None or fused, (model, decision.layer, span)
                     assert all(entry.reason for entry in span.rejected)
                     assert span.path is not None or span.rejected
                 sizes = [s for s in decision.path_spans if not s.form]
                 assert all(one.last + 1 == two.first for one, two in pairwise(sizes))
                 assert not sizes or sizes[-1].last == decision.tokens
+
+
+@pytest.mark.parametrize("card", KNOWN)
+def test_the_next_norm_sums_what_the_list_would(card: str) -> None:
+    """Where the sum is left to the norm, the list runs anyway; and wherever it runs up to the threshold, it is left."""
+    most = threshold(Name.SUM_IN_NORM_TOKENS, KNOWN[card])
+    for model in MODELS:
+        shape = outline(model, PRESETS[model], Activations.BF16, 16, 4096)
+        for precision in PRECISIONS.values():
+            plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
+            for decision in plan.decisions.values():
+                if decision.op == "moe":
+                    entry = registry.moe(decision.chosen)
+                    for tokens in range(66):
+                        spec = replace(decision.spec, tokens=tokens)
+                        runs = path_for(entry.paths, spec, KNOWN[card]).name
+                        listed = runs.startswith("small batch, list") and tokens <= most
+                        left = ask(entry, Asked.PARTS, spec, KNOWN[card]).path
+                        assert listed == (left is not None), (model, tokens, runs)
 
 
 # ---- bound layers ----------------------------------------------------------------------------------------------------
@@ -202,6 +222,30 @@ def test_experts_say_why_an_mlp_does_not_run_with_them() -> None:
         layer.bind_mlp(*reversed(mlp("", "mxfp8")))
     layer.bind_mlp(*mlp(".wide", "bf16"))
     assert layer.refuses_mlp(1) == "triton_w8a16 takes an mxfp8 MLP without biases, not bf16, held unpacked"
+
+
+def test_experts_leave_the_sum_or_say_why_not() -> None:
+    ops = Ops(H200, Activations.BF16, Preference())
+    gate_up, down = (encode(torch.zeros(4, *shape), MXFP8) for shape in ((256, 256), (256, 128)))
+    layer = ops.experts("experts", gate_up, down, 2, Gate(GateKind.SILU, interleaved=False))
+    ids = torch.zeros(3, 2, dtype=torch.int32)
+    with recording() as found:
+        parts = layer.parts(torch.zeros(3, 256).bfloat16(), Routing(ids, ids.float()))
+    assert [kernel.short_name for kernel in found] == ["list_small_batch", "gate_up_small", "down_small"]
+    assert (parts.rows.shape, parts.rows.dtype, parts.top_k) == ((6, 256), torch.float32, 2)
+    with recording() as found:
+        layer(torch.zeros(3, 256).bfloat16(), Routing(ids, ids.float()))
+    assert [kernel.short_name for kernel in found][-1] == "combine"
+    fewer = "triton_w8a16 pays from 3 tokens on, not for 2: fewer are added up in the last GEMM"
+    assert layer.refuses_parts(2) == fewer
+    assert layer.refuses_parts(65) == "triton_w8a16 pays up to 64 tokens, not for 65"
+    with pytest.raises(Unsupported, match=r"pays from 3 tokens on, not for 2.*; ask refuses_parts first"):
+        layer.parts(torch.zeros(2, 256).bfloat16(), Routing(ids[:2], ids[:2].float()))
+    with pytest.raises(Unsupported, match="reads rows of bfloat16"):
+        layer.parts(torch.zeros(3, 256), Routing(ids, ids.float()))
+    plain = Ops(cpu(), Activations.BF16, Preference("reference"))
+    on_cpu = plain.experts("experts", gate_up, down, 2, Gate(GateKind.SILU, interleaved=False))
+    assert on_cpu.refuses_parts(3) == "reference has no such form"
 
 
 # ---- a plan is of the model that binds it ----------------------------------------------------------------------------

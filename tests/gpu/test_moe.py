@@ -22,11 +22,14 @@ from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
+from microscale.kernels.moe.paths import LIST_PARTS
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.kernels.small import reference as small_reference
+from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
 from microscale.prove.cases.moe import fp8_bound, gate_e4m3
 from support.errors import assert_close
@@ -252,6 +255,27 @@ def test_other_types_are_refused() -> None:
     problem = Problem.of(Case("float", 3), "mxfp4", DEVICE)
     with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
         run(replace(problem, x=problem.x.float()), "mxfp4")
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "case", [case for case in [*CASES, *REAL] if 2 < case.tokens <= 64], ids=lambda case: case.name
+)
+def test_a_sum_that_is_left_to_the_norm_is_the_same_bits(case: Case, fmt: str) -> None:
+    """The layer and the norm behind it, with the sum of a token's experts in the one or in the other."""
+    problem, spec, entry = Problem.of(case, fmt, DEVICE), spec_of(case, fmt), IMPLEMENTATIONS[fmt]
+    small = TritonSmall(detect())
+    generator = torch.Generator(DEVICE).manual_seed(case.tokens)
+    stream, weight = (
+        torch.randn(size, generator=generator, device=DEVICE).bfloat16()
+        for size in ((case.tokens, case.hidden), (case.hidden,))
+    )
+    y = small_batch.run_list(problem.packed, spec, detect(), problem.x, problem.routing)
+    parts = entry.run_parts(problem.packed, spec, detect(), problem.x, problem.routing, LIST_PARTS)
+    assert torch.equal(small_reference.summed(parts, torch.bfloat16), y)
+    wanted, found = (small.add_rms_norm(each, stream, weight, 1e-5) for each in (y, parts))
+    assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
+    check_rounded(found[1], problem.expected() + stream.float(), "bf16", 3)
 
 
 @pytest.mark.parametrize("tokens", [1, 2])

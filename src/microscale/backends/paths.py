@@ -30,7 +30,8 @@ EVERY_SIZE_TO = 128
 """Tokens up to which every number is asked; beyond, eight from each power of two to the next, and where two neighbours
 differ, the very number."""
 PATH_LISTS = (
-    "paths", "logits_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths", "score_paths",
+    "paths", "logits_paths", "parts_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths",
+    "score_paths",
 )  # fmt: skip
 """Where implementations list their paths, one list for each form that they may be asked for."""
 VERIFIED = 4
@@ -93,6 +94,7 @@ class Asked(StrEnum):
 
     RUN = "paths"
     LOGITS = "logits_paths"
+    PARTS = "parts_paths"
     WITH_MLP = "mlp_paths"
     FUSED = "fused_paths"
     ROUTE = "route_paths"
@@ -135,6 +137,8 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
         yield Form("", entry.logits_paths, _tokens)
     elif entry.paths:
         yield Form("", entry.paths, _tokens)
+    if isinstance(entry, MoeOp) and entry.parts_paths:
+        yield Form("summed by the next norm", entry.parts_paths, _tokens, fused=True)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
         yield Form("with a dense MLP", entry.mlp_paths, _tokens, fused=True)
     if isinstance(entry, SmallOps):

@@ -1,12 +1,13 @@
 """Launches of the small-batch expert layer. ``hardware`` has their tiles.
 
 direct (1 or 2 tokens):   gate_up_small → down_direct
-own list (up to 8):       gate_up_small → down_small → combine
-list (up to 64):          list_small_batch → gate_up_small → down_small → combine
+own list (up to 8):       gate_up_small → down_small → combine, or the norm that follows
+list (up to 64):          list_small_batch → gate_up_small → down_small → combine, or the norm that follows
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
+from microscale.kernels.moe.spec import Gate, MoeSpec, Parts, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
@@ -84,9 +85,10 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Each token reads its own experts."""
     tokens, top_k = routing.expert_ids.shape
-    h, y = _room(packed, x, tokens, top_k)
+    y = _answer(packed, x)
     if not tokens:
         return y
+    h = _room(packed, x, tokens, top_k)
     gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
     tile = direct_gate_up(gate_up, tokens, top_k, gpu)
     _gate_up(packed, spec.gate, x, h, routing.expert_ids, None, gpu, tile)
@@ -106,33 +108,62 @@ class OwnList:
 
 def run_own_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """The same as ``run_list``, to the bit, of at most ``OWN_LIST_TOKENS`` tokens: one launch less."""
-    return run_list(packed, spec, gpu, x, routing, own=True)
-
-
-def run_list(
-    packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing, *, own: bool = False
-) -> Tensor:
-    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
-    tokens, top_k = routing.expert_ids.shape
-    h, y = _room(packed, x, tokens, top_k)
-    if not tokens:
-        return y
-    gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
-    prepare, tiles = (own_list, for_own_list) if own else (make_list, for_list)
-    work, scaled = prepare(x, routing.expert_ids, packed.num_experts, gpu)
-    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, tiles(gate_up, tokens, top_k, gpu))
-    _down(packed, h, routing, work, parts, gpu, tiles(down, tokens, top_k, gpu))
-    combine(parts, y, top_k, gpu)
+    y = _answer(packed, x)
+    if x.shape[0]:
+        parts = run_own_list_parts(packed, spec, gpu, x, routing)
+        combine(parts.rows, y, parts.top_k, gpu)
     return y
 
 
-def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """For the gate's output and for the answer. No host synchronisation; sizes follow from shapes."""
+def run_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
+    y = _answer(packed, x)
+    if x.shape[0]:
+        parts = run_list_parts(packed, spec, gpu, x, routing)
+        combine(parts.rows, y, parts.top_k, gpu)
+    return y
+
+
+def run_own_list_parts(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Parts:
+    """As ``run_list_parts``, to the bit, of at most ``OWN_LIST_TOKENS`` tokens."""
+    work, x = own_list(x, routing.expert_ids, packed.num_experts, gpu)
+    return _parts(packed, spec, gpu, x, routing, work, for_own_list)
+
+
+def run_list_parts(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Parts:
+    """``x [tokens, hidden]`` bf16, at least one token → what each of its experts answers."""
+    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
+    return _parts(packed, spec, gpu, scaled, routing, work, for_list)
+
+
+def _parts(
+    packed: PackedExperts,
+    spec: MoeSpec,
+    gpu: Gpu,
+    x: Tensor,
+    routing: Routing,
+    work: Dispatch | OwnList,
+    tile: Callable[[Shape, int, int, Gpu], Tile],
+) -> Parts:
+    """Both GEMMs. ``x``: as ``work`` wants it."""
+    tokens, top_k = routing.expert_ids.shape
+    h = _room(packed, x, tokens, top_k)
+    gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
+    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
+    _gate_up(packed, spec.gate, x, h, routing.expert_ids, work, gpu, tile(gate_up, tokens, top_k, gpu))
+    _down(packed, h, routing, work, parts, gpu, tile(down, tokens, top_k, gpu))
+    return Parts(parts, top_k)
+
+
+def _answer(packed: PackedExperts, x: Tensor) -> Tensor:
+    return torch.empty((x.shape[0], packed.hidden), dtype=torch.bfloat16, device=x.device)
+
+
+def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> Tensor:
+    """For the gate's output. No host synchronisation; sizes follow from shapes."""
     # down_direct reads, and does not use, rows up to a power of two.
     rows = tokens * top_k + next_power_of_2(top_k) - top_k
-    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
-    return h, torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    return torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
 
 
 def own_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[OwnList, Tensor]:

@@ -24,6 +24,7 @@ from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
 from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
+from microscale.kernels.small.reference import rms_norm
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale.prove.cases.errors import Errors, rms_step, rounded_bound
 from microscale.prove.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
@@ -41,6 +42,7 @@ MANY = [
     Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
+SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("21 tokens, top 3", 21, num_experts=16, top_k=3, hidden=352)]
 FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
 
 
@@ -86,6 +88,32 @@ class ExpertsCase(Case):
         path = path_of(self.entry, Asked.RUN, spec, gpu)
         y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
         return lambda: hold_experts(y, problem, path)
+
+
+@dataclass(frozen=True)
+class SummedByNormCase(ExpertsCase):
+    """Experts up to the sum of a token's, and the norm that adds them up: with a stream of zeros to the answer."""
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, "summed by the next norm", ask(self.entry, Asked.PARTS, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return refusal(self.entry, Asked.PARTS, self.spec, gpu)
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem, spec = problem_of(self.layer, self.fmt, device), self.spec
+        path = path_of(self.entry, Asked.PARTS, spec, gpu)
+        parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
+        weight = torch.ones(self.layer.hidden, device=device).bfloat16()
+        stream = torch.zeros_like(problem.x)
+        normed, y = registry.small("triton_small").on(gpu).add_rms_norm(parts, stream, weight, 1e-5)
+
+        def finish() -> Iterator[Compared]:
+            yield from hold_experts(y, problem, LIST)
+            want = rms_norm(y, weight, 1e-5)
+            yield compare("norm", normed, want, rounded_bound(want, "bf16", 2))
+
+        return finish
 
 
 QUANTISED = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8)
@@ -205,6 +233,8 @@ def cases() -> Iterator[Case]:
     for fmt in FORMATS:
         for layer in (*LAYERS, *MANY):
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
+        for layer in SUMMED_BY_NORM:
+            yield SummedByNormCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
         for layer in MANY:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
     for tokens in (1, 2):
