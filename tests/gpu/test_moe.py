@@ -28,7 +28,6 @@ from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Rout
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
-from microscale.kernels.small import reference as small_reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
 from microscale.prove.cases.moe import fp8_bound, gate_e4m3
@@ -272,7 +271,7 @@ def test_a_sum_that_is_left_to_the_norm_is_the_same_bits(case: Case, fmt: str) -
     )
     y = small_batch.run_list(problem.packed, spec, detect(), problem.x, problem.routing)
     parts = entry.run_parts(problem.packed, spec, detect(), problem.x, problem.routing, LIST_PARTS)
-    assert torch.equal(small_reference.summed(parts, torch.bfloat16), y)
+    assert torch.equal(parts.summed(torch.bfloat16), y)
     wanted, found = (small.add_rms_norm(each, stream, weight, 1e-5) for each in (y, parts))
     assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
     check_rounded(found[1], problem.expected() + stream.float(), "bf16", 3)

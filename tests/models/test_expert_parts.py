@@ -20,7 +20,6 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import known
 from microscale.kernels.moe.spec import Parts, Routing
-from microscale.kernels.small import reference
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, AnyModel
 from microscale.models.recorded import Step, bind_shapes
@@ -64,7 +63,7 @@ class ByExpert:
         return self._answers(x, routing)
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
-        return reference.summed(self._answers(x, routing), x.dtype)
+        return self._answers(x, routing).summed(x.dtype)
 
     def _answers(self, x: Tensor, routing: Routing) -> Parts:
         tokens, top_k = routing.expert_ids.shape

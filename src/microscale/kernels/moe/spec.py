@@ -116,6 +116,13 @@ class Parts:
     rows: Tensor  # [tokens * top_k, hidden] float32, contiguous, with the experts' weights applied
     top_k: int
 
+    def summed(self, dtype: torch.dtype) -> Tensor:
+        """What the layer would have answered, ``[tokens, hidden]``, op by op: what kernels are held against."""
+        total = self.rows.new_zeros((self.rows.shape[0] // self.top_k, self.rows.shape[1]))
+        for part in self.rows.unflatten(0, (-1, self.top_k)).unbind(1):
+            total = total + part
+        return total.to(dtype)
+
 
 @dataclass(frozen=True)
 class MoePath(Path[MoeSpec], Generic[PackedT]):

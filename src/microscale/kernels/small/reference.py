@@ -36,17 +36,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return (wide if weight is None else wide * weight.float()).to(x.dtype)
 
 
-def summed(parts: Parts, dtype: torch.dtype) -> Tensor:
-    """What ``moe`` would have answered: ``[tokens, hidden]``."""
-    total = parts.rows.new_zeros((parts.rows.shape[0] // parts.top_k, parts.rows.shape[1]))
-    for part in parts.rows.unflatten(0, (-1, parts.top_k)).unbind(1):
-        total = total + part
-    return total.to(dtype)
-
-
 def add_rms_norm(x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The norm of ``x + residual``, as the residual stream holds that, and the sum."""
-    total = (summed(x, residual.dtype) if isinstance(x, Parts) else x) + residual
+    total = (x.summed(residual.dtype) if isinstance(x, Parts) else x) + residual
     return rms_norm(total, weight, epsilon), total
 
 

@@ -42,7 +42,7 @@ MANY = [
     Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
-SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("21 tokens, top 3", 21, num_experts=16, top_k=3, hidden=352)]
+SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("6 tokens, top 3", 6, top_k=3, hidden=352)]
 FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
 
 

@@ -134,7 +134,7 @@ def add_norm_of_parts(tokens: int, width: int, top_k: int) -> Build:
         rows = torch.randn(tokens * top_k, width, generator=torch.Generator().manual_seed(1)).to(device)
         parts, residual = Parts(rows, top_k), normal(tokens, width, device=device, seed=2)
         weight = normal(width, device=device, seed=3)
-        x = reference.summed(parts, residual.dtype)
+        x = parts.summed(residual.dtype)
         normed, total = ops.add_rms_norm(parts, residual, weight, 1e-5)
         coded, coded_total = ops.add_rms_norm_mxfp8(parts, residual, weight, 1e-5)
         alike, _ = ops.add_rms_norm(x, residual, weight, 1e-5)
