@@ -145,8 +145,8 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     assert (resident, len(starts)) == ("wgmma, resident", 5)
     assert first * pairs > 64  # pairs an expert, by the tuned tiles
     text = " ".join(" ".join(render(report)).split())
-    told = "1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list"
-    assert f"{told}; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
+    small = "1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list"
+    assert f"{small}; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
     assert "not small batch, list: small batch, direct goes first" in text
     names = {path.name for path in BF16_PATHS}
     for path in spans:
@@ -155,8 +155,8 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     left = [(path.first, path.last, path.path) for path in span.path_spans() if path.form == "summed by the next norm"]
     lists = [(3, 8, "small batch, own list"), (9, 64, "small batch, list")]
     assert left == [(1, 2, None), *lists, (65, 8192, None)]
-    told = "1-2: apart; 3-8: small batch, own list; 9-64: small batch, list; 65-: apart"
-    assert f"summed by the next norm {told}" in text
+    sums = "1-2: apart; 3-8: small batch, own list; 9-64: small batch, list; 65-: apart"
+    assert f"summed by the next norm {sums}" in text
     decisions = [d for d in report.to_json()["decisions"] if d["layer"] == "experts"]
     told = [(p["first"], p["last"], p["path"]) for d in decisions for p in d["paths"] if not p["form"]]
     assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, own list")]
@@ -169,7 +169,7 @@ def test_what_explain_says_of_paths_is_what_runs() -> None:
     bound = bind_shapes(PRESETS["gpt-oss-20b"], Ops(gpu, Activations.BF16, Preference()))
     kernels = {
         "small batch, direct": {"down_direct"},
-        "small batch, own list": {"gate_up_small", "down_small", "combine"},
+        "small batch, own list": {"gate_up_small", "down_small"},
         "small batch, list": {"list_small_batch", "down_small"},
         "wgmma, list": {"list_small_batch", "grouped_gemm"},
         "wgmma": {"prepare_tokens", "grouped_gemm"},
