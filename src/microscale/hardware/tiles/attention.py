@@ -17,6 +17,9 @@ FEWEST_ROWS = 16
 """Of a matrix instruction."""
 VERIFY_HEAD_DIM = 64
 """Heads that verify drafts straight from the projection; with wider ones it is slower (H200, Triton 3.6)."""
+VERIFY_SEQUENCES = 2
+"""Up to which drafts are verified straight from the projection. On an H200 four sequences gain 34 us of 24 layers at a
+context of 128, 3 at 2048, and lose 113 at 8192; a graph does not know the context."""
 
 
 class Work(StrEnum):

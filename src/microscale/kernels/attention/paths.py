@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.attention import (
+    VERIFY_SEQUENCES,
     Case,
     Kv,
     SplitKv,
@@ -165,7 +166,8 @@ def fuses(way: Split) -> Supports:
             )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
-        return _few(spec, gpu) or _split(way, spec, gpu, _short_tile(spec, gpu, fused=True), fused=True)
+        few = _few(spec, split_of(spec, gpu).fused_sequences)
+        return few or _split(way, spec, gpu, _short_tile(spec, gpu, fused=True), fused=True)
 
     return supports
 
@@ -185,12 +187,12 @@ def verifies(way: Split) -> Supports:
         tile = _short_tile(spec, gpu, fused=True)
         if _long(spec, tile) is None:
             return f"pays up to {short_len(spec, tile)} new tokens of a sequence, not {shape.longest_query}"
-        return _few(spec, gpu) or _split(way, spec, gpu, tile, fused=True)
+        return _few(spec, VERIFY_SEQUENCES) or _split(way, spec, gpu, tile, fused=True)
 
     return supports
 
 
-def _few(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
+def _few(spec: AttentionSpec, most: int) -> Reason | None:
     """Why the sequences are too many to take their heads straight from the projection."""
-    most, count = split_of(spec, gpu).fused_sequences, spec.shape.sequences
+    count = spec.shape.sequences
     return None if count <= most else f"pays up to {most} sequences, not {count}"
