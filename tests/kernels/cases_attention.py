@@ -7,8 +7,10 @@ of the output to bf16, and sums in another order. Slots that no query may see ho
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
 from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
+from microscale.kernels.attention import paths as attention_paths
 from microscale.kernels.attention import widen
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
@@ -264,10 +267,15 @@ def make_fused_case(
     return make_fused(case, fp8, kind, DEVICE, sink, empty)
 
 
-def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
-    """Meanwhile so many sequences decode in one launch."""
+@contextmanager
+def fused_up_to(sequences: int, head_dim: int) -> Iterator[None]:
+    """Meanwhile so many sequences decode, with drafts or without, in one launch."""
     split = replace(split_kv(head_dim, GPU), fused_sequences=sequences)
-    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim, Kv.BF16), split)
+    with (
+        tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim, Kv.BF16), split),
+        patch.object(attention_paths, "VERIFY_SEQUENCES", sequences),
+    ):
+        yield
 
 
 def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -329,9 +337,10 @@ def test_drafts_are_what_decode_gives_token_by_token() -> None:
     problem = make_heads((8, 1, 64, 128, 16, [(n, 4) for n in cached]), False, PLAIN_HEADS, DEVICE, 0.5, verify=True)
     together, apart = problem.copy_of_kv(), problem.copy_of_kv()
     arguments = problem.spec, GPU
-    out = run_fused(
-        PagedAttention(), *arguments, problem.qkv, problem.transform, together, problem.batch, problem.sinks
-    )
+    with fused_up_to(len(cached), problem.spec.head_dim):
+        out = run_fused(
+            PagedAttention(), *arguments, problem.qkv, problem.transform, together, problem.batch, problem.sinks
+        )
     starts = torch.arange(len(cached) + 1, dtype=torch.int32, device=DEVICE)
     for token in range(4):
         lens = torch.tensor(cached, dtype=torch.int32, device=DEVICE) + token + 1
@@ -350,7 +359,8 @@ def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
     problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
     problem.batch.context_lens[3] = 0
     ours = problem.copy_of_kv()
-    out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
+    with fused_up_to(len(sequences), problem.spec.head_dim):
+        out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
     alone = replace(
         problem.batch, query_start=problem.batch.query_start[:2].clone(), context_lens=problem.batch.context_lens[:1],
         page_table=problem.batch.page_table[:1],
@@ -374,7 +384,7 @@ def drafted_spec(heads: tuple[int, int, int], new: int, shape: BatchShape) -> At
 def test_which_drafts_are_one_launch(card: str, new: int, rows: int) -> None:
     """By the rows of a block: tokens times heads of a group."""
     gpu = hardware.known(card)
-    spec = drafted_spec((64, 8, 64), new, BatchShape(8, new, 8, False, PLAIN_HEADS, verify=True))
+    spec = drafted_spec((64, 8, 64), new, BatchShape(2, new, 8, False, PLAIN_HEADS, verify=True))
     path = ask(PagedAttention(), Asked.FUSED, spec, gpu).path
     assert path is not None
     assert path.name == "fused verify, one pass"

@@ -187,7 +187,8 @@ def verifies(way: Split) -> Supports:
         tile = _short_tile(spec, gpu, fused=True)
         if _long(spec, tile) is None:
             return f"pays up to {short_len(spec, tile)} new tokens of a sequence, not {shape.longest_query}"
-        return _few(spec, VERIFY_SEQUENCES) or _split(way, spec, gpu, tile, fused=True)
+        few = _few(spec, min(split_of(spec, gpu).fused_sequences, VERIFY_SEQUENCES))
+        return few or _split(way, spec, gpu, tile, fused=True)
 
     return supports
 

@@ -130,7 +130,7 @@ def _sum_in_norm(spec: MoeSpec, gpu: Gpu) -> Reason | None:
 
 
 def _own_list_parts(spec: MoeSpec, gpu: Gpu) -> Reason | None:
-    return _own_list(spec, gpu) or _sum_in_norm(spec, gpu)
+    return _sum_in_norm(spec, gpu) or _own_list(spec, gpu)
 
 
 def resident_share(spec: MoeSpec, gpu: Gpu, fp8: bool) -> int | None:
