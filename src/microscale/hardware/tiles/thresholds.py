@@ -52,7 +52,8 @@ def _misfit(key: Key, tile: Value, family: object) -> str | None:
 SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
 
 # The rule: the figures of SM90, on which alone they were measured. Where ``wgmma`` was not measured against the
-# small-batch kernels, it does not take their place.
+# small-batch kernels, it does not take their place. ``UNPACK_TOKENS`` is 65 on SM90; with slow memory the copy is dear,
+# and 256 stays (docs/lab/dense.md).
 # ``WIDEN_ROWS`` is by arithmetic: the copy moves 6 bytes for each number of a head, and a row is 4 operations on it, at
 # half the speed where codes are converted on the way. On an H200 (2.7 TB/s, 375 TFLOP/s) that is even at 210 rows.
 # ``SUM_IN_NORM_TOKENS`` is by arithmetic (docs/lab/experts.md): a launch is 2 us, and one program reads a token's parts
