@@ -37,6 +37,7 @@ from microscale.models.recorded import (
     MAX_SEQUENCES,
     MAX_TOKENS,
     Step,
+    Wanted,
     bind_shapes,
     record,
     run_step,
@@ -168,6 +169,41 @@ def test_the_engines_own_sampling_starts_listed_kernels() -> None:
                 sampler.draw(torch.zeros(rows, vocab), numbers)
             assert started
             assert_listed(started, listed)
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
+@pytest.mark.parametrize(("length", "draws", "drafts"), [(3, False, 0), (40, True, 7), (700, False, 0)])
+def test_a_command_that_knows_its_prompt_lists_what_it_starts_and_little_else(
+    asked: tuple[str, str, str], length: int, draws: bool, drafts: int
+) -> None:
+    """``generate``: one sequence, by the engine's own inputs."""
+    model, everything = bound(*asked)
+    listed = record(model, draft_tokens=drafts, wanted=Wanted(max(length, 2 * drafts), draws=draws))
+    assert_listed(listed, everything)
+    assert len(listed) < len(everything) * 0.7
+    cache = model.new_cache(dict.fromkeys(LayerKind, 4))
+    standing = DecodeInputs({}, 16, 1, 130, META)
+    batches = [standing.batch(GraphKey(1, width)) for width in (3, 128, 130)]
+    if drafts:
+        drafted = VerifyInputs({}, standing.tables, 16, META)
+        batches += [drafted.batch(drafted.even_key(1, each, 130)) for each in range(2, drafts + 2)]
+    for tokens, rows in product({1, 2, length // 2, length - 1, length}, (0, 1)):
+        batches.append(build_batch([Chunk([0] * tokens, 0, pages(-(-tokens // 16)), rows)], 16, META))
+    limits = Limits(16, 128, max_num_seqs=1)
+    prompts = PromptInputs({}, limits, 130, [1, 2, 3, 17, 40, 65, 300, 700], META, draft_tokens=drafts)
+    graphs = Graphs(META, model.ops.uncapturable, enabled=False)
+    filled = PromptSteps(Forward(model, cache, None), prompts, graphs, StandIns(graphs))
+    params = SamplingParams(temperature=1.0 if draws else 0.0)
+    with recording() as started:
+        for batch in batches:
+            model.forward(batch, cache)
+        for tokens, width in product((1, 2, 3, 17, 40, 65, 300, 700), (128, 130)):
+            if tokens <= length:
+                filled.body(PromptKey(tokens, 2, width))
+                filled.tail(TailKey(1, width))
+        sampler = Sampler(model.sampling, model.config.vocab_size, torch.device("cpu"), [1])
+        sampler.draw(torch.zeros(1, model.config.vocab_size), [sampler.add(params)])
+    assert_listed(started, listed)
 
 
 OF_THE_MODEL = {"blocks", "k_tiles"}

@@ -37,6 +37,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.models.families import LoadFormat
+from microscale.models.recorded import Wanted
 
 
 def run_with_progress(generation: Generation, max_tokens: int) -> Completion:
@@ -118,7 +119,8 @@ def generate(
     show_log()
     prepared = prepare(options, lambda config: check_prompt(prompt, max_tokens, config))
     with closing(prepared):
-        loaded = load_with_progress(prepared)
+        wanted = Wanted(min(len(prompt), max_num_batched_tokens), draws=params.temperature > 0)
+        loaded = load_with_progress(prepared, wanted)
         speculation = load_speculation(prepared, loaded)
         generation = Generation(
             loaded, [prompt], params, max_num_batched_tokens, speculation=speculation, team=prepared.team

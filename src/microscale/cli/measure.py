@@ -162,7 +162,7 @@ def bench_model(
         cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
         meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(prepared.device).uuid}") if energy else None
         others = ALONE if one_rank_of == 1 else absent(one_rank_of, joined, not prepared.setup.gpu.is_cpu)
-        loaded = load_with_progress(prepared, others)
+        loaded = load_with_progress(prepared, ranks=others)
         where = f"on {prepared.setup.gpu.name}" if label is None else f"with {label}"
         if tensor_parallel_size > 1:
             where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"

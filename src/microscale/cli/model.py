@@ -7,10 +7,23 @@ from microscale.backends.ranks import ALONE
 from microscale.cli.bars import loading_bar
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
+from microscale.engine.loading.warming import kernels_ready
 from microscale.models.families import AnyModel
+from microscale.models.recorded import Wanted
 
 
-def load_with_progress(prepared: Prepared, ranks: Ranks = ALONE) -> AnyModel:
-    """Load a model and show how much of it is there, and how fast it comes. ``ranks``: see ``load``."""
+def load_with_progress(prepared: Prepared, wanted: Wanted | None = None, ranks: Ranks = ALONE) -> AnyModel:
+    """Load a model while its kernels are made ready, and show how much is there, and how fast it comes.
+
+    ``wanted``: what will be run; without it, greedy steps as large as the workload has them. ``ranks``: see ``load``.
+    """
+    workload = prepared.memory.workload
+    wanted = wanted or Wanted(workload.step_tokens, workload.sequences)
     with loading_bar(f"Loading {prepared.options.model}") as tell:
-        return load(prepared, lambda done, total: tell(done, total, "bytes"), ranks)
+
+        def on_kernels(done: int, total: int) -> None:
+            if total:
+                tell(done, total, "kernels")
+
+        with kernels_ready(prepared, None, on_kernels, wanted):
+            return load(prepared, lambda done, total: tell(done, total, "bytes"), ranks)

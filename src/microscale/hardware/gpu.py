@@ -146,6 +146,11 @@ def played(gpu: Gpu) -> Iterator[None]:
         _played = before
 
 
+def is_played() -> bool:
+    """Whether the process passes for another card than it has."""
+    return _played is not None
+
+
 def detect(index: int = 0) -> Gpu:
     """The GPU with this index, or ``cpu()`` where there is none; inside ``played``, the card that it passes for."""
     return present(index) if _played is None else _played

@@ -79,6 +79,30 @@ class Step:
         )
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is run by a command that knows its requests: fewer kernels than a server may start, which takes any."""
+
+    tokens: int
+    """Most of one step."""
+    sequences: int = 1
+    draws: bool = False
+    """Tokens are drawn, not the likeliest taken. Nothing filters them or changes their logits."""
+
+    def steps(self, max_context: int, page_size: int, draft_tokens: int) -> Iterator[Step]:
+        """As the module's ``steps``, and prompts of every length."""
+        for step in steps(max_context, page_size, self.tokens, draft_tokens):
+            if step.sequences <= self.sequences and (step.verify or step.tokens <= self.tokens):
+                yield step
+        widest = page_counts(max_context, page_size)[-1]
+        for tokens, sequences in product(token_counts(self.tokens), (1, 2)):  # the second is a bucket's padding
+            yield Step(tokens, sequences, tokens, widest, 1)
+
+    def has(self, batch: SamplingBatch) -> bool:
+        changed = batch.filters or batch.history or batch.bias or batch.allowed is not None or batch.top_logprobs
+        return not changed and (self.draws or not batch.draws)
+
+
 def _ints(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device=META)
 
@@ -187,18 +211,25 @@ def kernels_by_tokens(config: ModelConfig, ops: Ops, page_size: int = PAGE_SIZE)
     return kernels
 
 
-def record(model: AnyModel, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0) -> dict[Kernel, Launch]:
+def record(
+    model: AnyModel, max_tokens: int = MAX_TOKENS, draft_tokens: int = 0, wanted: Wanted | None = None
+) -> dict[Kernel, Launch]:
     """Every kernel that the bound model may start in steps of up to ``max_tokens``, with a launch of each; and with
-    drafts of up to ``draft_tokens``. Nothing is compiled, and no GPU is needed."""
+    drafts of up to ``draft_tokens``. With ``wanted`` just those that it takes. Nothing is compiled, and no GPU is
+    needed."""
     kv = model.new_cache(dict.fromkeys(LayerKind, 4))
-    vocab = model.config.vocab_size
+    vocab, context = model.config.vocab_size, model.config.max_context
+    sizes = steps(context, model.page_size, max_tokens, draft_tokens)
+    if wanted is not None:
+        sizes = wanted.steps(context, model.page_size, draft_tokens)
     with recording() as found:
-        for step in steps(model.config.max_context, model.page_size, max_tokens, draft_tokens):
+        for step in sizes:
             run_step(model, step, kv)
         for rows in (1, 3):
             values = _floats(rows, vocab)
             for batch in samplings(rows, vocab):
-                model.sampling(values, batch)
-            for top in (0, TOP_LOGPROBS):
+                if wanted is None or wanted.has(batch):
+                    model.sampling(values, batch)
+            for top in (0, TOP_LOGPROBS) if wanted is None else ():
                 model.sampling.score(values, _ints(rows), top)
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from microscale.hardware.targets import WARP_SIZE
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
-from microscale.models.recorded import MAX_TOKENS, bind_shapes, record
+from microscale.models.recorded import MAX_TOKENS, Wanted, bind_shapes, record
 
 SPARE_CORES = 1
 """For reading and packing the weights."""
@@ -35,11 +37,12 @@ def recorded(
     max_tokens: int = MAX_TOKENS,
     draft_tokens: int = 0,
     head: PreparedHead | None = None,
+    wanted: Wanted | None = None,
 ) -> Mapping[Kernel, Launch]:
     """Every kernel that the model may start on this card, in steps of up to ``max_tokens``, of which so many may be
-    drafts of a sequence; and those of its draft head."""
+    drafts of a sequence; and those of its draft head. ``wanted``: what is run, where that is known."""
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision)
-    found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens)
+    found = record(bind_shapes(config, ops, page_size), max_tokens, draft_tokens, wanted)
     if draft_tokens:
         found |= record_following(len(LayerKind))
     world = config.shard.world
@@ -51,17 +54,42 @@ def recorded(
     return found
 
 
-def start_warming(prepared: Prepared, kernel_cache: Path | None) -> Warming | None:
-    """Begin to make the model's kernels ready; nothing on a CPU, which has none."""
+@contextmanager
+def kernels_ready(
+    prepared: Prepared,
+    kernel_cache: Path | None = None,
+    on_kernels: Callable[[int, int], None] = lambda done, total: None,
+    wanted: Wanted | None = None,
+) -> Iterator[None]:
+    """Inside, the caller loads the model. Its kernels are compiled and loaded meanwhile, and are ready at the end.
+
+    Everything that runs a model on a GPU starts so. ``on_kernels`` hears how many of those that had to be compiled are
+    there; ``wanted``: what will be run, by a command that knows.
+    """
+    warming = _start_warming(prepared, kernel_cache, wanted)
+    yield
+    if warming is not None:
+        warming.finish(lambda: on_kernels(warming.done, warming.total))
+
+
+def _start_warming(prepared: Prepared, kernel_cache: Path | None, wanted: Wanted | None) -> Warming | None:
+    """Begin to make the model's kernels ready; nothing on a CPU, which has none. Nor where the GPU passes for another
+    card: each kernel is then translated when it is launched (``prove/as_card.py``)."""
     device, setup, memory = prepared.device, prepared.setup, prepared.memory
-    if setup.gpu.is_cpu:
+    if setup.gpu.is_cpu or hardware.is_played():
         return None
-    step = max(memory.workload.step_tokens, memory.workload.sequences)
+    workload = memory.workload
+    step = max(workload.step_tokens, workload.sequences)
+    if wanted is not None:
+        # Drafts of a sequence are rounded up to a power of two.
+        wanted = replace(wanted, tokens=max(wanted.tokens, wanted.sequences * max(2 * workload.draft_tokens, 1)))
+        step = wanted.tokens
 
     def record_here() -> Mapping[Kernel, Launch]:
         if device.index is not None:
             torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
-        return recorded(prepared.config, setup, prepared.page_size, step, memory.workload.draft_tokens, prepared.head)
+        drafts = workload.draft_tokens
+        return recorded(prepared.config, setup, prepared.page_size, step, drafts, prepared.head, wanted)
 
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
     left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)

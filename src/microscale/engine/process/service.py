@@ -19,7 +19,7 @@ from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.team import Team
-from microscale.engine.loading.warming import start_warming
+from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.output import Output
 from microscale.engine.process.config import load_options
 from microscale.engine.process.convert import request_of, stats_reply, to_wire
@@ -126,13 +126,11 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
     prepared = prepare(load_options(config))
     laps("device and plan")
-    warming = start_warming(prepared, None if config.kernel_cache is None else Path(config.kernel_cache))
-
-    built = build_engine(
-        prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary, laps=laps
-    )
-    if warming is not None:
-        warming.finish(lambda: on_progress(warming.done, warming.total, kernels=True))
+    cache = None if config.kernel_cache is None else Path(config.kernel_cache)
+    with kernels_ready(prepared, cache, lambda done, total: on_progress(done, total, kernels=True)):
+        built = build_engine(
+            prepared, queueing, on_progress, enforce_eager=config.enforce_eager, vocabulary=vocabulary, laps=laps
+        )
     laps("waiting for kernels")
     # Captures graphs, in which nothing may be loaded: after the kernels are.
     built.engine.prepare(stand_ins=True)

@@ -12,7 +12,7 @@ from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
-from microscale.engine.loading.warming import start_warming
+from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.process.config import load_options
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.gathering import gather
@@ -54,11 +54,9 @@ def follow(link: Link, join: wire.Join, progress: Progress, model: str | None = 
     progress.group = group
     joined = joined_as(prepared.options, Transport(join.transport), prepared.device)
     ranks, _ = agree_on_sums(group, joined, prepared.device)
-    warming = start_warming(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache))
-    loaded = load(prepared, ranks=ranks)
-    head = None if prepared.head is None else load_head(prepared.head, loaded)
-    if warming is not None:
-        warming.finish()
+    with kernels_ready(prepared, None if join.config.kernel_cache is None else Path(join.config.kernel_cache)):
+        loaded = load(prepared, ranks=ranks)
+        head = None if prepared.head is None else load_head(prepared.head, loaded)
     link.send(wire.Loaded())
     Follower(link, Loaded(loaded, head), group, prepared, progress).run()
 
