@@ -18,7 +18,7 @@ from microscale.errors import BadCheckpoint
 from microscale.hardware import GIB
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.families import write_random_checkpoint
-from microscale.models.reading.chunks import CHUNK, SMALL
+from microscale.models.reading.chunks import READS, SMALL, Reads
 from microscale.models.reading.read_ahead import ReadAhead
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.starts("gpt-oss-20b", {"num_hidden_layers": 2}),
 ]
 
+CHUNK = READS["cuda"].num_bytes
 SIZES = (0, 1, 4095, SMALL - 1, SMALL, SMALL + 1, CHUNK + 1, 3 * CHUNK + 5) * 4
 
 
@@ -46,13 +47,16 @@ def write(folder: Path, pad: int) -> Checkpoint:
 
 @pytest.mark.parametrize("pad", [0, 3])
 @pytest.mark.parametrize("ahead", [1, 1 << 30])
-def test_every_byte_arrives_while_the_memory_before_is_in_use(pad: int, ahead: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", [READS["cuda"], Reads(8, SMALL)], ids=str)
+def test_every_byte_arrives_while_the_memory_before_is_in_use(
+    pad: int, ahead: int, reads: Reads, tmp_path: Path
+) -> None:
     """Each tensor is read late by a queue that is kept busy, and its memory is given back at once: a copy that did not
     wait for the queue would overwrite it."""
     device = torch.device("cuda")
     entries = list(write(tmp_path, pad).entries.values())
     copies: list[torch.Tensor] = []
-    with ReadAhead(entries, device, ahead=ahead) as reader:
+    with ReadAhead(entries, device, reads=reads, ahead=ahead) as reader:
         for entry in entries:
             tensor = reader.take(entry.name)
             torch.cuda._sleep(20_000_000)  # some ms

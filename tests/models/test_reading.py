@@ -13,9 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -30,11 +30,12 @@ from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
 from microscale.models.families import open_weights, write_random_checkpoint
 from microscale.models.reading import nan_check, read_ahead
-from microscale.models.reading.chunks import CHUNK, SMALL, block_begin, block_end, cut
+from microscale.models.reading.chunks import READS, SMALL, Chunk, Reads, block_begin, block_end, cut
 from microscale.models.reading.file import BLOCK, FileChanged, Stamp, Way, WeightFile
 from microscale.models.reading.nan_check import NanCheck
 from microscale.models.reading.page_cache import resident_bytes
-from microscale.models.reading.read_ahead import ReadAhead
+from microscale.models.reading.read_ahead import THREADS, ReadAhead
+from microscale.models.reading.targets import Buffer, Buffers, HostTargets, Landing
 from microscale.models.safetensors_header import TensorEntry
 from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
 from support.cold_files import settle
@@ -43,6 +44,7 @@ from support.tiny_gemma4 import random_gemma4, write_gemma4
 from support.tiny_qwen3_moe import random_qwen3_moe, write_qwen3_moe
 
 CPU = torch.device("cpu")
+CHUNK = READS["cpu"].num_bytes
 SIZES = (0, 1, BLOCK - 1, BLOCK, SMALL - 1, SMALL, SMALL + 1, CHUNK + 1)
 
 
@@ -64,6 +66,13 @@ def write(folder: Path, sizes: tuple[int, ...] = SIZES, pad: int = 0, dtype: str
     return Checkpoint(folder)
 
 
+class ThroughBuffers(HostTargets):
+    """Nothing is read in place, as on a GPU."""
+
+    def reads_in_place(self, entry: TensorEntry) -> bool:
+        return False
+
+
 def raw(entry: TensorEntry) -> bytes:
     with entry.file.open("rb") as file:
         file.seek(entry.file_begin)
@@ -79,9 +88,13 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("pad", [0, 1, 7, 8, 4095])
 @pytest.mark.parametrize("dtype", ["U8", "BF16"])
-def test_every_byte_wherever_a_tensor_lies(pad: int, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [CHUNK, 1 << 16])
+@pytest.mark.parametrize("make", [HostTargets, ThroughBuffers])
+def test_every_byte_wherever_a_tensor_lies(
+    pad: int, dtype: str, num_bytes: int, make: Callable[[], HostTargets], tmp_path: Path
+) -> None:
     entries = list(write(tmp_path, pad=pad, dtype=dtype).entries.values())
-    with ReadAhead(entries, CPU, threads=3) as ahead:
+    with ReadAhead(entries, CPU, reads=Reads(3, num_bytes), targets=make()) as ahead:
         found = {entry.name: ahead.take(entry.name) for entry in entries}
     for entry in entries:
         assert found[entry.name].shape == entry.shape
@@ -91,7 +104,7 @@ def test_every_byte_wherever_a_tensor_lies(pad: int, dtype: str, tmp_path: Path)
 def test_any_order_and_a_window_smaller_than_a_tensor(tmp_path: Path) -> None:
     entries = list(write(tmp_path).entries.values())
     for order in (entries, entries[::-1], entries[::2] + entries[1::2]):
-        with ReadAhead(entries, CPU, threads=2, ahead=1) as ahead:
+        with ReadAhead(entries, CPU, reads=Reads(2, CHUNK), ahead=1) as ahead:
             for entry in order:
                 assert as_bytes(ahead.take(entry.name)) == raw(entry)
         assert ahead.taken == ahead.total == sum(entry.num_bytes for entry in entries)
@@ -127,16 +140,30 @@ def test_large_tensors_are_read_in_place(tmp_path: Path) -> None:
     assert tensor.untyped_storage().nbytes() <= entry.num_bytes + 2 * BLOCK
 
 
+def test_where_nothing_is_read_in_place_reads_are_large_and_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """A tensor's end and the next one's begin are one read: all but the last end at a multiple of its bytes."""
+    entries = list(write(tmp_path, sizes=(SMALL + 3, 5, 3 * SMALL, 2 * SMALL - 1) * 3, pad=11).entries.values())
+    chunks = cut(entries, 4 * SMALL, ThroughBuffers().reads_in_place)
+    assert [chunk.begin for chunk in chunks][1:] == [4 * SMALL * number for number in range(1, len(chunks))]
+    pieces = [piece for chunk in chunks for piece in chunk.pieces]
+    assert all(before.end == piece.begin for before, piece in pairwise(pieces))
+    assert (pieces[0].begin, pieces[-1].end) == (entries[0].file_begin, entries[-1].stamp.size)
+
+
 def test_small_neighbours_are_read_together(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(1000,) * 300 + (SMALL,) + (1000,) * 300).entries.values())
-    assert len(cut(entries)) == 3
-    assert len(cut(entries[::-1])) == 3, "the order within a few MB is the file's"
+    for order in (entries, entries[::-1]):
+        assert len(cut(order, CHUNK, HostTargets().reads_in_place)) == 3, "the order within a few MB is the file's"
+        assert len(cut(order, CHUNK, ThroughBuffers().reads_in_place)) == 1
 
 
+@pytest.mark.parametrize("in_place", [HostTargets().reads_in_place, ThroughBuffers().reads_in_place])
 @pytest.mark.parametrize("pad", [0, 1, 4000])
-def test_the_blocks_around_a_chunk_fit_a_buffer(pad: int, tmp_path: Path) -> None:
+def test_the_blocks_around_a_chunk_fit_a_buffer(
+    pad: int, in_place: Callable[[TensorEntry], bool], tmp_path: Path
+) -> None:
     sizes = (SMALL - 1,) * 20 + (CHUNK + 1, 3) * 3
-    chunks = cut(list(write(tmp_path, sizes=sizes, pad=pad).entries.values()))
+    chunks = cut(list(write(tmp_path, sizes=sizes, pad=pad).entries.values()), CHUNK, in_place)
     assert max(block_end(chunk.end) - block_begin(chunk.begin) for chunk in chunks) <= CHUNK
     assert sum(chunk.num_bytes for chunk in chunks) == sum(sizes)
 
@@ -146,10 +173,10 @@ def test_the_blocks_around_a_chunk_fit_a_buffer(pad: int, tmp_path: Path) -> Non
 
 def test_no_more_than_the_window_is_read_ahead(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(SMALL,) * 20).entries.values())
-    with ReadAhead(entries, CPU, threads=4, ahead=3 * SMALL) as ahead:
+    with ReadAhead(entries, CPU, reads=Reads(4, CHUNK), ahead=3 * SMALL) as ahead:
         for entry in entries:
             time.sleep(0.01)  # long enough to read everything
-            with ahead._changed:
+            with ahead._arrived:
                 assert ahead._held <= (3 + 4) * SMALL
             ahead.take(entry.name)
     assert ahead._held == 0
@@ -193,6 +220,127 @@ def test_a_model_takes_its_tensors_in_the_order_that_it_states(
     assert sorted(taken) == sorted(stated), "each is read once"
     assert parts(taken) == parts(stated)
     assert len(parts(stated)) <= prepared.config.num_layers + 3
+
+
+# -- how many reads
+
+
+class Reading:
+    """Which ranges are being read, by the real reads, each a little longer than it takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.offsets: list[int] = []
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+        read_into = WeightFile.read_into
+
+        def watched(file: WeightFile, memory: memoryview, offset: int, end: int) -> None:
+            with self._lock:
+                self.offsets.append(offset)
+                self._now += 1
+                self.most = max(self.most, self._now)
+            time.sleep(0.01)
+            read_into(file, memory, offset, end)
+            with self._lock:
+                self._now -= 1
+
+        monkeypatch.setattr(WeightFile, "read_into", watched)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3, THREADS + 2])
+def test_a_disk_has_no_more_reads_at_a_time_than_it_is_given(
+    in_flight: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = list(write(tmp_path, sizes=(SMALL,) * 24).entries.values())
+    reading = Reading(monkeypatch)
+    with ReadAhead(entries, CPU, reads=Reads(in_flight, SMALL)) as ahead:
+        if set(ahead.ways.values()) != {Way.DIRECT}:
+            pytest.skip("this file system refuses direct reads")
+        for entry in entries:
+            ahead.take(entry.name)
+    assert reading.most == in_flight
+    if in_flight == 1:
+        assert reading.offsets == sorted(reading.offsets)
+
+
+def test_what_is_in_the_page_cache_is_read_by_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rest of the file is not, and is read from the disk."""
+    entries = list(write(tmp_path, sizes=(SMALL,) * 32).entries.values())
+    with entries[0].file.open("rb") as file:
+        file.read()
+        os.posix_fadvise(file.fileno(), block_end(entries[24].file_begin), 0, os.POSIX_FADV_DONTNEED)
+    reading = Reading(monkeypatch)
+    with ReadAhead(entries, CPU, reads=Reads(1, SMALL)) as ahead:
+        if set(ahead.ways.values()) != {Way.DIRECT}:
+            pytest.skip("this file system refuses direct reads")
+        for entry in entries[:24]:
+            assert as_bytes(ahead.take(entry.name)) == raw(entry)
+        assert reading.most > 4
+        for entry in entries[24:]:
+            assert as_bytes(ahead.take(entry.name)) == raw(entry)
+
+
+class Late(ThroughBuffers):
+    """The first chunk's copy waits until it may end."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self._first = True
+
+    def copy(self, chunk: Chunk, source: torch.Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+        first, self._first = self._first, False
+        if first:
+            assert self.may_end.wait(30)
+        super().copy(chunk, source, buffer, landings)
+
+
+def test_the_disk_is_read_on_while_a_copy_takes_long(tmp_path: Path) -> None:
+    entries = list(write(tmp_path, sizes=(SMALL,) * 20).entries.values())
+    targets = Late()
+    with ReadAhead(entries, CPU, reads=Reads(1, SMALL), targets=targets) as ahead:
+        for entry in entries[2:]:  # the header shifts each by some bytes: the first chunk has a part of two of them
+            assert as_bytes(ahead.take(entry.name)) == raw(entry)
+        targets.may_end.set()
+        for entry in entries[:2]:
+            assert as_bytes(ahead.take(entry.name)) == raw(entry)
+
+
+class Copying:
+    """Stands for the event behind a copy."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.waited = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+def copying(buffer: Buffer) -> Copying:
+    event = Copying()
+    buffer.copied = event
+    return event
+
+
+def test_the_buffer_that_came_back_last_is_used_first_and_few_are_made() -> None:
+    buffers = Buffers(lambda: torch.empty(1), most=3)
+    first, second = buffers.take(), buffers.take()
+    buffers.give_back(first)
+    buffers.give_back(second)
+    assert buffers.take() is second
+    event = copying(second)
+    buffers.give_back(second)
+    assert buffers.take() is first, "the other is being copied"
+    third = buffers.take()
+    assert third not in (first, second), "one is being copied and one is in use"
+    copying(third)
+    buffers.give_back(third)
+    assert buffers.take() is second, "no more are made: the oldest copy is waited for"
+    assert event.waited
 
 
 # -- how a file is read
@@ -284,10 +432,10 @@ def test_a_file_system_without_direct_reads(ramfs: Path) -> None:
 def stopped_after_the_first(checkpoint: Checkpoint) -> ReadAhead:
     """One tensor is there, the others are not begun: the window has room for nothing else."""
     entries = list(checkpoint.entries.values())
-    ahead = ReadAhead(entries, CPU, threads=1, ahead=1)
+    ahead = ReadAhead(entries, CPU, reads=Reads(1, CHUNK), ahead=1)
     ahead.__enter__()
-    with ahead._changed:
-        assert ahead._changed.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=10)
+    with ahead._arrived:
+        assert ahead._arrived.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=10)
     return ahead
 
 
@@ -355,7 +503,7 @@ def test_an_error_ends_every_thread_and_is_told_to_each_who_asks(tmp_path: Path)
     entries = list(write(tmp_path, sizes=(CHUNK,) * 4).entries.values())
     os.truncate(entries[0].file, 2 * CHUNK)
     broken = [replace(entry, stamp=Stamp.of(entry.file.stat())) for entry in entries]
-    with ReadAhead(broken, CPU, threads=4) as ahead:
+    with ReadAhead(broken, CPU, reads=Reads(4, CHUNK)) as ahead:
         for name in ("t03", "t02"):
             with pytest.raises(BadCheckpoint, match="was cut off while it was read"):
                 ahead.take(name)
@@ -366,7 +514,7 @@ def test_leaving_early_ends_every_thread(tmp_path: Path) -> None:
     entries = list(write(tmp_path, sizes=(CHUNK,) * 4).entries.values())
     before = threading.active_count()
     descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(KeyboardInterrupt), ReadAhead(entries, CPU, threads=4, ahead=1):
+    with pytest.raises(KeyboardInterrupt), ReadAhead(entries, CPU, reads=Reads(4, CHUNK), ahead=1):
         raise KeyboardInterrupt
     assert threading.active_count() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors

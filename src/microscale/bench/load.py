@@ -1,9 +1,10 @@
 """``microscale bench load``: how fast a checkpoint becomes a model, beside the same files read raw.
 
-Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other; ``in flight`` reads them with as
-many reads at once as a load has, into one place; ``tensors`` brings every tensor to the device and drops it; ``load``
-is all of a load, packing included. Before each of them the files are dropped from the page cache. What is read is
-compared with the files first.
+Rows: ``raw`` reads the files as ``dd iflag=direct`` does, one read after the other. Three rows for each ``Reads``, such
+as ``2 x 8 MiB``: ``in flight`` reads the files so, each thread into one place; ``buffers`` is the loader's reading,
+into its buffers and no further; ``tensors`` brings every tensor to the device and drops it. ``load`` is all of a load,
+packing included. Before each of them the files are dropped from the page cache. What is read is compared with the files
+first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,10 +29,10 @@ from microscale.engine.loading.prepare import Prepared
 from microscale.errors import BadSetting
 from microscale.hardware import GIB
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.reading.chunks import CHUNK
+from microscale.models.reading.chunks import READS, Chunk, Reads
 from microscale.models.reading.file import WeightFile
 from microscale.models.reading.page_cache import resident_bytes
-from microscale.models.reading.read_ahead import THREADS
+from microscale.models.reading.targets import Buffer, Landing, Targets, targets_on
 from microscale.models.safetensors_header import TensorEntry
 
 RAW_BLOCK = 16 << 20
@@ -70,8 +72,36 @@ class Result:
         return self.rows[-1].peak_resident - self.weights_on_host
 
 
-def run(prepared: Prepared, repeats: int) -> Result:
-    """Measure; ``BadSetting`` for a model without files."""
+class OnlyBuffers:
+    """Tensors that arrive nowhere: what is read stays in the buffers of the device's loads."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffers_of: Targets = targets_on(device)
+
+    def reads_in_place(self, entry: TensorEntry) -> bool:
+        return False
+
+    def land(self, entry: TensorEntry) -> Landing:
+        return Landing(entry, torch.empty(entry.num_bytes, dtype=torch.uint8, device="meta"))
+
+    def buffer_memory(self, num_bytes: int) -> torch.Tensor:
+        return self._buffers_of.buffer_memory(num_bytes)
+
+    def copy(self, chunk: Chunk, source: torch.Tensor, buffer: Buffer, landings: dict[str, Landing]) -> None:
+        pass
+
+    def mark(self) -> object:
+        return None
+
+    def take(self, mark: object) -> None:
+        pass
+
+    def close(self) -> None:
+        self._buffers_of.close()
+
+
+def run(prepared: Prepared, repeats: int, ways_to_read: Sequence[Reads] = ()) -> Result:
+    """Measure; ``BadSetting`` for a model without files. ``ways_to_read``: a load's own without."""
     weights = prepared.weights
     if not isinstance(weights, FromCheckpoint):
         raise BadSetting(f"{prepared.options.model} has no files to read; name a checkpoint, or write one with --make.")
@@ -84,16 +114,19 @@ def run(prepared: Prepared, repeats: int) -> Result:
         load(prepared)
         _finish(prepared.device)
 
-    def tensors() -> None:
-        weights.read_through(prepared.device)
+    def tensors(reads: Reads) -> None:
+        weights.read_through(prepared.device, reads)
         _finish(prepared.device)
 
-    ways: dict[str, Callable[[], None]] = {
-        "raw": lambda: _read_raw(files, threads=1, block=RAW_BLOCK),
-        "in flight": lambda: _read_raw(files, threads=THREADS, block=CHUNK),
-        "tensors": tensors,
-        "load": whole_load,
-    }
+    def buffers(reads: Reads) -> None:
+        weights.read_through(prepared.device, reads, OnlyBuffers(prepared.device))
+
+    ways: dict[str, Callable[[], None]] = {"raw": lambda: _read_raw(files, Reads(1, RAW_BLOCK))}
+    for reads in ways_to_read or (READS[prepared.device.type],):
+        ways[f"in flight {reads}"] = partial(_read_raw, files, reads)
+        ways[f"buffers {reads}"] = partial(buffers, reads)
+        ways[f"tensors {reads}"] = partial(tensors, reads)
+    ways["load"] = whole_load
     before = _resident()
     seconds: dict[str, list[float]] = {what: [] for what in ways}
     memory = dict.fromkeys(ways, (0, 0))
@@ -113,9 +146,9 @@ def run(prepared: Prepared, repeats: int) -> Result:
 
 
 def table(result: Result) -> str:
-    lines = [f"{'':10} {'seconds':>8} {'GB/s':>6} {'of raw':>7} {'resident GiB':>13} {'page cache + GiB':>17}"]
+    lines = [f"{'':22} {'seconds':>8} {'GB/s':>6} {'of raw':>7} {'resident GiB':>13} {'page cache + GiB':>17}"]
     lines += [
-        f"{row.what:10} {row.seconds:8.2f} {row.gbs:6.2f} {100 * row.share_of_raw:6.0f}% "
+        f"{row.what:22} {row.seconds:8.2f} {row.gbs:6.2f} {100 * row.share_of_raw:6.0f}% "
         f"{row.peak_resident / GIB:13.2f} {row.page_cache_growth / GIB:17.2f}"
         for row in result.rows
     ]
@@ -158,8 +191,9 @@ def _cached(files: Sequence[Path]) -> int:
     return total
 
 
-def _read_raw(files: Sequence[Path], threads: int, block: int) -> None:
-    """All files with direct reads, each thread a block of them."""
+def _read_raw(files: Sequence[Path], reads: Reads) -> None:
+    """All files with direct reads, in their order, each thread into one place."""
+    block = reads.num_bytes
     places = iter([(file, at) for file in files for at in range(0, file.stat().st_size, block)])
     lock = threading.Lock()
     opened = {file: WeightFile.cold(file) for file in files}
@@ -174,7 +208,7 @@ def _read_raw(files: Sequence[Path], threads: int, block: int) -> None:
             file, at = place
             opened[file].read_into(memory, at, min(at + block, opened[file].size))
 
-    workers = [threading.Thread(target=work) for _ in range(threads)]
+    workers = [threading.Thread(target=work) for _ in range(reads.in_flight)]
     for worker in workers:
         worker.start()
     for worker in workers:

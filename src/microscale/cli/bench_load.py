@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
 from microscale.models.families import write_random_checkpoint
+from microscale.models.reading.chunks import MIB, Reads
 
 
 def bench_load(
@@ -27,6 +29,12 @@ def bench_load(
         Path | None, typer.Option(help="Write random weights of the preset here first, as they are published.")
     ] = None,
     layers: Annotated[int | None, typer.Option(help="--make: so many layers; the preset's own without.", min=1)] = None,
+    reads: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Reads in flight and MiB of each, such as 2x8; may be given several times. A load's without."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.", min=1)] = 3,
     backend: Annotated[
         str | None, typer.Option(help="One implementation for every op that has it: reference, dequantized …")
@@ -40,6 +48,7 @@ def bench_load(
     Without files: microscale bench load gpt-oss-20b --make /tmp/weights --layers 8
     """
     env = settings.load()
+    ways = [parse_reads(text) for text in reads or ()]
     if make is not None:
         overrides = {} if layers is None else {"num_hidden_layers": layers}
         with progress_bar(f"Writing {make}") as (start, _):
@@ -56,9 +65,17 @@ def bench_load(
         offline=env.offline,
     )
     prepared = prepare(options)
-    result = bench_loading.run(prepared, repeats)
+    result = bench_loading.run(prepared, repeats, ways)
     if as_json:
         print_json(bench_loading.as_json(result))
     else:
         print(f"{model} on {prepared.setup.gpu.name}, torch {torch.__version__}")
         print(bench_loading.table(result))
+
+
+def parse_reads(text: str) -> Reads:
+    """``2x8``: two reads in flight, of 8 MiB each."""
+    found = re.fullmatch(r"([1-9][0-9]?)x([1-9][0-9]{0,2})", text, re.ASCII)
+    if found is None:
+        raise BadSetting(f"--reads takes reads in flight and MiB of each, such as 2x8, not {text[:80]!r}.")
+    return Reads(int(found[1]), int(found[2]) * MIB)

@@ -19,11 +19,10 @@ import torch
 from microscale.engine.process import __main__ as process
 from microscale.engine.process import fetching
 from microscale.engine.process.connection import Connection
-from microscale.engine.process.fetching import Fetching, can_fetch, files_of, torch_is_cached
+from microscale.engine.process.fetching import CHUNK, Fetching, can_fetch, files_of, torch_is_cached
 from microscale.engine.process.loop import Serves
 from microscale.engine.process.messages import VERSION, EngineConfig, Hello, encode
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.reading.chunks import CHUNK
 from microscale.models.reading.file import Stamp, Way, WeightFile
 from microscale.models.reading.page_cache import PAGE, resident_bytes, resident_pages
 from microscale.models.reading.read_ahead import ReadAhead

@@ -26,12 +26,12 @@ from microscale.engine.process.ahead import has_own_memory
 from microscale.engine.process.messages import EngineConfig
 from microscale.models import hub
 from microscale.models.load_format import LoadFormat
-from microscale.models.reading.chunks import CHUNK
 from microscale.models.reading.page_cache import PAGE, resident_pages
 
 log = logging.getLogger(__name__)
 THREADS = 4
-"""That wait for a chunk each. The disk is shared with the imports, so these are fewer than read weights later."""
+"""That wait for a chunk each."""
+CHUNK = 8 << 20
 FREE_SHARE, MOST = 8, 16 << 30
 """A part of the free memory, and bytes: a fast disk reads no more in the seconds of an import."""
 CORES = 8

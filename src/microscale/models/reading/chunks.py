@@ -1,25 +1,44 @@
 """Cuts tensors into ranges of a file that are read at once.
 
-A large tensor is cut at multiples of ``CHUNK`` in the file, so that all but its ends are whole blocks. Small ones that
-follow each other in the file are read together: a checkpoint with each expert apart has ten thousands of them.
+Tensors that follow each other in the file are read together, in ranges that end at multiples of a read's bytes in the
+file: so reads are large and go through the file in its order, also where a checkpoint has each expert apart in ten
+thousands of tensors. What is read in place, straight to its tensor, is read alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from microscale.models.reading.file import BLOCK
 from microscale.models.safetensors_header import TensorEntry
 
-CHUNK = 8 << 20
-"""Bytes of one read, whole blocks around what is wanted. On a virtual disk of 2.7 GB/s, 1 to 16 MiB did not differ with
-eight threads."""
+MIB = 1 << 20
 SMALL = 1 << 20
-"""Tensors below this many bytes are read together and copied to where they stay."""
+"""Tensors below this many bytes are never read in place."""
 SORTED = 256 << 20
 """Within so many bytes the order follows the file and not the model, so that neighbours meet."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How a disk is read."""
+
+    in_flight: int
+    """Direct reads at a time."""
+    num_bytes: int
+    """Of one read at the most; whole blocks."""
+
+    def __str__(self) -> str:
+        return f"{self.in_flight} x {self.num_bytes / MIB:g} MiB"
+
+
+READS = {"cpu": Reads(8, 8 * MIB), "cuda": Reads(2, 8 * MIB)}
+"""By the device that tensors are read to. Through buffers: two, so that the disk is busy while one reader waits for the
+interpreter, which other threads use too. Smaller ones, or one, were slower beside a thread that lists kernels (1.7 and
+1.3 for 2.0 GB/s); more memory was slower without it. In place on a CPU every read also waits for fresh pages, so more
+of them pay: 1.7 GB/s for 1.3 with two. (A virtual disk, two virtual cores, Linux 6.18, 2026-11-17.)"""
 
 
 @dataclass(frozen=True)
@@ -72,20 +91,22 @@ def is_small(entry: TensorEntry) -> bool:
     return entry.num_bytes < SMALL
 
 
-def cut(entries: Sequence[TensorEntry]) -> list[Chunk]:
-    """All bytes of these tensors, in their order but for what ``SORTED`` says. Empty tensors have none."""
+def cut(entries: Sequence[TensorEntry], num_bytes: int, in_place: Callable[[TensorEntry], bool]) -> list[Chunk]:
+    """All bytes of these tensors, in their order but for what ``SORTED`` says. Empty tensors have none.
+
+    A chunk lies between two multiples of ``num_bytes`` in its file. ``in_place``: tensors whose chunks hold nothing of
+    another.
+    """
     chunks: list[Chunk] = []
     for group in _groups(entry for entry in entries if entry.num_bytes):
         pending: list[Piece] = []
         for entry in sorted(group, key=lambda entry: (entry.file, entry.begin)):
-            whole = Piece(entry, entry.file_begin, entry.file_begin + entry.num_bytes)
-            if pending and not _joins(pending, whole):
-                chunks.append(Chunk(tuple(pending)))
-                pending = []
-            if is_small(entry):
-                pending.append(whole)
-            else:
-                chunks += (Chunk((piece,)) for piece in _split(whole))
+            for piece in _split(entry, num_bytes):
+                joins = pending and _follows(pending[-1], piece) and piece.begin % num_bytes
+                if pending and not (joins and not in_place(entry) and not in_place(pending[-1].entry)):
+                    chunks.append(Chunk(tuple(pending)))
+                    pending = []
+                pending.append(piece)
         if pending:
             chunks.append(Chunk(tuple(pending)))
     return chunks
@@ -104,15 +125,13 @@ def _groups(entries: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
         yield group
 
 
-def _joins(pending: Sequence[Piece], piece: Piece) -> bool:
-    first, last = pending[0], pending[-1]
-    follows = last.entry.file == piece.entry.file and last.end == piece.begin
-    return follows and is_small(piece.entry) and block_end(piece.end) - block_begin(first.begin) <= CHUNK
+def _follows(last: Piece, piece: Piece) -> bool:
+    return last.entry.file == piece.entry.file and last.end == piece.begin
 
 
-def _split(whole: Piece) -> Iterator[Piece]:
-    begin = whole.begin
-    while begin < whole.end:
-        end = min((begin // CHUNK + 1) * CHUNK, whole.end)
-        yield Piece(whole.entry, begin, end)
+def _split(entry: TensorEntry, num_bytes: int) -> Iterator[Piece]:
+    begin, last = entry.file_begin, entry.file_begin + entry.num_bytes
+    while begin < last:
+        end = min((begin // num_bytes + 1) * num_bytes, last)
+        yield Piece(entry, begin, end)
         begin = end

@@ -127,9 +127,13 @@ class WeightFile:
             # What was read stays in the page cache otherwise, as large as the model.
             os.posix_fadvise(self._plain, offset, len(memory), os.POSIX_FADV_DONTNEED)
 
+    def is_direct(self, offset: int, size: int) -> bool:
+        """Whether a range is read past the page cache, so far as is known before it is read."""
+        return self._direct is not None and self.way is Way.DIRECT and not self._was_resident(offset, size)
+
     def _read(self, memory: memoryview, offset: int) -> int:
         direct = self._direct
-        if direct is not None and self.way is Way.DIRECT and not self._was_resident(offset, len(memory)):
+        if direct is not None and self.is_direct(offset, len(memory)):
             try:
                 return os.preadv(direct, [memory], offset)
             except OSError as error:

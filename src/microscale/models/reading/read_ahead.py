@@ -20,16 +20,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.chunks import Chunk, block_begin, cut
+from microscale.models.reading.chunks import READS, Chunk, Reads, block_begin, block_end, cut
 from microscale.models.reading.file import FileChanged, Way, WeightFile
-from microscale.models.reading.targets import BUFFERS, Buffer, Landing, targets_on, typed
+from microscale.models.reading.targets import Buffers, Landing, Targets, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 THREADS = 8
-"""Reads in flight."""
+"""Readers. All of them read what is in the page cache, which is a copy by the CPU, and where direct reads are refused;
+``Reads.in_flight`` of them read from the disk."""
+SPARE = 4
+"""Buffers that are copied while every reader has one."""
 AHEAD = {"cpu": 512 << 20, "cuda": 1 << 30}
 """Bytes that are read before they are taken. On a GPU they wait in its own memory."""
 
@@ -40,6 +43,17 @@ class _Job:
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
         self.begun = False
+        self.from_disk = False
+        """Once it is begun: whether it takes one of the reads in flight."""
+
+    @property
+    def offset(self) -> int:
+        return block_begin(self.chunk.begin)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole blocks."""
+        return block_end(self.chunk.end) - self.offset
 
 
 class _Pending:
@@ -58,27 +72,39 @@ class ReadAhead:
     """Reads ``entries`` onto a device. ``take`` gives each of them once; the threads end with the context."""
 
     def __init__(
-        self, entries: Sequence[TensorEntry], device: torch.device, *, threads: int = THREADS, ahead: int | None = None
+        self,
+        entries: Sequence[TensorEntry],
+        device: torch.device,
+        *,
+        reads: Reads | None = None,
+        ahead: int | None = None,
+        targets: Targets | None = None,
     ) -> None:
+        """``targets``: where tensors arrive, for benchmarks; on the device without."""
+        reads = READS[device.type] if reads is None else reads
         self.device = device
         self.total = sum(entry.num_bytes for entry in entries)
         self.taken = 0
         self._ahead = AHEAD[device.type] if ahead is None else ahead
-        self._held = 0
-        self._changed = threading.Condition()
+        self._reads = reads
+        self._held = self._in_flight = 0
+        lock = threading.Lock()
+        self._arrived, self._may_read = threading.Condition(lock), threading.Condition(lock)
+        """What the caller waits for, and what readers wait for."""
         self._error: BaseException | None = None
         self._closed = False
+        self._targets = targets_on(device) if targets is None else targets
         self._pending = {entry.name: _Pending(entry) for entry in entries}
-        self._queue = deque(_Job(chunk) for chunk in cut(entries))
+        self._queue = deque(_Job(chunk) for chunk in cut(entries, reads.num_bytes, self._targets.reads_in_place))
         self._urgent: deque[_Job] = deque()
         for job in self._queue:
             for piece in job.chunk.pieces:
                 pending = self._pending[piece.entry.name]
                 pending.jobs.append(job)
                 pending.left += 1
-        self._targets = targets_on(device)
         self._files = _open(entries)
-        count = min(threads, len(self._queue))
+        count = min(max(THREADS, reads.in_flight), len(self._queue))
+        self._buffers = Buffers(lambda: self._targets.buffer_memory(reads.num_bytes), count + SPARE)
         self._threads = [threading.Thread(target=self._work, name="weights", daemon=True) for _ in range(count)]
 
     @property
@@ -97,9 +123,10 @@ class ReadAhead:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.seconds = time.perf_counter() - self.begun_at
-        with self._changed:
+        with self._arrived:
             self._closed = True
-            self._changed.notify_all()
+            self._arrived.notify_all()
+            self._may_read.notify_all()
         for thread in self._threads:
             thread.join()
         self._targets.close()
@@ -108,50 +135,65 @@ class ReadAhead:
 
     def take(self, name: str) -> Tensor:
         """One tensor, as soon as all of it is there."""
-        with self._changed:
+        with self._arrived:
             pending = self._pending[name]
             waiting = [job for job in pending.jobs if not job.begun]
             if waiting:
                 self._urgent.extend(waiting)
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: pending.left == 0 or self._error is not None or self._closed)
+                self._may_read.notify()
+            self._arrived.wait_for(lambda: pending.left == 0 or self._error is not None or self._closed)
             if self._error is not None:
                 raise self._error
             del self._pending[name]
             self._held -= pending.entry.num_bytes
             self.taken += pending.entry.num_bytes
-            self._changed.notify_all()
+            self._may_read.notify()
         if pending.landing is None:  # an empty tensor
             return typed(pending.entry, torch.empty(0, dtype=torch.uint8, device=self.device))
         self._targets.take(pending.mark)
         return typed(pending.entry, pending.landing.data)
 
     def _work(self) -> None:
-        buffers: deque[Buffer] = deque()
         try:
-            while (chunk := self._next()) is not None:
-                self._fetch(chunk, buffers)
+            while (job := self._next()) is not None:
+                self._fetch(job)
         except BaseException as error:
-            with self._changed:
+            with self._arrived:
                 self._error = self._error or error
-                self._changed.notify_all()
+                self._arrived.notify_all()
+                self._may_read.notify_all()
 
-    def _next(self) -> Chunk | None:
-        """The chunk to read now; ``None`` at the end. Waits while the window is full."""
-        with self._changed:
-            while True:
-                for queue in (self._urgent, self._queue):
-                    while queue and queue[0].begun:
-                        queue.popleft()
-                if self._closed or self._error is not None or not (self._urgent or self._queue):
-                    return None
-                if self._urgent or self._held < self._ahead:
-                    job = (self._urgent or self._queue).popleft()
-                    job.begun = True
-                    self._held += job.chunk.num_bytes
-                    self._land(job.chunk)
-                    return job.chunk
-                self._changed.wait()
+    def _next(self) -> _Job | None:
+        """The chunk to read now; ``None`` at the end. Waits while the window is full or the disk has enough to do."""
+        with self._may_read:
+            while not self._closed and self._error is None and (self._urgent or self._queue):
+                queue = self._startable()
+                if queue is None:
+                    self._may_read.wait()
+                    continue
+                job = queue.popleft()
+                job.begun, job.from_disk = True, self._is_direct(job)
+                self._in_flight += job.from_disk
+                self._held += job.chunk.num_bytes
+                self._land(job.chunk)
+                if self._startable() is not None:  # one reader wakes the next
+                    self._may_read.notify()
+                return job
+        return None
+
+    def _startable(self) -> deque[_Job] | None:
+        """Which queue's first chunk may be read now, if one may."""
+        for queue in (self._urgent, self._queue):
+            while queue and queue[0].begun:
+                queue.popleft()
+        queue = self._urgent or self._queue
+        if not queue or (queue is self._queue and self._held >= self._ahead):
+            return None
+        is_busy = self._in_flight >= self._reads.in_flight
+        return None if is_busy and self._is_direct(queue[0]) else queue
+
+    def _is_direct(self, job: _Job) -> bool:
+        return self._files[job.chunk.file].is_direct(job.offset, job.num_bytes)
 
     def _land(self, chunk: Chunk) -> None:
         for piece in chunk.pieces:
@@ -159,32 +201,48 @@ class ReadAhead:
             if pending.landing is None:
                 pending.landing = self._targets.land(piece.entry)
 
-    def _fetch(self, chunk: Chunk, buffers: deque[Buffer]) -> None:
+    def _fetch(self, job: _Job) -> None:
+        chunk = job.chunk
         file = self._files[chunk.file]
         landings = {piece.entry.name: self._landing(piece.entry) for piece in chunk.pieces}
         place = landings[chunk.pieces[0].entry.name].in_place(chunk) if len(chunk.pieces) == 1 else None
         try:
             if place is not None:
-                file.read_into(_bytes(place), block_begin(chunk.begin), chunk.end)
+                file.read_into(_bytes(place), job.offset, chunk.end)
+                self._read(job)
             else:
-                buffer = buffers.popleft() if len(buffers) == BUFFERS else self._targets.buffer()
-                buffers.append(buffer)
+                buffer = self._buffers.take()
                 source = buffer.range_for(chunk)
-                file.read_into(_bytes(source), block_begin(chunk.begin), chunk.end)
+                file.read_into(_bytes(source), job.offset, chunk.end)
+                self._read(job)
                 self._targets.copy(chunk, source, buffer, landings)
-            file.check_unchanged()
+                self._buffers.give_back(buffer)
+            self._arrive(chunk, file)
         except OSError as error:
             name = chunk.pieces[0].entry.name
             raise BadCheckpoint(f"{chunk.file}: tensor {name!r} cannot be read: {error.strerror}.") from error
         except FileChanged as error:
             raise FileChanged(f"{error} Tensor {chunk.pieces[0].entry.name!r} was being read.") from error
-        with self._changed:
-            for piece in chunk.pieces:
-                pending = self._pending[piece.entry.name]
+
+    def _read(self, job: _Job) -> None:
+        """The disk has brought a chunk: another reader begins the next while this one sees to its bytes."""
+        with self._may_read:
+            self._in_flight -= job.from_disk
+            if self._startable() is not None:
+                self._may_read.notify()
+
+    def _arrive(self, chunk: Chunk, file: WeightFile) -> None:
+        with self._arrived:
+            found = [self._pending[piece.entry.name] for piece in chunk.pieces]
+            whole = [pending for pending in found if pending.left == 1]
+            if whole:
+                file.check_unchanged()  # after the last byte of a tensor was read, and before anybody has it
+            for pending in found:
                 pending.left -= 1
-                if pending.left == 0:
-                    pending.mark = self._targets.mark()
-            self._changed.notify_all()
+            for pending in whole:
+                pending.mark = self._targets.mark()
+            if whole:
+                self._arrived.notify_all()
 
     def _landing(self, entry: TensorEntry) -> Landing:
         landing = self._pending[entry.name].landing
