@@ -264,6 +264,22 @@ def test_a_disk_has_no_more_reads_at_a_time_than_it_is_given(
         assert reading.offsets == sorted(reading.offsets)
 
 
+def test_when_the_window_has_room_again_all_reads_begin_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = list(write(tmp_path, sizes=(4 * SMALL, 4 * SMALL)).entries.values())
+    reading = Reading(monkeypatch)
+    with ReadAhead(entries, CPU, reads=Reads(4, SMALL), ahead=4 * SMALL) as ahead:
+        if set(ahead.ways.values()) != {Way.DIRECT}:
+            pytest.skip("this file system refuses direct reads")
+        with ahead._arrived:
+            assert ahead._arrived.wait_for(lambda: ahead._pending["t00"].left == 0, timeout=10)
+        reading.most = 0
+        for entry in entries:
+            ahead.take(entry.name)
+    assert reading.most == 4
+
+
 def test_what_is_in_the_page_cache_is_read_by_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the rest of the file is not, and is read from the disk."""
     entries = list(write(tmp_path, sizes=(SMALL,) * 32).entries.values())

@@ -36,9 +36,9 @@ class Reads:
 
 READS = {"cpu": Reads(8, 8 * MIB), "cuda": Reads(2, 8 * MIB)}
 """By the device that tensors are read to. Through buffers: two, so that the disk is busy while one reader waits for the
-interpreter, which other threads use too. Smaller ones, or one, were slower beside a thread that lists kernels (1.7 and
-1.3 for 2.0 GB/s); more memory was slower without it. In place on a CPU every read also waits for fresh pages, so more
-of them pay: 1.7 GB/s for 1.3 with two. (A virtual disk, two virtual cores, Linux 6.18, 2026-11-17.)"""
+interpreter, which other threads use too. One of 8 MiB, and two of 4, were slower beside a thread that lists
+kernels (1.6 and 1.9 for 2.0 GB/s); two of 16 were slower without it (2.3 for 2.6). In place on a CPU every read also
+waits for fresh pages, so more of them pay: 1.7 GB/s for 1.3 with two. (Virtual disk and cores, Linux 6.18.)"""
 
 
 @dataclass(frozen=True)
