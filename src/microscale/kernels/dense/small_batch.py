@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +12,15 @@ import torch
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.dense import ANY_ROWS_TOKENS, COLUMNS, Tile, choose, columns_for
 from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.kernels.dense import from_sum_jit
 from microscale.kernels.dense import small_batch_jit as jit
+from microscale.kernels.dense import walk_jit
 from microscale.kernels.dense.packed import PackedDense
-from microscale.kernels.dense.spec import Logits
+from microscale.kernels.dense.spec import Logits, Summed
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.numbers import cdiv
+from microscale.kernels.small.norms import norm_block, warps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,13 +53,29 @@ def tile_constants(tile: Tile) -> dict[str, int]:
 
 @cache
 def _scales() -> dict[str, int]:
-    group = jit.GROUP.value
-    return {"bf16": jit.NONE.value, "fp8": jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
+    group = walk_jit.GROUP.value
+    return {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
 
 
-def _launch(fn: Any, packed: PackedDense, gpu: Gpu, tokens: int, arguments: tuple[Any, ...], tile: Tile) -> None:
+def norm_constants(k: int, tile: Tile) -> dict[str, int]:
+    """How the warps of a program stand for those of a norm of ``k`` columns: so many of them at once, so often."""
+    block = norm_block(k)
+    norm_warps = warps(block)
+    held = min(tile.warps, norm_warps)
+    return {"CHUNKS": cdiv(k, 256 * held), "HELD": held, "HIGH": norm_warps // held}
+
+
+def _launch(
+    fn: Any,
+    packed: PackedDense,
+    gpu: Gpu,
+    tokens: int,
+    arguments: tuple[Any, ...],
+    tile: Tile,
+    further: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     pdl, fmt = gpu.has(Feature.PDL), packed.format
-    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), "PDL": pdl}
+    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), **further, "PDL": pdl}
     options: dict[str, Any] = {"num_warps": tile.warps, "maxnreg": tile.registers}
     if pdl:
         options["launch_pdl"] = True
@@ -77,6 +98,21 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile:
     )  # fmt: skip
     _launch(jit.small_batch, packed, gpu, tokens, arguments, tile)
     return y
+
+
+def run_from_sum(packed: PackedDense, gpu: Gpu, summed: Summed, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+    """One token: the layer of the norm of a sum, bf16 ``[1, rows]``, and the sum, in one launch."""
+    x = summed.x
+    y = torch.empty((1, packed.rows), dtype=torch.bfloat16, device=x.device)
+    total = torch.empty((1, packed.k), dtype=torch.bfloat16, device=x.device)
+    tile = tile or choose(packed.format, packed.rows, 1, gpu)
+    weights = _inputs(packed, x)[1:]
+    arguments = (
+        x, summed.residual, summed.weight, *weights, total, y, summed.epsilon, packed.rows, packed.k,
+        int(packed.bias is not None),
+    )  # fmt: skip
+    _launch(from_sum_jit.small_batch_from_sum, packed, gpu, 1, arguments, tile, norm_constants(packed.k, tile))
+    return y, total
 
 
 def run_logits(

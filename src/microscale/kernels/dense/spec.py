@@ -57,6 +57,16 @@ class DenseWeights:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """What a layer behind the residual stream reads: ``x + residual``, its RMSNorm times ``weight``."""
+
+    x: Tensor  # [tokens, columns]
+    residual: Tensor  # [tokens, columns]
+    weight: Tensor  # [columns]
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Logits:
     """An lm_head's answer, with what the epilogue knows of each block of ``block_rows`` consecutive rows.
 

@@ -1,0 +1,185 @@
+"""Jit code of a dense layer behind the residual stream, for one token: sum, RMSNorm and product in one launch.
+
+Every program adds and norms the token anew, which costs less than a launch. It does so as ``small/norm_jit.rms_norm``
+does, so that nobody can tell from the bits: the square of each column is added to its neighbours' in the same order. A
+thread there has 8 columns side by side, of every ``256 * NORM_WARPS`` in a row; lanes are added next, warps last. Here
+a program has fewer warps, so each stands for several of those: ``HIGH`` of them.
+
+The normed token goes to shared memory, from where the walk along K reads it. The first program stores the sum.
+"""
+
+# mypy: ignore-errors
+# (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from microscale.kernels.dense.small_batch_jit import sums_of
+from microscale.kernels.dense.walk_jit import along_k, first_tile, load_batch, weights_of
+from microscale.kernels.fragments_jit import scale_activations
+from microscale.kernels.small_batch_core_jit import issue_loads_here, token_layout
+
+
+@gluon.constexpr_function
+def _column_layout(warps):
+    """Columns [warps, 32 lanes, 8]: 16 bytes a lane."""
+    return gl.BlockedLayout([1, 1, 8], [1, 32, 1], [warps, 1, 1], [2, 1, 0])
+
+
+@gluon.jit
+def _load_chunks(ptr, column, k, CHUNKS: gl.constexpr):
+    """Columns of a row by chunks, one of each warp; only the last may be short, and is zero from ``k`` on."""
+    STEP: gl.constexpr = column.shape[0] * 256
+    found = ()
+    for c in gl.static_range(CHUNKS):
+        if c + 1 < CHUNKS:
+            found = found + (gl.load(ptr + c * STEP + column),)
+        else:
+            found = found + (gl.load(ptr + c * STEP + column, mask=column < k - c * STEP, other=0.0),)
+    return found
+
+
+@gluon.jit
+def _added(parts, n: gl.constexpr):
+    """The sum of ``n`` parts, as a butterfly of lanes adds them: far ones first."""
+    if n == 1:
+        return parts[0]
+    else:
+        found = ()
+        for i in gl.static_range(n // 2):
+            found = found + (parts[i] + parts[i + n // 2],)
+        return _added(found, n // 2)
+
+
+@gluon.jit
+def _added_registers(parts):
+    """The same of [n] in every thread's registers."""
+    n: gl.constexpr = parts.shape[0]
+    if n == 1:
+        return gl.sum(parts, axis=0)
+    else:
+        return _added_registers(gl.sum(parts.reshape([2, n // 2]), axis=0))
+
+
+@gluon.jit
+def _sum_of_squares(chunks, CHUNKS: gl.constexpr, HIGH: gl.constexpr, WARPS: gl.constexpr):
+    """Of a whole row of float32, in the order of ``rms_norm``."""
+    HELD: gl.constexpr = chunks[0].shape[0]
+    LC: gl.constexpr = _column_layout(WARPS)
+    L16: gl.constexpr = gl.BlockedLayout([1, 1, 16], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
+    LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LC))
+    parts = ()
+    for high in gl.static_range(HIGH):
+        if high + HIGH < CHUNKS:
+            both = gl.join(chunks[high], chunks[high + HIGH]).permute([0, 1, 3, 2]).reshape([HELD, 32, 16])
+            both = gl.convert_layout(both, L16, assert_trivial=True)
+            part = gl.sum(gl.sum(both * both, axis=2), axis=1)
+            parts = parts + (gl.convert_layout(part, LW, assert_trivial=True),)
+        elif high < CHUNKS:
+            parts = parts + (gl.sum(gl.sum(chunks[high] * chunks[high], axis=2), axis=1),)
+        else:
+            parts = parts + (gl.zeros([HELD], gl.float32, LW),)
+    # Every thread adds the warps up by itself: a reduction of Triton's would be two barriers.
+    of_warps = gl.allocate_shared_memory(gl.float32, [HELD], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    of_warps.store(_added(parts, HIGH))
+    return _added_registers(of_warps.load(gl.BlockedLayout([HELD], [32], [WARPS], [0])))
+
+
+@gluon.jit
+def _slice_of_this_warp(WARPS_N: gl.constexpr):
+    """Each warp has its own: for places in shared memory only, where a tensor of all slices would want one address."""
+    thread = gl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+    return thread // (32 * WARPS_N)
+
+
+@gluon.jit
+def _normed_token(
+    x_ptr, residual_ptr, weight_ptr, sum_ptr, epsilon, k,
+    N: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, BITS: gl.constexpr,
+    CHUNKS: gl.constexpr, HELD: gl.constexpr, HIGH: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """``norm(x + residual) * weight`` in shared memory, as ``along_k`` takes it; the sum is stored."""
+    WARPS: gl.constexpr = SLICES * WARPS_N
+    STEP: gl.constexpr = 256 * HELD
+    LC: gl.constexpr = _column_layout(WARPS)
+    LX: gl.constexpr = token_layout(SLICES, WARPS_N)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    warp = gl.arange(0, HELD, gl.SliceLayout(1, gl.SliceLayout(2, LC)))[:, None, None]
+    lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, LC)))[None, :, None]
+    place = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LC)))[None, None, :]
+    column = warp * 256 + lane * 8 + place
+    weights = _load_chunks(weight_ptr, column, k, CHUNKS)
+    if PDL:
+        gdc_wait()
+    added = _load_chunks(x_ptr, column, k, CHUNKS)
+    residual = _load_chunks(residual_ptr, column, k, CHUNKS)
+    issue_loads_here()
+    sums = ()
+    for c in gl.static_range(CHUNKS):
+        total = (added[c].to(gl.float32) + residual[c].to(gl.float32)).to(gl.bfloat16)
+        gl.store(sum_ptr + c * STEP + column, total, mask=(column < k - c * STEP) & (gl.program_id(1) == 0))
+        sums = sums + (total.to(gl.float32),)
+    factor = gl.rsqrt(_sum_of_squares(sums, CHUNKS, HIGH, WARPS) / k + epsilon)
+    # Groups of 32 columns, and two of zeros behind the last chunk.
+    groups = gl.allocate_shared_memory(gl.bfloat16, [CHUNKS * STEP // 32 + 2, 32], FLAT)
+    chunks = groups._reinterpret(gl.bfloat16, [CHUNKS, STEP], FLAT)
+    for c in gl.static_range(CHUNKS):
+        y = (sums[c] * factor * weights[c].to(gl.float32)).to(gl.bfloat16)
+        if BITS != 16:
+            y = scale_activations(y)
+        chunks.index(c).store(y.reshape([STEP]))
+    L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LX))
+    for g in gl.static_range(2):
+        groups.index(CHUNKS * STEP // 32 + g).store(gl.zeros([32], gl.bfloat16, L1))
+    s = _slice_of_this_warp(WARPS_N)
+    k_tiles = gl.cdiv(k, 64)
+    first = first_tile(s, k_tiles, SLICES)
+    return groups, first, first_tile(s + 1, k_tiles, SLICES) - first, gl.zeros([SLICES, N, 32], gl.bfloat16, LX)
+
+
+@gluon.jit(do_not_specialize=["has_bias"])
+def small_batch_from_sum(
+    x_ptr,  # bf16 [k]: what is added to the residual stream
+    residual_ptr,  # bf16 [k]
+    norm_ptr,  # bf16 [k]: weight of the norm
+    w_ptr,
+    s_ptr,  # GROUP: scale words
+    channel_ptr,  # CHANNEL: float32 [rows]
+    bias_ptr,  # bf16 [rows]
+    sum_ptr,  # bf16 [k]
+    y_ptr,  # bf16 [rows]
+    epsilon,
+    rows,
+    k,
+    has_bias,
+    BITS: gl.constexpr,
+    SCALES: gl.constexpr,
+    N: gl.constexpr,
+    B: gl.constexpr,
+    WARPS_N: gl.constexpr,
+    SLICES: gl.constexpr,
+    AHEAD: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    HELD: gl.constexpr,
+    HIGH: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """``sum = x + residual; y = norm(sum) * norm_weight @ weight.T + bias``. Grid: (1, blocks of 16 B rows)."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, WARPS_N, 1], [1, 16, 8])
+    L2: gl.constexpr = gl.SliceLayout(0, mma)
+    if PDL:
+        gdc_launch_dependents()
+    row_tile = gl.program_id(1) * B
+    walk, z, h = weights_of(w_ptr, s_ptr, row_tile, rows, k, B, WARPS_N, SLICES, BITS, SCALES)
+    batch = load_batch(walk, 0, AHEAD, BITS, SCALES, True)
+    token = _normed_token(
+        x_ptr, residual_ptr, norm_ptr, sum_ptr, epsilon, k,
+        N, WARPS_N, SLICES, BITS, CHUNKS, HELD, HIGH, PDL,
+    )  # fmt: skip
+    acc = along_k(batch, walk, token, z, h, k, N, B, SLICES, AHEAD, BITS, SCALES, True, mma)
+    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+    n = gl.arange(0, N, gl.SliceLayout(0, L2))
+    r = sums_of(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS, SCALES)
+    gl.store(y_ptr + row[:, None] + n[None, :], r.to(gl.bfloat16), mask=(row < rows)[:, None] & (n == 0)[None, :])
