@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from microscale.kernels.dense.small_batch_jit import sums_of
+from microscale.kernels.dense.small_batch_jit import load_rows, sums_of
 from microscale.kernels.dense.walk_jit import along_k, first_tile, load_batch, weights_of
 from microscale.kernels.fragments_jit import scale_activations
 from microscale.kernels.small_batch_core_jit import issue_loads_here, token_layout
@@ -64,12 +64,25 @@ def _added_registers(parts):
 
 
 @gluon.jit
-def _sum_of_squares(chunks, CHUNKS: gl.constexpr, HIGH: gl.constexpr, WARPS: gl.constexpr):
-    """Of a whole row of float32, in the order of ``rms_norm``."""
-    HELD: gl.constexpr = chunks[0].shape[0]
-    LC: gl.constexpr = _column_layout(WARPS)
+def _side_by_side(parts, n: gl.constexpr):
+    """``n`` parts of one length, one after the other."""
+    if n == 1:
+        return parts[0]
+    else:
+        LENGTH: gl.constexpr = parts[0].shape[0]
+        found = ()
+        for i in gl.static_range(n // 2):
+            pair = gl.join(parts[2 * i], parts[2 * i + 1])
+            found = found + (pair.permute([1, 0]).reshape([2 * LENGTH]),)
+        return _side_by_side(found, n // 2)
+
+
+@gluon.jit
+def _sum_of_squares(of_warps, chunks, CHUNKS: gl.constexpr, HIGH: gl.constexpr, WARPS: gl.constexpr):
+    """Of a whole row of float32, in the order of ``rms_norm``. ``of_warps``: shared memory for the warps' sums."""
+    HELD: gl.constexpr = of_warps.shape[0]
+    LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, _column_layout(WARPS)))
     L16: gl.constexpr = gl.BlockedLayout([1, 1, 16], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
-    LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LC))
     parts = ()
     for high in gl.static_range(HIGH):
         if high + HIGH < CHUNKS:
@@ -81,8 +94,7 @@ def _sum_of_squares(chunks, CHUNKS: gl.constexpr, HIGH: gl.constexpr, WARPS: gl.
             parts = parts + (gl.sum(gl.sum(chunks[high] * chunks[high], axis=2), axis=1),)
         else:
             parts = parts + (gl.zeros([HELD], gl.float32, LW),)
-    # Every thread adds the warps up by itself: a reduction of Triton's would be two barriers.
-    of_warps = gl.allocate_shared_memory(gl.float32, [HELD], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # Every thread adds the warps up by itself: a reduction of Triton's is two barriers.
     of_warps.store(_added(parts, HIGH))
     return _added_registers(of_warps.load(gl.BlockedLayout([HELD], [32], [WARPS], [0])))
 
@@ -98,7 +110,7 @@ def _slice_of_this_warp(WARPS_N: gl.constexpr):
 def _normed_token(
     x_ptr, residual_ptr, weight_ptr, sum_ptr, epsilon, k,
     N: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, BITS: gl.constexpr,
-    CHUNKS: gl.constexpr, HELD: gl.constexpr, HIGH: gl.constexpr, PDL: gl.constexpr,
+    CHUNKS: gl.constexpr, BLOCKS: gl.constexpr, HELD: gl.constexpr, HIGH: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """``norm(x + residual) * weight`` in shared memory, as ``along_k`` takes it; the sum is stored."""
     WARPS: gl.constexpr = SLICES * WARPS_N
@@ -121,18 +133,22 @@ def _normed_token(
         total = (added[c].to(gl.float32) + residual[c].to(gl.float32)).to(gl.bfloat16)
         gl.store(sum_ptr + c * STEP + column, total, mask=(column < k - c * STEP) & (gl.program_id(1) == 0))
         sums = sums + (total.to(gl.float32),)
-    factor = gl.rsqrt(_sum_of_squares(sums, CHUNKS, HIGH, WARPS) / k + epsilon)
-    # Groups of 32 columns, and two of zeros behind the last chunk.
-    groups = gl.allocate_shared_memory(gl.bfloat16, [CHUNKS * STEP // 32 + 2, 32], FLAT)
-    chunks = groups._reinterpret(gl.bfloat16, [CHUNKS, STEP], FLAT)
-    for c in gl.static_range(CHUNKS):
-        y = (sums[c] * factor * weights[c].to(gl.float32)).to(gl.bfloat16)
-        if BITS != 16:
-            y = scale_activations(y)
-        chunks.index(c).store(y.reshape([STEP]))
-    L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LX))
-    for g in gl.static_range(2):
-        groups.index(CHUNKS * STEP // 32 + g).store(gl.zeros([32], gl.bfloat16, L1))
+    # Both before the first is read: in one's place the other would wait for a barrier more.
+    of_warps = gl.allocate_shared_memory(gl.float32, [HELD], FLAT)
+    token = gl.allocate_shared_memory(gl.bfloat16, [BLOCKS * STEP], FLAT)
+    factor = gl.rsqrt(_sum_of_squares(of_warps, sums, CHUNKS, HIGH, WARPS) / k + epsilon)
+    normed = ()
+    for c in gl.static_range(BLOCKS):
+        if c < CHUNKS:
+            y = (sums[c] * factor * weights[c].to(gl.float32)).to(gl.bfloat16)
+            if BITS != 16:
+                y = scale_activations(y)
+        else:
+            y = gl.zeros([HELD, 32, 8], gl.bfloat16, LC)
+        normed = normed + (y.reshape([STEP]),)
+    token.store(_side_by_side(normed, BLOCKS))
+    gl.barrier()  # here, and not where the loop along K first reads
+    groups = token._reinterpret(gl.bfloat16, [BLOCKS * STEP // 32, 32], FLAT)
     s = _slice_of_this_warp(WARPS_N)
     k_tiles = gl.cdiv(k, 64)
     first = first_tile(s, k_tiles, SLICES)
@@ -162,6 +178,7 @@ def small_batch_from_sum(
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
     CHUNKS: gl.constexpr,
+    BLOCKS: gl.constexpr,
     HELD: gl.constexpr,
     HIGH: gl.constexpr,
     PDL: gl.constexpr,
@@ -173,13 +190,14 @@ def small_batch_from_sum(
         gdc_launch_dependents()
     row_tile = gl.program_id(1) * B
     walk, z, h = weights_of(w_ptr, s_ptr, row_tile, rows, k, B, WARPS_N, SLICES, BITS, SCALES)
+    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     batch = load_batch(walk, 0, AHEAD, BITS, SCALES, True)
     token = _normed_token(
         x_ptr, residual_ptr, norm_ptr, sum_ptr, epsilon, k,
-        N, WARPS_N, SLICES, BITS, CHUNKS, HELD, HIGH, PDL,
+        N, WARPS_N, SLICES, BITS, CHUNKS, BLOCKS, HELD, HIGH, PDL,
     )  # fmt: skip
     acc = along_k(batch, walk, token, z, h, k, N, B, SLICES, AHEAD, BITS, SCALES, True, mma)
-    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     n = gl.arange(0, N, gl.SliceLayout(0, L2))
-    r = sums_of(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS, SCALES)
+    r = sums_of(acc, of_rows, BITS, SCALES)
     gl.store(y_ptr + row[:, None] + n[None, :], r.to(gl.bfloat16), mask=(row < rows)[:, None] & (n == 0)[None, :])

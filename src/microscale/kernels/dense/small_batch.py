@@ -19,7 +19,7 @@ from microscale.kernels.dense.packed import PackedDense
 from microscale.kernels.dense.spec import Logits, Summed
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS
-from microscale.kernels.numbers import cdiv
+from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.small.norms import norm_block, warps
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def norm_constants(k: int, tile: Tile) -> dict[str, int]:
     block = norm_block(k)
     norm_warps = warps(block)
     held = min(tile.warps, norm_warps)
-    return {"CHUNKS": cdiv(k, 256 * held), "HELD": held, "HIGH": norm_warps // held}
+    chunks = cdiv(k, 256 * held)
+    # A block of zeros behind the last chunk: what a slice of K reads past its end.
+    return {"CHUNKS": chunks, "BLOCKS": next_power_of_2(chunks + 1), "HELD": held, "HIGH": norm_warps // held}
 
 
 def _launch(

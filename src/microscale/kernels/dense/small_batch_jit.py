@@ -21,12 +21,23 @@ from microscale.kernels.small_batch_core_jit import sum_slices
 
 
 @gluon.jit
-def sums_of(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS: gl.constexpr, SCALES: gl.constexpr):
+def load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES: gl.constexpr):
+    """Bias and, of FP8, scale of each row. Before the walk: behind it the fetch is a trip to memory of its own."""
+    bias = gl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
+    if SCALES == CHANNEL:
+        channel = gl.load(channel_ptr + row, mask=row < rows, other=0.0)
+    else:
+        channel = bias
+    return channel, bias
+
+
+@gluon.jit
+def sums_of(acc, of_rows, BITS: gl.constexpr, SCALES: gl.constexpr):
     """Slices added up, the formats' constants and scales applied, plus bias: float32 [16 B, N]."""
+    channel, bias = of_rows
     r = sum_slices(acc, BITS)
     if SCALES == CHANNEL:
-        r *= gl.load(channel_ptr + row, mask=row < rows, other=0.0)[:, None]
-    bias = gl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
+        r *= channel[:, None]
     return r + bias.to(gl.float32)[:, None]
 
 
@@ -64,13 +75,14 @@ def small_batch(
         gdc_launch_dependents()
     row_tile = gl.program_id(1) * B
     token = gl.program_id(0) * N
+    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
     )  # fmt: skip
-    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     n = token + gl.arange(0, N, gl.SliceLayout(0, L2))
-    r = sums_of(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS, SCALES)
+    r = sums_of(acc, of_rows, BITS, SCALES)
     ok = (row < rows)[:, None] & (n < tokens)[None, :]
     at = n.to(gl.int64)[None, :] * stride_residual + row[:, None]
     r += gl.load(residual_ptr + at, mask=ok & (has_residual != 0), other=0.0).to(gl.float32)
@@ -111,13 +123,14 @@ def small_batch_logits(
         gdc_launch_dependents()
     row_tile = gl.program_id(1) * B
     token = gl.program_id(0) * N
+    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
     )  # fmt: skip
-    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     n = token + gl.arange(0, N, LN)
-    r = sums_of(acc, channel_ptr, bias_ptr, row, rows, has_bias, BITS, SCALES)
+    r = sums_of(acc, of_rows, BITS, SCALES)
     # As in ``logits_epilogue_jit``. Chosen and not branched to, which takes registers.
     r = gl.where(softcap > 0, softcap * (1.0 - 2.0 / (1.0 + gl.exp(r * (2.0 / softcap)))), r)
     inside = (row < rows)[:, None]
