@@ -103,7 +103,7 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
             plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
             for decision in plan.decisions.values():
                 for span in decision.path_spans:
-                    fused = span.form.endswith(("with a dense MLP", "from the projection"))
+                    fused = span.form.endswith(("with its norm", "with a dense MLP", "from the projection"))
                     assert span.path is not None or fused, (model, decision.layer, span)
                     assert all(entry.reason for entry in span.rejected)
                     assert span.path is not None or span.rejected

@@ -75,7 +75,7 @@ def run(implementation: DenseOp[Any], problem: Problem, x: Tensor | None = None)
 def test_few_tokens(fmt: str, tokens: int, rows: int, columns: int) -> None:
     problem = make_problem(fmt, tokens, rows, columns, bias=tokens != 3)
     packed = packed_of(problem)
-    for tile in possible(fmt, columns_for(fmt, tokens), GPU):
+    for tile in possible(fmt, columns_for(fmt, rows, tokens, GPU), GPU):
         check_bf16(small_batch.run(packed, GPU, problem.x, problem.residual, tile), problem.expected)
         check_bf16(small_batch.run(packed, GPU, problem.x, None, tile), dense(problem.x, problem.weights))
         check_logits(

@@ -100,6 +100,9 @@ class PreNormLayer:
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
         epsilon = self.sizes.rms_epsilon
+        if isinstance(added, torch.Tensor) and self.qkv.refuses_sum(x.shape[0]) is None:
+            qkv, x = self.qkv.from_sum(added, x, self.attn_norm, epsilon)
+            return qkv.view(x.shape[0], -1, self.sizes.head_dim), x
         if added is None:
             normed = self.small.rms_norm(x, self.attn_norm, epsilon)
         else:

@@ -12,14 +12,14 @@ import torch
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.dense import ANY_ROWS_TOKENS, COLUMNS, Tile, choose, columns_for
 from microscale.hardware.tiles.thresholds import Name, threshold
-from microscale.kernels.dense import from_sum_jit
+from microscale.kernels.dense import from_sum_jit, walk_jit
 from microscale.kernels.dense import small_batch_jit as jit
-from microscale.kernels.dense import walk_jit
 from microscale.kernels.dense.packed import PackedDense
-from microscale.kernels.dense.spec import Logits, Summed
+from microscale.kernels.dense.spec import DenseSpec, Logits, Summed
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.numbers import cdiv, next_power_of_2
+from microscale.kernels.op import Reason
 from microscale.kernels.small.norms import norm_block, warps
 
 if TYPE_CHECKING:
@@ -30,6 +30,21 @@ MAX_TOKENS = ANY_ROWS_TOKENS
 BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 SPILLS = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
+
+
+NORM_COLUMNS = 4096
+"""Up to which a program norms the token in front of its layer: 16 columns a thread of ``rms_norm``."""
+
+
+def refuses_sum(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+    """Why sum and norm are not in the layer's own launch."""
+    if not spec.behind_sum:
+        return "is for layers behind a sum"
+    if not gpu.has(Feature.PDL):
+        return f"needs programmatic launches, which {gpu.name} does not have"
+    if spec.columns > NORM_COLUMNS:
+        return f"norms up to {NORM_COLUMNS} columns, not {spec.columns}"
+    return None if spec.tokens == 1 else f"norms one token, not {spec.tokens}"
 
 
 def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
