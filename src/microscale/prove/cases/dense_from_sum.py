@@ -1,8 +1,9 @@
 """Cases of a dense layer behind the residual stream: sum, norm and product of one token in one launch.
 
 It must give the bits of the three ops apart, which run beside it here. A sum of squares that is off in its last bit
-hardly ever shows in a norm of bf16. So each token is normed with a second epsilon too: the mean of its squares less
-one part in 2**18, negated. What is left under the root are some dozens of the sum's last bits.
+hardly ever shows in a norm of bf16. So further tokens have an epsilon of their own: the mean of their squares less one
+part in 2**18, negated. What is left under the root are some dozens of the sum's last bits. Several of them, for sums in
+another order often agree.
 """
 
 from __future__ import annotations
@@ -33,20 +34,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EPSILON = 1e-5
+CANCELLED = 6
+"""Tokens with an epsilon of their own."""
 Answer = tuple["Tensor", "Tensor"]
 """The layer of the norm, and the sum."""
 
 
-def make_summed(columns: int, device: str, seed: int = 0) -> Summed:
-    x, residual, weight = (normal(1, columns, device=device, seed=3 * seed + i, size=1 + 3 * i) for i in range(3))
-    return Summed(x, residual, (1 + weight[0] / 20).bfloat16(), EPSILON)
+def make_summed(columns: int, device: str, seed: int = 0, octaves: float = 0.0) -> Summed:
+    """``octaves``: how far the columns' sizes spread. Squares of bf16 numbers of one size add up almost exactly, in any
+    order."""
+    x, residual, weight, size = (normal(1, columns, device=device, seed=4 * seed + i) for i in range(4))
+    residual = (4 * residual.float() * (octaves * size.float()).exp2()).bfloat16()
+    return Summed(x, residual, (1 + weight[0] / 5).bfloat16(), EPSILON)
 
 
-def nearly_cancelled(summed: Summed) -> Summed:
-    """The same token under an epsilon that leaves the last bits of its sum of squares."""
-    total = (summed.x.float() + summed.residual.float()).bfloat16().double()
-    mean = float(total.square().mean())
-    return replace(summed, epsilon=-mean * (1 - 2.0**-18))
+def make_tokens(columns: int, device: str) -> list[Summed]:
+    """An ordinary token, and those under an epsilon that leaves the last bits of their sum of squares."""
+    others = [make_summed(columns, device, seed, octaves=4.0) for seed in range(1, 1 + CANCELLED)]
+    return [make_summed(columns, device), *(replace(each, epsilon=-_mean_square(each) * (1 - 2.0**-18)) for each in others)]
+
+
+def _mean_square(summed: Summed) -> float:
+    total = (summed.x.float() + summed.residual.float()).bfloat16()
+    return float(total.double().square().mean())
 
 
 def packed_of(weights: DenseWeights) -> PackedDense:
@@ -79,10 +89,9 @@ class FromSumCase(Case):
             normed, total = norms.norm(summed.x, summed.residual, summed.weight, summed.epsilon, pdl=True)
             return run_dense(self.entry, packed, self.spec, gpu, normed), total
 
-        summed = make_summed(self.spec.columns, device)
-        tokens = (summed, nearly_cancelled(summed))
+        tokens = make_tokens(self.spec.columns, device)
         found = [(run_from_sum(self.entry, packed, self.spec, gpu, each), apart(each)) for each in tokens]
-        return lambda: hold_from_sum(summed, weights, found)
+        return lambda: hold_from_sum(tokens[0], weights, found)
 
 
 @dataclass(frozen=True)
@@ -94,14 +103,14 @@ class FromSumTileCase(FromSumCase):
 
     def start(self, gpu: Gpu, device: str) -> Finish:
         weights = self.weights(device)
-        packed, summed = packed_of(weights), make_summed(self.spec.columns, device)
+        packed, tokens = packed_of(weights), make_tokens(self.spec.columns, device)
         found = []
         for tile in sorted(possible(self.spec.weight_format, 8, gpu), key=repr):
-            for each in (summed, nearly_cancelled(summed)):
+            for each in tokens:
                 normed, total = norms.norm(each.x, each.residual, each.weight, each.epsilon, pdl=True)
                 want = small_batch.run(packed, gpu, normed, None, tile), total
                 found.append((small_batch.run_from_sum(packed, gpu, each, tile), want))
-        return lambda: hold_from_sum(summed, weights, found)
+        return lambda: hold_from_sum(tokens[0], weights, found)
 
 
 def hold_from_sum(summed: Summed, weights: DenseWeights, found: list[tuple[Answer, Answer]]) -> Iterator[Compared]:
