@@ -51,7 +51,10 @@ def make_summed(columns: int, device: str, seed: int = 0, octaves: float = 0.0) 
 def make_tokens(columns: int, device: str) -> list[Summed]:
     """An ordinary token, and those under an epsilon that leaves the last bits of their sum of squares."""
     others = [make_summed(columns, device, seed, octaves=4.0) for seed in range(1, 1 + CANCELLED)]
-    return [make_summed(columns, device), *(replace(each, epsilon=-_mean_square(each) * (1 - 2.0**-18)) for each in others)]
+    return [
+        make_summed(columns, device),
+        *(replace(each, epsilon=-_mean_square(each) * (1 - 2.0**-18)) for each in others),
+    ]
 
 
 def _mean_square(summed: Summed) -> float:
