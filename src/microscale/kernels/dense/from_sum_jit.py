@@ -12,12 +12,13 @@ The normed token goes to shared memory, from where the walk along K reads it. Th
 # (Triton's language and not Python: arguments are tensors, pointers or constants by call.)
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.dense.small_batch_jit import load_rows, sums_of
-from microscale.kernels.dense.walk_jit import along_k, first_tile, load_batch, weights_of
+from microscale.kernels.dense.walk_jit import along_k, along_k_from_two, first_tile, load_batch, weights_of
 from microscale.kernels.fragments_jit import scale_activations
 from microscale.kernels.small_batch_core_jit import issue_loads_here, token_layout
 
@@ -107,17 +108,12 @@ def _slice_of_this_warp(WARPS_N: gl.constexpr):
 
 
 @gluon.jit
-def _normed_token(
-    x_ptr, residual_ptr, weight_ptr, sum_ptr, epsilon, k,
-    N: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, BITS: gl.constexpr,
-    CHUNKS: gl.constexpr, BLOCKS: gl.constexpr, HELD: gl.constexpr, HIGH: gl.constexpr, PDL: gl.constexpr,
+def _load_token(
+    x_ptr, residual_ptr, weight_ptr, k,
+    WARPS: gl.constexpr, CHUNKS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """``norm(x + residual) * weight`` in shared memory, as ``along_k`` takes it; the sum is stored."""
-    WARPS: gl.constexpr = SLICES * WARPS_N
-    STEP: gl.constexpr = 256 * HELD
+    """The token's columns, and in chunks what is added, residual and weight of the norm, which is there before."""
     LC: gl.constexpr = _column_layout(WARPS)
-    LX: gl.constexpr = token_layout(SLICES, WARPS_N)
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     warp = gl.arange(0, HELD, gl.SliceLayout(1, gl.SliceLayout(2, LC)))[:, None, None]
     lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, LC)))[None, :, None]
     place = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LC)))[None, None, :]
@@ -128,6 +124,21 @@ def _normed_token(
     added = _load_chunks(x_ptr, column, k, CHUNKS)
     residual = _load_chunks(residual_ptr, column, k, CHUNKS)
     issue_loads_here()
+    return column, added, residual, weights
+
+
+@gluon.jit
+def _normed_token(
+    loaded, sum_ptr, epsilon, k,
+    N: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, BITS: gl.constexpr,
+    CHUNKS: gl.constexpr, BLOCKS: gl.constexpr, HELD: gl.constexpr, HIGH: gl.constexpr,
+):  # fmt: skip
+    """``norm(x + residual) * weight`` in shared memory, as ``along_k`` takes it; the sum is stored."""
+    WARPS: gl.constexpr = SLICES * WARPS_N
+    STEP: gl.constexpr = 256 * HELD
+    LX: gl.constexpr = token_layout(SLICES, WARPS_N)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    column, added, residual, weights = loaded
     sums = ()
     for c in gl.static_range(CHUNKS):
         total = (added[c].to(gl.float32) + residual[c].to(gl.float32)).to(gl.bfloat16)
@@ -144,10 +155,10 @@ def _normed_token(
             if BITS != 16:
                 y = scale_activations(y)
         else:
-            y = gl.zeros([HELD, 32, 8], gl.bfloat16, LC)
+            y = gl.zeros([HELD, 32, 8], gl.bfloat16, _column_layout(WARPS))
         normed = normed + (y.reshape([STEP]),)
     token.store(_side_by_side(normed, BLOCKS))
-    gl.barrier()  # here, and not where the loop along K first reads
+    tl.debug_barrier()  # here, and not where the loop along K first reads
     groups = token._reinterpret(gl.bfloat16, [BLOCKS * STEP // 32, 32], FLAT)
     s = _slice_of_this_warp(WARPS_N)
     k_tiles = gl.cdiv(k, 64)
@@ -181,6 +192,7 @@ def small_batch_from_sum(
     BLOCKS: gl.constexpr,
     HELD: gl.constexpr,
     HIGH: gl.constexpr,
+    EARLY: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """``sum = x + residual; y = norm(sum) * norm_weight @ weight.T + bias``. Grid: (1, blocks of 16 B rows)."""
@@ -193,11 +205,14 @@ def small_batch_from_sum(
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     batch = load_batch(walk, 0, AHEAD, BITS, SCALES, True)
-    token = _normed_token(
-        x_ptr, residual_ptr, norm_ptr, sum_ptr, epsilon, k,
-        N, WARPS_N, SLICES, BITS, CHUNKS, BLOCKS, HELD, HIGH, PDL,
-    )  # fmt: skip
-    acc = along_k(batch, walk, token, z, h, k, N, B, SLICES, AHEAD, BITS, SCALES, True, mma)
+    loaded = _load_token(x_ptr, residual_ptr, norm_ptr, k, SLICES * WARPS_N, CHUNKS, HELD, PDL)
+    if EARLY:
+        later = load_batch(walk, AHEAD, AHEAD, BITS, SCALES, True)
+    token = _normed_token(loaded, sum_ptr, epsilon, k, N, WARPS_N, SLICES, BITS, CHUNKS, BLOCKS, HELD, HIGH)
+    if EARLY:
+        acc = along_k_from_two(batch, later, walk, token, z, h, k, N, B, SLICES, AHEAD, BITS, SCALES, True, mma)
+    else:
+        acc = along_k(batch, walk, token, z, h, k, N, B, SLICES, AHEAD, BITS, SCALES, True, mma)
     n = gl.arange(0, N, gl.SliceLayout(0, L2))
     r = sums_of(acc, of_rows, BITS, SCALES)
     gl.store(y_ptr + row[:, None] + n[None, :], r.to(gl.bfloat16), mask=(row < rows)[:, None] & (n == 0)[None, :])

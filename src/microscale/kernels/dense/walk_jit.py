@@ -290,6 +290,36 @@ def along_k(
 
 
 @gluon.jit
+def along_k_from_two(
+    batch, later, walk, inputs, z, h, k,
+    N: gl.constexpr, B: gl.constexpr, SLICES: gl.constexpr, AHEAD: gl.constexpr,
+    BITS: gl.constexpr, SCALES: gl.constexpr, SHARED: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """The same sums in the same order, where the walk's first two batches are on their way already."""
+    S: gl.constexpr = SLICES
+    acc = gl.zeros([S, B * 16, N], gl.float32, mma)
+    turns = gl.maximum(k // 64 // S - 2 * AHEAD, 0) // (2 * AHEAD)
+    for i in range(turns):
+        t = i * (2 * AHEAD)
+        acc = _batch(acc, batch, inputs, z, h, t, AHEAD, BITS, SCALES, False, SHARED, mma)
+        batch = load_batch(walk, t + 2 * AHEAD, AHEAD, BITS, SCALES, False)
+        acc = _batch(acc, later, inputs, z, h, t + AHEAD, AHEAD, BITS, SCALES, False, SHARED, mma)
+        later = load_batch(walk, t + 3 * AHEAD, AHEAD, BITS, SCALES, False)
+    t = turns * (2 * AHEAD)
+    tail = gl.cdiv(gl.cdiv(k, 64), S) - t  # 1 to 4 * AHEAD
+    acc = _batch(acc, batch, inputs, z, h, t, AHEAD, BITS, SCALES, True, SHARED, mma)
+    if tail > AHEAD:
+        batch = load_batch(walk, t + 2 * AHEAD, AHEAD, BITS, SCALES, True)
+        acc = _batch(acc, later, inputs, z, h, t + AHEAD, AHEAD, BITS, SCALES, True, SHARED, mma)
+        if tail > 2 * AHEAD:
+            later = load_batch(walk, t + 3 * AHEAD, AHEAD, BITS, SCALES, True)
+            acc = _batch(acc, batch, inputs, z, h, t + 2 * AHEAD, AHEAD, BITS, SCALES, True, SHARED, mma)
+            if tail > 3 * AHEAD:
+                acc = _batch(acc, later, inputs, z, h, t + 3 * AHEAD, AHEAD, BITS, SCALES, True, SHARED, mma)
+    return acc
+
+
+@gluon.jit
 def walk_along_k(
     x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
     N: gl.constexpr, B: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, AHEAD: gl.constexpr,
