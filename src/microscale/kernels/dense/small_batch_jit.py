@@ -22,7 +22,8 @@ from microscale.kernels.small_batch_core_jit import sum_slices
 
 @gluon.jit
 def load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES: gl.constexpr):
-    """Bias and, of FP8, scale of each row. Before the walk: behind it the fetch is a trip to memory of its own."""
+    """Bias and, of FP8, scale of each row. Before the walk where its slices are short: behind it the fetch is a trip to
+    memory of its own. Programs of many rows have no registers for it (MXFP8 on SM 9.0 spills)."""
     bias = gl.load(bias_ptr + row, mask=(row < rows) & (has_bias != 0), other=0.0)
     if SCALES == CHANNEL:
         channel = gl.load(channel_ptr + row, mask=row < rows, other=0.0)
@@ -76,11 +77,14 @@ def small_batch(
     row_tile = gl.program_id(1) * B
     token = gl.program_id(0) * N
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
-    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
+    if SLICES > 1:
+        of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
     )  # fmt: skip
+    if SLICES == 1:
+        of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     n = token + gl.arange(0, N, gl.SliceLayout(0, L2))
     r = sums_of(acc, of_rows, BITS, SCALES)
     ok = (row < rows)[:, None] & (n < tokens)[None, :]
@@ -123,12 +127,12 @@ def small_batch_logits(
         gdc_launch_dependents()
     row_tile = gl.program_id(1) * B
     token = gl.program_id(0) * N
-    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
-    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
         N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
     )  # fmt: skip
+    row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
+    of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     n = token + gl.arange(0, N, LN)
     r = sums_of(acc, of_rows, BITS, SCALES)
     # As in ``logits_epilogue_jit``. Chosen and not branched to, which takes registers.
