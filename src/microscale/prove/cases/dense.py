@@ -164,7 +164,8 @@ class TileCase(DenseCase):
     def start(self, gpu: Gpu, device: str) -> Finish:
         problem = self.problem(device)
         fmt = DenseFormat(self.fmt)
-        columns = next(size for size in columns_of(fmt) if self.spec.tokens <= size)
+        sizes = columns_of(fmt)
+        columns = next((size for size in sizes if self.spec.tokens <= size), sizes[-1])
         tile = tiles.tile_of(tiles.Case(fmt, columns, self.size), gpu)
         y = small_batch.run(pack(problem.weights), gpu, problem.x, problem.residual, tile)
 
