@@ -633,7 +633,6 @@ def test_a_look_at_paths_is_seen() -> None:
 # ``hardware/tiles``, and a family that has the instruction need not have been measured.
 INSTRUCTIONS: dict[str, set[str]] = {
     "attention/paged.py": {"MMA_BF16", "PDL"},
-    "attention/paths.py": {"PDL"},
     "dense/fragments.py": {"MMA_BF16", "MX_MMA", "TCGEN05"},
     "dense/small_batch.py": {"PDL"},
     "dense/triton_bf16.py": {"MMA_BF16"},

@@ -137,23 +137,29 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     """Where each begins, in the text, in the record and in the JSON, each with why not the others."""
     report = ask("gpt-oss-120b", "h200")
     (span,) = report.plan.spans("moe", "experts")
-    starts = [(path.first, path.path) for path in span.path_spans()]
-    assert starts[:3] == [(1, "small batch, direct"), (3, "small batch, list"), (65, "wgmma")]
-    (first, resident), pairs = starts[3], 4 / 128
-    assert (resident, len(starts)) == ("wgmma, resident", 4)
-    assert first * pairs > 180  # pairs an expert, by the tuned tiles
+    spans = [path for path in span.path_spans() if not path.form]
+    starts = [(path.first, path.path) for path in spans]
+    few = [(1, "small batch, direct"), (3, "small batch, own list"), (9, "small batch, list")]
+    assert starts[:4] == [*few, (65, "wgmma")]
+    (first, resident), pairs = starts[4], 4 / 128
+    assert (resident, len(starts)) == ("wgmma, resident", 5)
+    assert (first - 1) * pairs <= 64 < first * pairs  # pairs an expert, by the tuned tiles
     text = " ".join(" ".join(render(report)).split())
-    assert (
-        f"1-2: small batch, direct; 3-64: small batch, list; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
-    )
+    small = "1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list"
+    assert f"{small}; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
     assert "not small batch, list: small batch, direct goes first" in text
     names = {path.name for path in BF16_PATHS}
-    for path in span.path_spans():
+    for path in spans:
         assert {path.path, *(entry.name for entry in path.rejected)} == names
         assert all(entry.reason for entry in path.rejected)
+    left = [(path.first, path.last, path.path) for path in span.path_spans() if path.form == "summed by the next norm"]
+    lists = [(3, 8, "small batch, own list"), (9, 64, "small batch, list")]
+    assert left == [(1, 2, None), *lists, (65, 8192, None)]
+    sums = "1-2: apart; 3-8: small batch, own list; 9-64: small batch, list; 65-: apart"
+    assert f"summed by the next norm {sums}" in text
     decisions = [d for d in report.to_json()["decisions"] if d["layer"] == "experts"]
-    told = [(p["first"], p["last"], p["path"]) for d in decisions for p in d["paths"]]
-    assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, list")]
+    told = [(p["first"], p["last"], p["path"]) for d in decisions for p in d["paths"] if not p["form"]]
+    assert told[:3] == [(1, 1, "small batch, direct"), (2, 2, "small batch, direct"), (3, 4, "small batch, own list")]
     assert set(decisions[0]["paths"][0]) == {"form", "first", "last", "path", "rejected"}
 
 
@@ -163,19 +169,30 @@ def test_what_explain_says_of_paths_is_what_runs() -> None:
     bound = bind_shapes(PRESETS["gpt-oss-20b"], Ops(gpu, Activations.BF16, Preference()))
     kernels = {
         "small batch, direct": {"down_direct"},
+        "small batch, own list": {"gate_up_small", "down_small"},
         "small batch, list": {"list_small_batch", "down_small"},
         "wgmma, list": {"list_small_batch", "grouped_gemm"},
         "wgmma": {"prepare_tokens", "grouped_gemm"},
         "wgmma, resident": {"prepare_tokens", "grouped_gemm_resident"},
     }
     (span,) = bound.ops.plan.spans("moe", "experts")
-    assert {path.path for path in span.path_spans()} == set(kernels)
-    for path in span.path_spans():
+    runs, left = ([path for path in span.path_spans() if bool(path.form) == form] for form in (False, True))
+    assert {path.path for path in runs} == set(kernels)
+
+    def started_at(tokens: int) -> list[Kernel]:
+        with recording() as found:
+            run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))
+        return list(found)
+
+    for path in runs:
         for tokens in {path.first, path.last}:
-            with recording() as found:
-                run_step(bound, Step(tokens, 1, tokens, 512, 1), bound.new_cache(dict.fromkeys(LayerKind, 4)))
-            started = {kernel.short_name for kernel in found}
+            started = {kernel.short_name for kernel in started_at(tokens)}
             assert kernels[str(path.path)] <= started, (tokens, path.path, started)
+            assert ("list_small_batch" in started) == ("list_small_batch" in kernels[str(path.path)])
+    for path in left:
+        for tokens in {path.first, path.last}:
+            summing = [k for k in started_at(tokens) if k.short_name == "rms_norm" and k.constants["TOP_K"] == 4]
+            assert (path.path is not None) == bool(summing), (tokens, path.path)
 
 
 def test_every_loser_has_its_reason() -> None:

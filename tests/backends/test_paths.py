@@ -12,6 +12,7 @@ import torch
 from microscale.backends import paths, registry
 from microscale.backends.calls import run_sampling
 from microscale.backends.decision import Rejected
+from microscale.backends.measured_as import path_name
 from microscale.backends.ops import (
     Activations,
     AttentionBatch,
@@ -30,13 +31,17 @@ from microscale.backends.ops import (
     SamplingSpec,
     SmallSpec,
 )
-from microscale.backends.paths import path_for, pick, spans
+from microscale.backends.paths import Asked, ask, path_for, pick, spans
 from microscale.backends.plan import Setup, make_plan
 from microscale.backends.precision import PRECISIONS
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, encode
 from microscale.hardware import KNOWN, Gpu, cpu, known
+from microscale.hardware.tiles.thresholds import Name, threshold
 from microscale.kernels.launch import recording
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.paths import BF16_PATHS, MXFP8_PATHS
+from microscale.kernels.moe.spec import MoePath
 from microscale.kernels.op import Path, Reason, always
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
@@ -45,6 +50,8 @@ from microscale.models.recorded import samplings
 H200 = known("h200")
 HEADS = AttentionSpec(8, 2, 64, None, False, 16, Activations.BF16, tokens=1, context=4096)
 MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
+FUSED = ("with its norm", "summed by the next norm", "with a dense MLP", "from the projection")
+"""Forms that need no path: the model takes the ops apart."""
 
 
 def at_most(most: int) -> Any:
@@ -85,7 +92,7 @@ def test_spans_find_the_very_size_at_which_the_path_changes(monkeypatch: pytest.
     only: Path[MoeSpec] = Path("only", "it is odd", lambda spec, gpu: None if spec.tokens == 77 else "runs 77 tokens")
     most = Path("most", "it reads less", at_most(5001))
     monkeypatch.setattr(entry, "paths", (only, most, MANY))
-    found = spans(entry, "experts", replace(moe(1), hidden=64), H200, 1, 8192)
+    found = [span for span in spans(entry, "experts", replace(moe(1), hidden=64), H200, 1, 8192) if not span.form]
     assert [(s.first, s.last, s.path) for s in found] == [
         (1, 76, "most"),
         (77, 77, "only"),
@@ -103,13 +110,33 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
             plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
             for decision in plan.decisions.values():
                 for span in decision.path_spans:
-                    fused = span.form.endswith(("with its norm", "with a dense MLP", "from the projection"))
+                    fused = span.form.endswith(FUSED)
                     assert span.path is not None or fused, (model, decision.layer, span)
                     assert all(entry.reason for entry in span.rejected)
                     assert span.path is not None or span.rejected
                 sizes = [s for s in decision.path_spans if not s.form]
                 assert all(one.last + 1 == two.first for one, two in pairwise(sizes))
                 assert not sizes or sizes[-1].last == decision.tokens
+
+
+@pytest.mark.parametrize("card", KNOWN)
+def test_the_next_norm_sums_what_the_list_would(card: str) -> None:
+    """Where the sum is left to the norm, the list runs anyway; and wherever it runs up to the threshold, it is left."""
+    most = threshold(Name.SUM_IN_NORM_TOKENS, KNOWN[card])
+    for model in MODELS:
+        shape = outline(model, PRESETS[model], Activations.BF16, 16, 4096)
+        for precision in PRECISIONS.values():
+            plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
+            for decision in plan.decisions.values():
+                if decision.op == "moe":
+                    entry = registry.moe(decision.chosen)
+                    for tokens in range(66):
+                        spec = replace(decision.spec, tokens=tokens)
+                        runs = path_for(entry.paths, spec, KNOWN[card]).name
+                        listed = runs.startswith(("small batch, list", "small batch, own list")) and tokens <= most
+                        left = ask(entry, Asked.PARTS, spec, KNOWN[card]).path
+                        name = None if left is None else left.name
+                        assert name == (runs.removesuffix(", bf16") if listed else None), (model, tokens)
 
 
 # ---- bound layers ----------------------------------------------------------------------------------------------------
@@ -219,6 +246,30 @@ def test_experts_say_why_an_mlp_does_not_run_with_them() -> None:
     assert layer.refuses_mlp(1) == "triton_w8a16 takes an mxfp8 MLP without biases, not bf16, held unpacked"
 
 
+def test_experts_leave_the_sum_or_say_why_not() -> None:
+    ops = Ops(H200, Activations.BF16, Preference())
+    gate_up, down = (encode(torch.zeros(4, *shape), MXFP8) for shape in ((256, 256), (256, 128)))
+    layer = ops.experts("experts", gate_up, down, 2, Gate(GateKind.SILU, interleaved=False))
+    ids = torch.zeros(3, 2, dtype=torch.int32)
+    with recording() as found:
+        parts = layer.parts(torch.zeros(3, 256).bfloat16(), Routing(ids, ids.float()))
+    assert [kernel.short_name for kernel in found] == ["gate_up_small", "down_small"]
+    assert (parts.rows.shape, parts.rows.dtype, parts.top_k) == ((6, 256), torch.float32, 2)
+    with recording() as found:
+        layer(torch.zeros(3, 256).bfloat16(), Routing(ids, ids.float()))
+    assert [kernel.short_name for kernel in found][-1] == "combine"
+    fewer = "triton_w8a16 pays from 3 tokens on, not for 2: fewer are added up in the last GEMM"
+    assert layer.refuses_parts(2) == fewer
+    assert layer.refuses_parts(65) == "triton_w8a16 pays up to 64 tokens, not for 65"
+    with pytest.raises(Unsupported, match=r"pays from 3 tokens on, not for 2.*; ask refuses_parts first"):
+        layer.parts(torch.zeros(2, 256).bfloat16(), Routing(ids[:2], ids[:2].float()))
+    with pytest.raises(Unsupported, match="reads rows of bfloat16"):
+        layer.parts(torch.zeros(3, 256), Routing(ids, ids.float()))
+    plain = Ops(cpu(), Activations.BF16, Preference("reference"))
+    on_cpu = plain.experts("experts", gate_up, down, 2, Gate(GateKind.SILU, interleaved=False))
+    assert on_cpu.refuses_parts(3) == "reference has no such form"
+
+
 # ---- a plan is of the model that binds it ----------------------------------------------------------------------------
 
 
@@ -286,3 +337,21 @@ def test_a_plan_names_the_paths_of_sampling() -> None:
         "with a bias": "filtered draw, adjusted, biased",
         "a prompt's tokens": "given tokens",
     }
+
+
+@pytest.mark.parametrize("order", [BF16_PATHS, MXFP8_PATHS], ids=["bf16", "mxfp8"])
+def test_a_path_is_timed_as_one_of_the_same_implementation(order: tuple[MoePath[PackedExperts], ...]) -> None:
+    timed = {path.timed_as for path in order if path.timed_as is not None}
+    assert timed
+    assert timed <= {path.name for path in order}
+
+
+def test_own_lists_are_predicted_from_the_rows_of_lists() -> None:
+    """They are the same GEMMs; the rows of few tokens were measured with a launch more."""
+    for entry, name in (("triton_w4a16", "small batch, list"), ("triton_w4a8", "small batch, list, bf16")):
+        activations = Activations.BF16 if entry == "triton_w4a16" else Activations.MXFP8
+        names = {
+            path_name(registry.moe(entry), "experts", replace(moe(tokens), activations=activations), H200)
+            for tokens in (3, 8, 9)
+        }
+        assert names == {name}

@@ -228,6 +228,9 @@ def _small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def both_ways(launches: Sequence[Launch]) -> float:
     """A card with borders of its own; see the test."""
     first, started = launches[0], names(launches)
+    if started[-1] == "rms_norm":
+        assert (launches[-1].constants["TOP_K"] > 0) == ("combine" not in started)
+        return 50 if "combine" in started else 2 * launches[-1].grid[0]
     if "list_small_batch" in started:
         pairs, num_experts = first.arguments[6], first.arguments[8]
         if "grouped_gemm" in started:
@@ -270,6 +273,7 @@ def test_thresholds(tmp_path: Path, on_a_clock: Any) -> None:
         Name.WGMMA_TOKENS: 24,  # 3 us a token: 48 at 16, 72 at 24
         Name.FP8_PAIRS: 20,  # 5 us a pair: a tie at 20, which bf16 keeps
         Name.MXFP8_RESIDENT_PAIRS: 24,  # 4 us a pair: 64 at 16, 96 at 24
+        Name.SUM_IN_NORM_TOKENS: 24,  # 2 us a token: 48 at 24, 64 at 32
         Name.UNPACK_TOKENS: 256,  # 1 us a token: 192 and 256
         Name.FEW_ROWS_PROGRAMS: 5,
         Name.FEW_ROWS_TOKENS: 64,
@@ -288,6 +292,8 @@ def test_thresholds_of_a_way_that_never_pays(tmp_path: Path, on_a_clock: Any) ->
     """And a card without wgmma has no row about it."""
 
     def clock(launches: Sequence[Launch]) -> float:
+        if names(launches)[-1] == "rms_norm":
+            return 8.0 if "combine" in names(launches) else 9.0
         return {"unpack": 900.0, "gemm": 10.0, "small_batch": 99.0, "widen": 9.0, "attend_long": 8.0}[
             names(launches)[0]
         ]
@@ -296,6 +302,7 @@ def test_thresholds_of_a_way_that_never_pays(tmp_path: Path, on_a_clock: Any) ->
     file = tune(gpu, tmp_path, kernels=[Kernels.THRESHOLDS], time_us=on_a_clock(clock))
     rows = tuned.read(file, thresholds.SECTION, gpu.family)
     assert {key.name: row.tile.value for key, row in rows.items()} == {
+        Name.SUM_IN_NORM_TOKENS: 1,  # fewer than a list has
         Name.UNPACK_TOKENS: NEVER,
         Name.FEW_ROWS_PROGRAMS: 1,
         Name.FEW_ROWS_TOKENS: 16,  # no more than what takes these kernels anyway

@@ -28,6 +28,7 @@ from kernels.cases_attention import (  # noqa: F401
     test_triton_is_the_reference,
     test_what_is_not_one_launch,
     test_which_drafts_are_one_launch,
+    test_which_drafts_run_apart,
     test_who_copies_keys,
 )
 from microscale.hardware import Feature, detect

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from microscale.backends import registry
-from microscale.backends.ops import Preference
+from microscale.backends.ops import Preference, Routing
 from microscale.engine.loading.options import LoadOptions
 from microscale.models.gpt_oss.model import GptOss
 from support.families import load_gpt_oss
-from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
+from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run, replaced
 from support.forward import all_logits
 
 # Head size and hidden size of gpt-oss, few experts and layers: every fast kernel takes part.
@@ -54,3 +58,33 @@ def test_one_token_has_the_same_bits_with_its_norms_apart(monkeypatch: pytest.Mo
     monkeypatch.setattr(type(registry.dense("triton_bf16")), "sum_paths", ())
     (apart,) = all_logits(load("bfloat16", Preference()), [prompt], 1)
     assert torch.equal(together, apart)
+
+
+class SumsItself:
+    """Experts that leave no sum to the norm behind them."""
+
+    def __init__(self, experts: Any) -> None:
+        self._experts = experts
+
+    def __call__(self, x: Tensor, routing: Routing) -> Tensor:
+        y: Tensor = self._experts(x, routing)
+        return y
+
+    def refuses_parts(self, tokens: int) -> str:
+        return "sums by itself"
+
+
+@pytest.mark.odd_shapes
+@pytest.mark.parametrize("chunk", [1, 2, 7])
+def test_sums_of_experts_in_the_norm_change_no_bit(chunk: int) -> None:
+    """Three sequences: 3, 6 and 21 tokens a step."""
+    model = load("bfloat16", Preference())
+    layers: Any = model.layers
+    prompts = [list(range(1, 41)), list(range(300, 340)), list(range(1000, 1040))]
+    assert all(layer.experts.refuses_parts(3 * chunk) is None for layer in layers)
+    found = all_logits(model, prompts, chunk)
+    with ExitStack() as changed:
+        for layer in layers:
+            changed.enter_context(replaced(layer, "experts", SumsItself(layer.experts)))
+        wanted = all_logits(model, prompts, chunk)
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))

@@ -22,11 +22,13 @@ from microscale.hardware.tiles.gemm import GemmPath, Tile, candidates
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
 from microscale.kernels.moe import grouped_wgmma, small_batch
+from microscale.kernels.moe.paths import LIST_PARTS
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Activations, Mlp, MlpSpec, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import TritonW4A8
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale.kernels.small.fused import TritonSmall
 from microscale.models.gemma4.model import in_runs
 from microscale.prove.cases.moe import fp8_bound, gate_e4m3
 from support.errors import assert_close
@@ -72,6 +74,36 @@ def test_answers_are_the_reference(case: Case, fmt: str) -> None:
     problem = Problem.of(case, fmt, DEVICE)
     assert IMPLEMENTATIONS[fmt].supports(spec_of(case, fmt), detect()) is None
     check_rounded(run(problem, fmt), problem.expected(), "bf16", roundings(case.tokens))
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize("spread", ["even", "one", "unused"])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(32, 4), (128, 4), (128, 8), (70, 3)])
+def test_programs_that_find_their_tiles(num_experts: int, top_k: int, spread: str, fmt: str) -> None:
+    """To the bit as by the list, in every run; and as the oracle runs it on both sides of the border."""
+    gpu = detect()
+    for tokens in range(1, small_batch.OWN_LIST_TOKENS + 2):
+        case = Case("own list", tokens, num_experts, top_k, 704, 352, spread=spread)
+        problem = Problem.of(case, fmt, DEVICE)
+        check_rounded(run(problem, fmt), problem.expected(), "bf16", 2)
+        if tokens > small_batch.OWN_LIST_TOKENS:
+            continue
+        given = problem.packed, spec_of(case, fmt), gpu, problem.x, problem.routing
+        listed = small_batch.run_list(*given)
+        assert all(torch.equal(small_batch.run_own_list(*given), listed) for _ in range(3))
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+def test_as_many_tiles_as_there_may_be(fmt: str) -> None:
+    """Eight tokens of which no two choose the same expert, and eight that all choose the same."""
+    case = Case("own list", 8, 128, 8, 704, 352)
+    problem = Problem.of(case, fmt, DEVICE)
+    apart = torch.randperm(128, device=DEVICE)[:64].int().view(8, 8)
+    for ids in (apart, apart[:1].expand(8, 8).contiguous()):
+        routed = replace(problem, routing=Routing(ids, problem.routing.weights))
+        check_rounded(run(routed, fmt), routed.expected(), "bf16", 2)
+        given = routed.packed, spec_of(case, fmt), detect(), routed.x, routed.routing
+        assert torch.equal(run(routed, fmt), small_batch.run_list(*given))
 
 
 def check_fp8(actual: Tensor, problem: Problem) -> None:
@@ -160,7 +192,7 @@ def test_8_bit_activations_keep_nan_in_its_token() -> None:
 
 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
-@pytest.mark.parametrize("tokens", [1, 16, 128])
+@pytest.mark.parametrize("tokens", [1, 5, 16, 128])
 @pytest.mark.parametrize("magnitude", [2.0**-30, 2.0**20])
 def test_the_range_of_bf16_survives(tokens: int, magnitude: float, fmt: str) -> None:
     """f16 would lose 2**-30 and overflow at 2**20; between the GEMMs this gate squares that."""
@@ -171,7 +203,7 @@ def test_the_range_of_bf16_survives(tokens: int, magnitude: float, fmt: str) -> 
 
 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
-@pytest.mark.parametrize("tokens", [1, 2, 20, 200])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 20, 200])
 def test_nan_in_one_token_stays_in_it(tokens: int, fmt: str) -> None:
     case = Case("poison", tokens, 4, 2, 320, 288)
     problem = Problem.of(case, fmt, DEVICE)
@@ -191,7 +223,7 @@ def test_results_are_the_same_in_every_run(tokens: int, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
-@pytest.mark.parametrize("tokens", [1, 16, 200])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 200])
 def test_a_graph_follows_new_tokens_and_new_routing(tokens: int, fmt: str) -> None:
     case = Case("graph", tokens, 8, 2, 320, 352)
     problem = Problem.of(case, fmt, DEVICE)
@@ -222,6 +254,27 @@ def test_other_types_are_refused() -> None:
     problem = Problem.of(Case("float", 3), "mxfp4", DEVICE)
     with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
         run(replace(problem, x=problem.x.float()), "mxfp4")
+
+
+@pytest.mark.parametrize("fmt", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "case", [case for case in [*CASES, *REAL] if 2 < case.tokens <= 64], ids=lambda case: case.name
+)
+def test_a_sum_that_is_left_to_the_norm_is_the_same_bits(case: Case, fmt: str) -> None:
+    """The layer and the norm behind it, with the sum of a token's experts in the one or in the other."""
+    problem, spec, entry = Problem.of(case, fmt, DEVICE), spec_of(case, fmt), IMPLEMENTATIONS[fmt]
+    small = TritonSmall(detect())
+    generator = torch.Generator(DEVICE).manual_seed(case.tokens)
+    stream, weight = (
+        torch.randn(size, generator=generator, device=DEVICE).bfloat16()
+        for size in ((case.tokens, case.hidden), (case.hidden,))
+    )
+    y = small_batch.run_list(problem.packed, spec, detect(), problem.x, problem.routing)
+    parts = entry.run_parts(problem.packed, spec, detect(), problem.x, problem.routing, LIST_PARTS)
+    assert torch.equal(parts.summed(torch.bfloat16), y)
+    wanted, found = (small.add_rms_norm(each, stream, weight, 1e-5) for each in (y, parts))
+    assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
+    check_rounded(found[1], problem.expected() + stream.float(), "bf16", 3)
 
 
 @pytest.mark.parametrize("tokens", [1, 2])

@@ -8,6 +8,8 @@ from kernels.cases_small import (  # noqa: F401
     test_add_norm_route,
     test_add_rms_norm,
     test_add_rms_norm_mxfp8,
+    test_add_rms_norm_of_no_parts,
+    test_add_rms_norm_of_parts,
     test_gated,
     test_heads_normed_shared_and_in_fp8,
     test_norm_add_norm,

@@ -74,7 +74,7 @@ def test_splits_of_every_head_size(head_dim: int) -> None:
 def test_the_attention_in_use_is_right(case: attention.Case) -> None:
     """Every case that is tuned, with the tile that it has today: also those that no preset has."""
     gpu = detect()
-    if reason := attention.no_kernel(case.work, gpu):
+    if reason := attention.no_kernel(case, gpu):
         pytest.skip(reason)
     problem = tune_attention.job_of(case, gpu).prepare("cuda")
     assert problem.error() <= problem.max_error

@@ -179,6 +179,25 @@ def test_mxfp8_weights_run_in_resident_programs_alone() -> None:
     assert rows == [192, 192, 128]
 
 
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv", "early", "reason"),
+    [
+        (64, attention.Kv.BF16, 2, None),
+        (64, attention.Kv.BF16, 1, "has early 1, and fused_verify has keys and values of a first block early"),
+        (64, attention.Kv.FP8, 2, "pays with bf16 KV and heads of 64, not fp8 KV and heads of 64"),
+        (256, attention.Kv.BF16, 2, "pays with bf16 KV and heads of 64, not bf16 KV and heads of 256"),
+    ],
+)
+def test_which_drafts_have_a_tile(head_dim: int, kv: attention.Kv, early: int, reason: str | None) -> None:
+    case = attention.Case(attention.Work.FUSED_VERIFY, head_dim, kv)
+    tile = attention.Tile(16, 128, 8, 2, 255, early=early)
+    assert attention.SECTION.misfit(case, tile, SM90) == reason
+    assert (case in set(attention.cases())) == (reason is None or early == 1)
+
+
 # ---- what tune measures ----------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,10 @@ of the output to bf16, and sums in another order. Slots that no query may see ho
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,11 +22,12 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import Heads, Kv, drafted_work, no_kernel, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
+from microscale.kernels.attention import paths as attention_paths
 from microscale.kernels.attention import widen
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
-from microscale.kernels.attention.paths import short_len, tile_of
+from microscale.kernels.attention.paths import tile_of
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
 from microscale.kernels.op import Activations
@@ -264,10 +267,15 @@ def make_fused_case(
     return make_fused(case, fp8, kind, DEVICE, sink, empty)
 
 
-def fused_up_to(sequences: int, head_dim: int) -> AbstractContextManager[None]:
-    """Meanwhile so many sequences decode in one launch."""
+@contextmanager
+def fused_up_to(sequences: int, head_dim: int) -> Iterator[None]:
+    """Meanwhile so many sequences decode, with drafts or without, in one launch."""
     split = replace(split_kv(head_dim, GPU), fused_sequences=sequences)
-    return tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim, Kv.BF16), split)
+    with (
+        tuned.trial(attention_tiles.SPLIT_SECTION, GPU.family, Heads(head_dim, Kv.BF16), split),
+        patch.object(attention_paths, "VERIFY_SEQUENCES", sequences),
+    ):
+        yield
 
 
 def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -312,17 +320,8 @@ def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: Hea
 
 
 @pytest.mark.parametrize("case", VERIFY, ids=str)
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("kind", KINDS.values(), ids=[name.replace(" ", "_") for name in KINDS])
-def test_drafts_are_verified_in_one_launch(case: Shape, fp8: bool, kind: HeadsKind) -> None:
-    if kind not in kinds(case[2]):
-        pytest.skip("no kernel: no model has such heads")
-    if not ON_GPU and not one_of_three(VERIFY.index(case), fp8, kind, case[2]):
-        pytest.skip("one of three: the interpreter is slow")
-    longest = max(new for _, new in case[-1])
-    if ON_GPU and (reason := no_kernel(drafted_work(longest * case[0] // case[1], case[2], fused=True), GPU)):
-        pytest.skip(reason)
-    check_fused(make_heads(case, fp8, kind, DEVICE, sink=None if kind[0] else 0.5, verify=True))
+def test_drafts_are_verified_in_one_launch(case: Shape) -> None:
+    check_fused(make_heads(case, False, PLAIN_HEADS, DEVICE, sink=0.5, verify=True))
 
 
 @pytest.mark.parametrize("sink", [None, 30.0, -30.0])
@@ -332,16 +331,16 @@ def test_drafts_in_one_launch_with_sinks(sink: float | None) -> None:
     )
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-def test_drafts_are_what_decode_gives_token_by_token(fp8: bool) -> None:
+def test_drafts_are_what_decode_gives_token_by_token() -> None:
     """Four tokens at once and one after another: the same cache, and answers within a rounding of each other."""
     cached = [300, 13, 127]
-    problem = make_heads((8, 1, 64, 128, 16, [(n, 4) for n in cached]), fp8, PLAIN_HEADS, DEVICE, 0.5, verify=True)
+    problem = make_heads((8, 1, 64, 128, 16, [(n, 4) for n in cached]), False, PLAIN_HEADS, DEVICE, 0.5, verify=True)
     together, apart = problem.copy_of_kv(), problem.copy_of_kv()
     arguments = problem.spec, GPU
-    out = run_fused(
-        PagedAttention(), *arguments, problem.qkv, problem.transform, together, problem.batch, problem.sinks
-    )
+    with fused_up_to(len(cached), problem.spec.head_dim):
+        out = run_fused(
+            PagedAttention(), *arguments, problem.qkv, problem.transform, together, problem.batch, problem.sinks
+        )
     starts = torch.arange(len(cached) + 1, dtype=torch.int32, device=DEVICE)
     for token in range(4):
         lens = torch.tensor(cached, dtype=torch.int32, device=DEVICE) + token + 1
@@ -350,8 +349,7 @@ def test_drafts_are_what_decode_gives_token_by_token(fp8: bool) -> None:
         one = run_fused(PagedAttention(), *arguments, qkv, problem.transform, apart, batch, problem.sinks)
         check_fused_out(out[token::4], one.float())
     for ours, theirs in ((together.k, apart.k), (together.v, apart.v)):
-        bits = ours if fp8 else ours.view(torch.int16)
-        assert torch.equal(bits, theirs if fp8 else theirs.view(torch.int16))
+        assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
 
 
 def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
@@ -361,7 +359,8 @@ def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
     problem.batch.page_table[1:] = problem.batch.page_table[1, 0]
     problem.batch.context_lens[3] = 0
     ours = problem.copy_of_kv()
-    out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
+    with fused_up_to(len(sequences), problem.spec.head_dim):
+        out = run_fused(PagedAttention(), problem.spec, GPU, problem.qkv, problem.transform, ours, problem.batch)
     alone = replace(
         problem.batch, query_start=problem.batch.query_start[:2].clone(), context_lens=problem.batch.context_lens[:1],
         page_table=problem.batch.page_table[:1],
@@ -376,36 +375,41 @@ def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
     assert torch.equal(out[3::4], values)
 
 
+def drafted_spec(heads: tuple[int, int, int], new: int, shape: BatchShape) -> AttentionSpec:
+    return AttentionSpec(*heads, None, True, 16, Activations.BF16, new, 128, batch=shape)
+
+
+@pytest.mark.parametrize("card", ["h200", "b200", "gb10"])
+@pytest.mark.parametrize(("new", "rows"), [(2, 16), (3, 32), (4, 32)])
+def test_which_drafts_are_one_launch(card: str, new: int, rows: int) -> None:
+    """By the rows of a block: tokens times heads of a group."""
+    gpu = hardware.known(card)
+    spec = drafted_spec((64, 8, 64), new, BatchShape(2, new, 8, False, PLAIN_HEADS, verify=True))
+    path = ask(PagedAttention(), Asked.FUSED, spec, gpu).path
+    assert path is not None
+    assert path.name == "fused verify, one pass"
+    tile = tile_of(spec, gpu, False, decode=True, fused=True)
+    assert (tile.block_m, tile.block_n, tile.warps, tile.stages, tile.early) == (rows, 128, 8, 2, 2)
+
+
 @pytest.mark.parametrize(
-    ("heads", "new", "want"),
+    ("heads", "new", "fp8", "kind", "reason"),
     [
-        ((64, 8, 64), 2, (16, 2)),
-        ((64, 8, 64), 4, (32, 4)),
-        ((64, 8, 64), 8, (64, 8)),
-        ((64, 8, 64), 16, None),
-        ((16, 8, 256), 8, (16, 8)),
-        ((16, 2, 512), 2, (16, 2)),
-        ((16, 2, 512), 4, None),
-        ((12, 2, 64), 2, None),
+        ((64, 8, 64), 5, False, PLAIN_HEADS, "pays up to 4 new tokens of a sequence, not 5"),
+        ((64, 8, 64), 2, True, PLAIN_HEADS, "pays with bf16 KV and heads of 64, not fp8 KV and heads of 64"),
+        ((32, 4, 128), 2, False, PLAIN_HEADS, "pays with bf16 KV and heads of 64, not bf16 KV and heads of 128"),
+        ((16, 8, 256), 8, False, KINDS["normed"], "pays with bf16 KV and heads of 64, not bf16 KV and heads of 256"),
+        ((64, 8, 64), 2, False, KINDS["normed"], "pays with heads without norms that have values of their own"),
+        ((12, 2, 64), 2, False, PLAIN_HEADS, "takes a power of two of query heads per KV head, not 6"),
     ],
 )
-def test_which_drafts_are_one_launch(heads: tuple[int, int, int], new: int, want: tuple[int, int] | None) -> None:
-    """By the rows of a block: tokens times heads of a group, which is a power of two."""
-    kind = (heads[2] > 128,) * 2 + (False,)
-    shape = BatchShape(1, new, 8, False, kind, verify=True)
-    spec = AttentionSpec(*heads, None, True, 16, Activations.BF16, new, 128, batch=shape)
-    gb10, h200 = hardware.known("gb10"), hardware.known("h200")
-    found = ask(PagedAttention(), Asked.FUSED, spec, gb10)
-    assert (ask(PagedAttention(), Asked.FUSED, spec, h200).path is None) == (want is None)
-    if want is None:
+def test_which_drafts_run_apart(heads: tuple[int, int, int], new: int, fp8: bool, kind: HeadsKind, reason: str) -> None:
+    spec = drafted_spec(heads, new, BatchShape(1, new, 8, fp8, kind, verify=True))
+    for card in ("h200", "gb10"):
+        found = ask(PagedAttention(), Asked.FUSED, spec, hardware.known(card))
         assert found.path is None
-        reasons = [entry.reason for entry in found.rejected if entry.name.startswith("fused verify")]
-        assert all("power of two of query heads" in r or "new tokens of a sequence, not" in r for r in reasons)
-        return
-    assert found.path is not None
-    assert found.path.name.startswith("fused verify")
-    tile = tile_of(spec, gb10, False, decode=True, fused=True)
-    assert (tile.block_m, short_len(spec, tile)) == want
+        reasons = {entry.reason for entry in found.rejected if entry.name.startswith("fused verify")}
+        assert reasons == {reason}
 
 
 @pytest.mark.parametrize("sink", [None, 0.0, 30.0, -30.0])
@@ -486,16 +490,12 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize(
-    "heads", [(64, 8, 64, None, False), (64, 8, 64, 128, False), (16, 8, 256, 1024, True)], ids=str
-)
-def test_a_graph_of_drafts_in_one_launch(heads: tuple[int, int, int, int | None, bool], fp8: bool) -> None:
+@pytest.mark.parametrize("window", [None, 128])
+def test_a_graph_of_drafts_in_one_launch(window: int | None) -> None:
     """Numbers of tokens and lengths that change between replays, and keys of the replay before among the old ones."""
-    num_heads, kv_heads, dim, window, norm = heads
     longest = [1400, 700, 30] if window is None else [100, 70, 30]
-    shape: Shape = (num_heads, kv_heads, dim, window, 16, [(n, 4) for n in longest])
-    problem = make_heads(shape, fp8, (norm, norm, False), DEVICE, verify=True)
+    shape: Shape = (64, 8, 64, window, 16, [(n, 4) for n in longest])
+    problem = make_heads(shape, False, PLAIN_HEADS, DEVICE, verify=True)
     spec, batch, transform = problem.spec, problem.batch, problem.transform
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
     run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)

@@ -13,7 +13,8 @@ from microscale.backends.bound import Small
 from microscale.backends.calls import bind_small
 from microscale.formats import BlockScaled, decode
 from microscale.kernels.attention.spec import PagedKv
-from microscale.kernels.moe.spec import Gate, GateKind
+from microscale.kernels.moe.small_batch import combine
+from microscale.kernels.moe.spec import Gate, GateKind, Parts
 from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
@@ -101,6 +102,55 @@ def test_add_rms_norm_mxfp8(width: int) -> None:
     assert float(same.float().mean()) > 0.98
     numbers, exact = decode(got)[clean], reference.add_rms_norm(x, residual, weight, 1e-5)[0][clean]
     within(numbers, exact, cases.e4m3_bound(exact))
+
+
+def summed(parts: Parts) -> torch.Tensor:
+    """A launch of its own on a GPU. The interpreter cuts bf16 off where that launch rounds."""
+    if not ON_GPU:
+        return parts.summed(torch.bfloat16)
+    y = torch.empty(len(parts.rows) // parts.top_k, parts.rows.shape[1], dtype=torch.bfloat16, device=DEVICE)
+    combine(parts.rows, y, parts.top_k, GPU)
+    return y
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Also of zeros with a sign."""
+    return torch.equal(actual.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "top_k"),
+    [(3, 2880, 4), (64, 2880, 4), (5, 2048, 8), (4, 256, 4), (7, 704, 3), (1, 96, 1), (2, 1056, 16)],
+)
+def test_add_rms_norm_of_parts(tokens: int, width: int, top_k: int) -> None:
+    """The bits of the sum over experts and the norm one after the other."""
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randn(tokens * top_k, width, generator=generator)
+    if top_k > 2:  # in another order the others are lost in these two
+        rows[::top_k, :8], rows[1::top_k, :8] = 3e8, -3e8
+    rows[:, 8:16] = -0.0
+    padded = torch.full((tokens, width + 16), math.nan, device=DEVICE).bfloat16()
+    padded[:, :width] = normal(tokens, width, seed=2)
+    padded[:, 8:12] = -0.0
+    residual, weight, parts = padded[:, :width], normal(width, seed=3), Parts(rows.to(DEVICE), top_k)
+    x = summed(parts)
+    normed, total = SMALL.add_rms_norm(parts, residual, weight, 1e-5)
+    want, want_total = SMALL.add_rms_norm(x, residual, weight, 1e-5)
+    assert same_bits(total, want_total)
+    assert same_bits(want_total, reference.add_rms_norm(parts, residual, weight, 1e-5)[1])
+    assert same_bits(normed, want)
+    if width % 32 == 0:
+        codes, coded_total = SMALL.add_rms_norm_mxfp8(parts, residual, weight, 1e-5)
+        want_codes, _ = SMALL.add_rms_norm_mxfp8(x, residual, weight, 1e-5)
+        assert same_bits(coded_total, want_total)
+        assert torch.equal(codes.values, want_codes.values)
+        assert torch.equal(codes.scales, want_codes.scales)
+
+
+def test_add_rms_norm_of_no_parts() -> None:
+    parts = Parts(torch.empty(0, 64, device=DEVICE), 4)
+    normed, total = SMALL.add_rms_norm(parts, normal(0, 64), normal(64), 1e-5)
+    assert normed.shape == total.shape == (0, 64)
 
 
 @pytest.mark.parametrize(

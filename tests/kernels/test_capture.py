@@ -16,6 +16,7 @@ from microscale.backends.bound import Small
 from microscale.backends.calls import bind_small, run_attention, run_dense, run_logits, run_moe
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Embedding, Ops, Preference
+from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.backends.precision import PRECISIONS
 from microscale.engine.request import Request
@@ -28,7 +29,7 @@ from microscale.hardware import KNOWN, Gpu, cpu, detect
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.dense.spec import DenseOp, DenseSpec, DenseWeights
-from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoeSpec
+from microscale.kernels.moe.spec import Gate, GateKind, MoeOp, MoeSpec, Parts
 from microscale.kernels.op import Activations, Implementation, torch_dtype
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallOps, SmallSpec
 from microscale.models.config import LayerKind
@@ -101,7 +102,10 @@ def test_moe(entry: MoeOp[Any], rows: int) -> None:
         assert isinstance(spec, MoeSpec)
         packed = entry.pack(make_weights(case, spec.weight_format, DEVICE), spec)
         routing = make_routing(case, DEVICE)
-        check_capturable(partial(run_moe, entry, packed, spec, gpu, tokens_of(spec, rows, 128), routing))
+        x = tokens_of(spec, rows, 128)
+        check_capturable(partial(run_moe, entry, packed, spec, gpu, x, routing))
+        if (path := ask(entry, Asked.PARTS, spec, gpu).path) is not None:
+            check_capturable(partial(entry.run_parts, packed, spec, gpu, x, routing, path))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -127,6 +131,7 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
     dtype, width = torch_dtype(spec.activations), spec.hidden
     x, residual = tokens_of(spec, rows, width), tokens_of(spec, rows, width)
     weight = torch.ones(width, device=DEVICE).to(dtype)
+    parts = Parts(torch.randn(2 * rows, width).to(DEVICE), 2)
     router = Router(torch.randn(8, width).to(DEVICE, dtype), torch.zeros(8, device=DEVICE).to(dtype))
     scaled = Router(router.weight, expert_scale=torch.ones(8, device=DEVICE))
     one = Sandwich(weight, weight.expand(1, -1).contiguous(), 1e-5)
@@ -156,8 +161,8 @@ def small_calls(ops: Small, spec: SmallSpec, rows: int) -> dict[str, Call]:
 
     return {
         "rms_norm": lambda: (ops.rms_norm(x, weight, 1e-5), ops.rms_norm(x, None, 1e-5)),
-        "add_rms_norm": lambda: ops.add_rms_norm(x, residual, weight, 1e-5),
-        "add_rms_norm_mxfp8": lambda: ops.add_rms_norm_mxfp8(x, residual, weight, 1e-5),
+        "add_rms_norm": lambda: [ops.add_rms_norm(each, residual, weight, 1e-5) for each in (x, parts)],
+        "add_rms_norm_mxfp8": lambda: [ops.add_rms_norm_mxfp8(each, residual, weight, 1e-5) for each in (x, parts)],
         "norm_add_norm": lambda: (
             ops.norm_add_norm(x, None, residual, two),
             ops.norm_add_norm(x, residual, residual, joined),

@@ -13,7 +13,7 @@ from microscale import hardware
 from microscale.formats import decode
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.reference import apply_gate
-from microscale.kernels.moe.spec import Gate, GateKind
+from microscale.kernels.moe.spec import Gate, GateKind, Parts
 from microscale.kernels.op import Activations
 from microscale.kernels.small import cost
 from microscale.kernels.small.fused import TritonSmall
@@ -120,6 +120,28 @@ def test_sums_with_their_norms() -> None:
     assert torch.equal(routed, normed)
     assert router.bias is not None
     assert torch.equal(routing.expert_ids, route(normed @ router.weight.T + router.bias, 2).expert_ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_are_added_up_in_their_order_and_rounded_once(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3 * 4, 64, generator=generator)
+    rows[::4], rows[1::4] = 3e8, -3e8  # from the other end the others are lost in them
+    residual, weight = (torch.randn(n, 64, generator=generator).to(dtype) for n in (3, 1))
+    a, b, c, d = rows.view(3, 4, 64).unbind(1)
+    x = (a + b + c + d).to(dtype)
+    assert not torch.equal(x, (d + c + b + a).to(dtype))
+    normed, total = add_rms_norm(Parts(rows, 4), residual, weight[0], 1e-5)
+    want, want_total = add_rms_norm(x, residual, weight[0], 1e-5)
+    assert total.dtype == normed.dtype == dtype
+    assert torch.equal(total, want_total)
+    assert torch.equal(normed, want)
+    codes, coded_total = add_rms_norm_mxfp8(Parts(rows, 4), residual, weight[0], 1e-5)
+    assert torch.equal(coded_total, want_total)
+    assert torch.equal(codes.values, add_rms_norm_mxfp8(x, residual, weight[0], 1e-5)[0].values)
+    # A sum that begins with 0.0 has no negative zero.
+    zeros = Parts(torch.full((4, 64), -0.0), 4)
+    assert not add_rms_norm(zeros, torch.full((1, 64), -0.0).to(dtype), weight[0], 1e-5)[1].signbit().any()
 
 
 def test_gated_is_the_experts_gate() -> None:

@@ -3,6 +3,7 @@ faults that are put into their PTX, which the checks or the numbers must show.""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,8 @@ from microscale.kernels.dense import gemm
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.launch import Kernel
 from microscale.kernels.moe import grouped, small_batch
-from microscale.kernels.moe.spec import MoeSpec
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.spec import MoeSpec, Routing
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import RopeTable
@@ -33,12 +35,13 @@ from microscale.prove.interpret.run import Kernel as InterpretedKernel
 from microscale.prove.ptx import Instruction, instructions
 from support.errors import assert_close, errors, rms_step, step
 from support.interpreted import Edit, interpreted
-from support.moe_cases import Case, Problem, check_rounded
+from support.moe_cases import GELU, Case, Problem, check_rounded
 from support.ptx_kernels import block_kernel, run_block, run_warp, warp_kernel
 
 pytestmark = pytest.mark.timeout(600)
 HIDDEN, INTERMEDIATE = 352, 160
 """Widths with tails: no multiple of a tile of K."""
+MoeRun = Callable[[PackedExperts, MoeSpec, Gpu, Tensor, Routing], Tensor]
 
 
 @cache
@@ -49,12 +52,18 @@ def problem(tokens: int, fmt: str) -> tuple[Case, Problem]:
 
 def run_small_batch(gpu: Gpu, fmt: str, tokens: int, edit: Edit | None = None) -> Tensor:
     case, given = problem(tokens, fmt)
-    run = small_batch.run_direct if tokens <= small_batch.DIRECT_TOKENS else small_batch.run_list
+    few = small_batch.run_direct if tokens <= small_batch.DIRECT_TOKENS else small_batch.run_own_list
+    return started(few if tokens <= small_batch.OWN_LIST_TOKENS else small_batch.run_list, gpu, fmt, case, given, edit)
+
+
+def started(run: MoeRun, gpu: Gpu, fmt: str, case: Case, given: Problem, edit: Edit | None = None) -> Tensor:
     sizes = (case.num_experts, case.top_k, case.hidden, case.intermediate)
-    spec = MoeSpec(*sizes, fmt, Activations.BF16, case.gate, case.bias, tokens)
+    spec = MoeSpec(*sizes, fmt, Activations.BF16, case.gate, case.bias, case.tokens)
     with interpreted(gpu.sm, edit) as ran:
         y = run(given.packed, spec, gpu, given.x, given.routing)
+    listed = {kernel.short_name for kernel in ran} & {"list_small_batch"}
     assert ran
+    assert bool(listed) == (run is small_batch.run_list)
     return y
 
 
@@ -68,10 +77,43 @@ def run_grouped(gpu: Gpu, fmt: str, block_scaled: bool, edit: Edit | None = None
 
 
 @pytest.mark.parametrize("card", ["gb10", "a100"])
-@pytest.mark.parametrize(("fmt", "tokens"), [("mxfp4", 1), ("mxfp8", 5)])
+@pytest.mark.parametrize(("fmt", "tokens"), [("mxfp4", 1), ("mxfp8", 5), ("mxfp4", 9)])
 def test_small_batch_experts(card: str, fmt: str, tokens: int) -> None:
     y = run_small_batch(known(card), fmt, tokens)
     check_rounded(y, problem(tokens, fmt)[1].expected(), "bf16", 2)
+
+
+OWN_LISTS = [
+    Case("three tokens", 3, hidden=HIDDEN, intermediate=INTERMEDIATE),
+    Case("eight tokens on the same experts, three each", 8, num_experts=70, top_k=3, hidden=96, spread="one"),
+    Case("eight tokens, eight experts each", 8, num_experts=40, top_k=8, hidden=96, gate=GELU, bias=False),
+    Case("seven tokens, unused experts", 7, num_experts=16, top_k=1, hidden=160, intermediate=96, spread="unused"),
+]
+
+
+@pytest.mark.parametrize(("card", "fmt"), [("gb10", "mxfp4"), ("a100", "mxfp8"), ("h200", "mxfp4")])
+@pytest.mark.parametrize("case", OWN_LISTS, ids=lambda case: case.name)
+def test_experts_whose_programs_find_their_tiles(card: str, fmt: str, case: Case) -> None:
+    """To the bit as by the list, whose kernel scales the tokens and places the pairs."""
+    given = Problem.of(case, fmt, "cpu")
+    y = started(small_batch.run_own_list, known(card), fmt, case, given)
+    check_rounded(y, given.expected(), "bf16", 2)
+    assert torch.equal(y, started(small_batch.run_list, known(card), fmt, case, given))
+
+
+def test_programs_past_the_end_of_a_list_follow_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There an entry has no expert, and what else stands in it nobody wrote."""
+    allocate = torch.empty
+
+    def used_before(*sizes: Any, **options: Any) -> Tensor:
+        made = allocate(*sizes, **options)
+        return made.fill_(1 << 20) if made.dtype is torch.int32 else made
+
+    case = Case("few of many experts", 9, num_experts=16, hidden=96, intermediate=96, spread="unused")
+    given = Problem.of(case, "mxfp4", "cpu")
+    monkeypatch.setattr(torch, "empty", used_before)
+    y = started(small_batch.run_list, known("gb10"), "mxfp4", case, given)
+    check_rounded(y, given.expected(), "bf16", 2)
 
 
 @pytest.mark.parametrize("card", ["gb10", "a100"])

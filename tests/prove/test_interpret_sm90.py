@@ -77,11 +77,9 @@ def test_attention() -> None:
     assert_close(y, wanted, worst=3 * step("bf16") * spread, rms=3 * rms_step("bf16"))
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-def test_eight_tokens_in_one_launch(fp8: bool) -> None:
-    """64 query rows: the products are ``wgmma``, and those before the loop write their accumulators themselves."""
-    shape: Shape = (8, 1, 64, None, 16, [(70, 8), (5, 3)])
-    given = make_heads(shape, fp8, PLAIN_HEADS, "cpu", 0.5, verify=True)
+def test_four_tokens_in_one_launch() -> None:
+    shape: Shape = (8, 1, 64, None, 16, [(170, 4), (5, 3)])
+    given = make_heads(shape, False, PLAIN_HEADS, "cpu", 0.5, verify=True)
     ours, exact = given.copy_of_kv(), given.copy_of_kv()
     with interpreted(GPU.sm) as ran:
         y = run_fused(PagedAttention(), given.spec, GPU, given.qkv, given.transform, ours, given.batch, given.sinks)

@@ -333,10 +333,10 @@ def test_specialisation_is_tritons_own() -> None:
     """Types, alignment of pointers, integers that are 1 or divide by 16; not where the function says otherwise."""
     model, _ = bound("h200", "gpt-oss-20b", "exact")
     with recording() as found:
-        run_step(model, Step(3, 3, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))
+        run_step(model, Step(9, 9, 1, 8), model.new_cache(dict.fromkeys(LayerKind, 4)))
     kernel = next(kernel for kernel in found if kernel.short_name == "list_small_batch")
     assert kernel.signature["x_ptr"] == "*bf16"
     assert kernel.signature["pairs"] == kernel.signature["width"] == "i32"
     assert {"x_ptr", "width", "stride_x", "num_experts"} <= set(kernel.divisible)
     assert not {"pairs", "bound"} & set(kernel.divisible)
-    assert kernel.constants["PAIRS"] == 32
+    assert kernel.constants["PAIRS"] == 64

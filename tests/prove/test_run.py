@@ -117,7 +117,7 @@ def executed(
 @pytest.mark.parametrize("fmt", QUANTISED)
 @pytest.mark.parametrize("card", ["a100", "h200", "gb10"])
 def test_dense_programs_of_32_tokens(card: str, fmt: str) -> None:
-    """17 to 128 tokens of few rows, with one row tile a warp and with two."""
+    """With one row tile in a program, and with four."""
     wanted = [
         case
         for case in cases_of("dense", DenseCase)
@@ -127,7 +127,7 @@ def test_dense_programs_of_32_tokens(card: str, fmt: str) -> None:
     selected, rows = executed([card], wanted, settings.load().cache_dir)
     assert all(row.ok for row in rows), [row.reason for row in rows]
     started = {kernel for unit in selected.units for kernel in unit.kernels if kernel.short_name == "small_batch"}
-    assert {(kernel.constants["N"], kernel.constants["B"]) for kernel in started} >= {(32, 1), (32, 2)}
+    assert {(kernel.constants["N"], kernel.constants["B"]) for kernel in started} >= {(32, 1), (32, 4)}
 
 
 def test_cards_that_start_the_same_kernels_share_an_execution(tmp_path: Path) -> None:

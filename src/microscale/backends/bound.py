@@ -29,7 +29,18 @@ from microscale.kernels.dense.spec import (
     Summed,
     SumPath,
 )
-from microscale.kernels.moe.spec import Mlp, MlpPath, MlpSpec, MoeOp, MoePath, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.spec import (
+    Mlp,
+    MlpPath,
+    MlpSpec,
+    MoeOp,
+    MoePath,
+    MoeSpec,
+    MoeWeights,
+    Parts,
+    PartsPath,
+    Routing,
+)
 from microscale.kernels.op import Reason
 from microscale.kernels.sampling.spec import (
     Asks,
@@ -67,6 +78,9 @@ class MoeKind:
         self.runs: Picks[int, tuple[MoeOp[Any], MoeSpec, MoePath[Any]]] = Picks(
             lambda tokens: choice.picked(lambda entry: entry.paths, tokens)
         )
+        self.parts: Picks[int, tuple[MoeOp[Any], MoeSpec, PartsPath[Any]] | Reason] = Picks(
+            lambda tokens: choice.fused(lambda entry: entry.parts_paths, tokens)
+        )
         self._with_mlp: dict[MlpSpec, MlpPicks] = {}
 
     def with_mlp(self, mlp: MlpSpec) -> MlpPicks:
@@ -88,6 +102,20 @@ class Moe:
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
         entry, spec, path = self._kind.runs[x.shape[0]]
         return entry.run(self._packed, spec, self._gpu, x, routing, path)
+
+    def refuses_parts(self, tokens: int) -> Reason | None:
+        """Why a batch of so many tokens is to be called and adds up a token's experts by itself; ``None``: ``parts``
+        leaves that to the reader."""
+        found = self._kind.parts[tokens]
+        return found if isinstance(found, str) else None
+
+    def parts(self, x: Tensor, routing: Routing) -> Parts:
+        """As a call, but for the sum over a token's experts. The norms of ``Small`` take it as it is."""
+        found = self._kind.parts[x.shape[0]]
+        if isinstance(found, str):
+            raise Unsupported(f"The experts cannot be left apart: {found}; ask refuses_parts first.")
+        entry, spec, path = found
+        return entry.run_parts(self._packed, spec, self._gpu, x, routing, path)
 
     def bind_mlp(self, gate_up: Dense, down: Dense) -> None:
         """Name the dense MLP of the same gate that reads and adds to the same residual stream. Rows of ``gate_up`` come

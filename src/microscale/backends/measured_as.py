@@ -56,7 +56,7 @@ def path_name(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, kv_si
     if isinstance(entry, AttentionOp) and isinstance(spec, AttentionSpec):
         spec = replace(spec, batch=spec.batch or _batch(spec, kv_size))
     found = ask(entry, Asked.LOGITS if logits else Asked.RUN, spec, gpu).path
-    name = found.name if found else TORCH
+    name = TORCH if found is None else found.timed_as or found.name
     if not isinstance(spec, AttentionSpec):
         return name
     # Last, so that without rows of its own the path takes those of the same heads.

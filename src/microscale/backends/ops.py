@@ -43,7 +43,7 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Pag
 from microscale.kernels.dense.reference import BLOCK_ROWS as LOGITS_BLOCK
 from microscale.kernels.dense.spec import DenseSpec, DenseWeights, Logits
 from microscale.kernels.launch import Kernel, Launch, recording
-from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec, MoeWeights, Parts, Routing
 from microscale.kernels.moe.with_mlp import RUN as MLP_RUN
 from microscale.kernels.op import Activations, torch_dtype
 from microscale.kernels.sampling.spec import (
@@ -216,6 +216,7 @@ __all__ = [
     "MoeWeights",
     "Ops",
     "PagedKv",
+    "Parts",
     "Preference",
     "Ranks",
     "RopeTable",

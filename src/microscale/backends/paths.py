@@ -30,8 +30,8 @@ EVERY_SIZE_TO = 128
 """Tokens up to which every number is asked; beyond, eight from each power of two to the next, and where two neighbours
 differ, the very number."""
 PATH_LISTS = (
-    "paths", "logits_paths", "sum_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths",
-    "score_paths",
+    "paths", "logits_paths", "sum_paths", "parts_paths", "mlp_paths", "fused_paths", "route_paths",
+    "sandwich_route_paths", "score_paths",
 )  # fmt: skip
 """Where implementations list their paths, one list for each form that they may be asked for."""
 VERIFIED = 4
@@ -95,6 +95,7 @@ class Asked(StrEnum):
     RUN = "paths"
     LOGITS = "logits_paths"
     FROM_SUM = "sum_paths"
+    PARTS = "parts_paths"
     WITH_MLP = "mlp_paths"
     FUSED = "fused_paths"
     ROUTE = "route_paths"
@@ -139,6 +140,8 @@ def forms(entry: Implementation[Any], layer: str, spec: Any, kv_fp8: bool = Fals
         yield Form("", entry.paths, _tokens)
     if isinstance(entry, DenseOp) and entry.sum_paths and spec.behind_sum:
         yield Form("with its norm", entry.sum_paths, _tokens, fused=True)
+    if isinstance(entry, MoeOp) and entry.parts_paths:
+        yield Form("summed by the next norm", entry.parts_paths, _tokens, fused=True)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
         yield Form("with a dense MLP", entry.mlp_paths, _tokens, fused=True)
     if isinstance(entry, SmallOps):

@@ -79,7 +79,7 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     """Each kind of work, head size and KV format once."""
     keys = QUICK if quick else tuple(tiles.cases())
     for key in keys:
-        if tiles.no_kernel(key.work, gpu) is None:
+        if tiles.no_kernel(key, gpu) is None:
             yield job_of(key, gpu)
 
 

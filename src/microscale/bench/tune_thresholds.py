@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Generator
+from torch import Generator, bfloat16, ones, zeros
 
 from microscale.bench import moe, tune_attention, tune_dense, tune_grouped
 from microscale.bench.attention import Case
 from microscale.bench.dense import ROTATED_BYTES
+from microscale.bench.small import EPSILON
 from microscale.bench.tune_crossing import Border, Crossing, Sides, find_border
 from microscale.bench.tune_job import Bench, Problem
 from microscale.hardware import Feature, Gpu
@@ -29,7 +30,8 @@ from microscale.kernels.moe import grouped_wgmma
 from microscale.kernels.moe import small_batch as moe_small_batch
 from microscale.kernels.moe.cost import bytes_per_expert
 from microscale.kernels.moe.packed import PackedExperts, pack_experts
-from microscale.kernels.moe.spec import Activations, Routing
+from microscale.kernels.moe.spec import Activations, Parts, Routing
+from microscale.kernels.small.fused import TritonSmall
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +41,7 @@ CROWD_PAIRS = (2, 4, 6, 8, 10, 12, 16)
 CROWD_TOKENS = (8, 16, 24, 32, 40, 48, 56, 64)
 FEW_EXPERTS = 8
 RESIDENT_PAIRS = (8, 16, 24, 32, 48, 64, 128)
+SUM_IN_NORM_TOKENS = (3, 4, 8, 16, 24, 32, 48, 64)
 FP8_PAIRS = (4, 8, 12, 16, 20, 24, 32, 48, 64)
 UNPACK_SHAPE = (5120, 2880)
 UNPACK_TOKENS = (64, 96, 128, 192, 256, 384, 512, 1024)
@@ -68,6 +71,8 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[ThresholdJob]:
         yield ThresholdJob(gpu, (crowd_pairs(gpu), crowd_tokens(gpu)))
         yield ThresholdJob(gpu, (fp8_pairs(gpu),))
         yield ThresholdJob(gpu, (mxfp8_resident_pairs(gpu),))
+    if not quick:  # a launch more or less in a layer
+        yield ThresholdJob(gpu, (sum_in_norm_tokens(gpu),))
     yield ThresholdJob(gpu, (unpack_tokens(gpu),))
     yield ThresholdJob(gpu, (few_rows_programs(gpu), few_rows_tokens(gpu)))
     yield ThresholdJob(gpu, (widen_rows(gpu),))
@@ -154,23 +159,60 @@ CROWD = ("small batch", "wgmma")
 def crowd_sides(num_experts: int, tokens: int, gpu: Gpu, device: str) -> Sides:
     layer = replace(moe.LAYERS[EXPERTS], num_experts=num_experts)
     spec = layer.spec(tokens)
+    return layer_sides(
+        layer, tokens, device,
+        lambda each, x, routing: moe_small_batch.run_list(each, spec, gpu, x, routing),
+        lambda each, x, routing: grouped_wgmma.run(each, layer.gate, x, routing, gpu, short_list=True),
+    )  # fmt: skip
+
+
+def sum_in_norm_tokens(gpu: Gpu) -> Threshold:
+    """The list and the norm behind it, with the sum of a token's experts in the norm or in a launch of its own."""
+
+    def prepare(device: str, tokens: int) -> list[Sides]:
+        return [sum_in_norm_sides(tokens, gpu, device)]
+
+    about = f"experts of {EXPERTS} and the norm behind them"
+    crossing = Crossing(about, "tokens", "sum in the norm", "sum apart", SUM_IN_NORM_TOKENS, prepare)
+    return Threshold(Name.SUM_IN_NORM_TOKENS, lambda found: crossing, up_to(1))
+
+
+def sum_in_norm_sides(tokens: int, gpu: Gpu, device: str) -> Sides:
+    """Onto a stream of zeros: what the norm adds up is the layer's answer."""
+    layer = moe.LAYERS[EXPERTS]
+    spec, small = layer.spec(tokens), TritonSmall(gpu)
+    stream = zeros((tokens, layer.hidden), dtype=bfloat16, device=device)
+    weight = ones(layer.hidden, dtype=bfloat16, device=device)
+
+    def normed(x: Tensor | Parts) -> Tensor:
+        return small.add_rms_norm(x, stream, weight, EPSILON)[1]
+
+    return layer_sides(
+        layer, tokens, device,
+        lambda each, x, routing: normed(moe_small_batch.run_list_parts(each, spec, gpu, x, routing)),
+        lambda each, x, routing: normed(moe_small_batch.run_list(each, spec, gpu, x, routing)),
+    )  # fmt: skip
+
+
+Start = Callable[[PackedExperts, "Tensor", Routing], "Tensor"]
+
+
+def layer_sides(layer: moe.Layer, tokens: int, device: str, below: Start, above: Start) -> Sides:
+    """Two ways of an expert layer, over so many layers that their weights come from memory."""
     generator = Generator(device).manual_seed(0)
-    count = max(1, round(ROTATED_BYTES / (num_experts * bytes_per_expert(spec))))
+    count = max(1, round(ROTATED_BYTES / (layer.num_experts * bytes_per_expert(layer.spec(tokens)))))
     made = [moe.random_experts(layer, generator) for _ in range(count)]
     packed = [pack_experts(each, layer.gate) for each in made]
     x, routing = moe.random_tokens(layer, tokens, generator)
 
-    def problem(start: Callable[[PackedExperts, Tensor, Routing], Tensor]) -> Problem:
+    def problem(start: Start) -> Problem:
         def error() -> float:
             return moe.rms_error(start(packed[0], x, routing), x, routing, made[0], layer.gate)
 
         tolerance = moe.RMS_TOLERANCE[Activations.BF16]
         return Problem(lambda: [start(each, x, routing) for each in packed], error, tolerance, count)
 
-    return Sides(
-        problem(lambda each, x, routing: moe_small_batch.run_list(each, spec, gpu, x, routing)),
-        problem(lambda each, x, routing: grouped_wgmma.run(each, layer.gate, x, routing, gpu, short_list=True)),
-    )
+    return Sides(problem(below), problem(above))
 
 
 def fp8_pairs(gpu: Gpu) -> Threshold:

@@ -110,7 +110,7 @@ def path_spans(spans: list[Span]) -> dict[str, list[PathSpan]]:
 
 
 def path_text(found: list[PathSpan]) -> str:
-    """``1-2: small batch, direct; 3-64: small batch, list; 65-: wgmma``."""
+    """``1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list; 65-: wgmma``."""
     parts = []
     for span in found:
         # The last decision holds beyond its own batch size.

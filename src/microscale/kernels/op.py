@@ -90,6 +90,8 @@ class Path(Generic[SpecT]):
     """Why it goes before the paths behind it, where those could run the spec too."""
     supports: Callable[[SpecT, Gpu], Reason | None]
     """``None`` when this path is meant for the spec on this GPU, else why not."""
+    timed_as: str | None = field(default=None, kw_only=True)
+    """The path under whose name it is measured too, where the two differ by little."""
     uses: frozenset[TritonForm] = field(default=frozenset(), kw_only=True)
     """What its kernels leave to Triton's compiler; a version that is wrong there may not run it."""
 

@@ -1,7 +1,8 @@
 """Models whose layers norm what they read and add what they compute: gpt-oss's and Qwen3-MoE's arithmetic, once.
 
 A layer is: norm, fused QKV (its heads may be normed), rotary positions, paged attention, output projection; norm,
-router, mixture of experts. Each sum with the residual stream is left to the norm that reads it: one launch for both.
+router, mixture of experts. Each sum with the residual stream is left to the norm that reads it, and in small batches
+the sum of a token's experts too: one launch for all of it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from microscale.backends.ops import (
     Logits,
     Moe,
     PagedKv,
+    Parts,
     Ranks,
     RopeTable,
     Router,
@@ -42,7 +44,9 @@ class Unsummed:
     part: Tensor
 
 
-Added: TypeAlias = "Tensor | Unsummed | None"
+Sum: TypeAlias = "Tensor | Parts | Unsummed"
+"""What a layer answers: summed, or with a sum that is left to the norm that reads it."""
+Added: TypeAlias = "Sum | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
 
 
@@ -113,17 +117,19 @@ class PreNormLayer:
         heads, slots = self.sizes.num_heads, batch.slots[self.kind]
         return self.small.rope_and_write_kv(qkv, heads, batch.positions, rope, kv, slots, self.head_norms)
 
-    def add_norm(self, added: Tensor | Unsummed, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(self, added: Sum, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the residual stream with what is to be added to it, and that."""
         if isinstance(added, Unsummed):
             return self.ranks.sum_add_norm(added.part, x, weight, self.sizes.rms_epsilon)
         return self.small.add_rms_norm(added, x, weight, self.sizes.rms_epsilon)
 
-    def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor | Unsummed]:
+    def _feed_forward(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Sum]:
         added = self.ranks.sum(self.o(attended.flatten(1)))
         normed, x, routing = self.small.add_norm_route(
             added, x, self.mlp_norm, self.sizes.rms_epsilon, self.router, self.sizes.top_k
         )
+        if self.ranks.world == 1 and self.experts.refuses_parts(x.shape[0]) is None:
+            return x, self.experts.parts(normed, routing)
         part = self.experts(normed, routing)
         return x, Unsummed(part) if self.ranks.fuses(part) else self.ranks.sum(part)
 
@@ -142,8 +148,11 @@ class PreNormModel(Decoder[Added]):
     def stream(self, x: Tensor, state: Added, out: Tensor) -> None:
         if state is None:
             out.copy_(x)
+        # Summed here, and once more by the norm: three layers of all are tapped.
+        elif isinstance(state, Parts):
+            # By the norm's kernel, which is compiled already, for its sum alone.
+            out.copy_(self.layers[0].add_norm(state, x, self.norm)[1])
         else:
-            # Summed here, and once more by the norm: three layers of all are tapped.
             added = self.layers[0].ranks.sum(state.part) if isinstance(state, Unsummed) else state
             torch.add(x, added, out=out)
 

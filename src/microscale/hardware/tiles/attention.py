@@ -15,8 +15,11 @@ HEAD_DIMS = (64, 128, 256, 512)
 MAX_REGISTERS = 255
 FEWEST_ROWS = 16
 """Of a matrix instruction."""
-WGMMA_ROWS = 64
-"""From so many on products read their operands from shared memory, where the card has ``wgmma``."""
+VERIFY_HEAD_DIM = 64
+"""Heads that verify drafts straight from the projection; with wider ones it is slower (H200, Triton 3.6)."""
+VERIFY_SEQUENCES = 2
+"""Up to which drafts are verified straight from the projection. On an H200 four sequences gain 34 us of 24 layers at a
+context of 128, 3 at 2048, and lose 113 at 8192; a graph does not know the context."""
 
 
 class Work(StrEnum):
@@ -33,19 +36,14 @@ class Work(StrEnum):
     FUSED_DECODE = "fused_decode"
     """Decode with the norms and rotation of the new heads and the KV write in the same launch."""
     FUSED_VERIFY = "fused_verify"
-    """The same for two or more new tokens of a sequence: drafts are verified."""
+    """The same for two or more new tokens of a sequence: drafts are verified, with keys of ``VERIFY_HEAD_DIM`` in
+    bf16."""
     FUSED_VERIFY_32 = "fused_verify_32"
-    FUSED_VERIFY_64 = "fused_verify_64"
 
     @property
     def rows(self) -> int:
         """Query rows of a block, in decode: tokens times query heads of a KV head."""
-        return {
-            Work.DECODE_32: 32,
-            Work.DECODE_64: 64,
-            Work.FUSED_VERIFY_32: 32,
-            Work.FUSED_VERIFY_64: 64,
-        }.get(self, FEWEST_ROWS)
+        return {Work.DECODE_32: 32, Work.DECODE_64: 64, Work.FUSED_VERIFY_32: 32}.get(self, FEWEST_ROWS)
 
     @property
     def fused(self) -> bool:
@@ -57,10 +55,8 @@ class Work(StrEnum):
         return self not in (Work.PREFILL, Work.PREFILL_WINDOW)
 
 
-VERIFY = (Work.DECODE, Work.DECODE_32, Work.DECODE_64)
-"""Split-KV by its query rows."""
-FUSED_VERIFY = (Work.FUSED_VERIFY, Work.FUSED_VERIFY_32, Work.FUSED_VERIFY_64)
-"""The same straight from the projection."""
+FUSED_VERIFY = (Work.FUSED_VERIFY, Work.FUSED_VERIFY_32)
+"""By query rows."""
 
 
 class Kv(StrEnum):
@@ -101,7 +97,7 @@ class Tile:
     """Keys of a split that go to L2 while the kernel before runs, where the GPU can do that (decode)."""
     early: int = 0
     """1: the keys of a split's first block, 2: and its values come to registers while the kernel before runs (fused
-    decode); then ``prefetch`` counts from the second block on."""
+    decode, and always 2 in fused verify); then ``prefetch`` counts from the second block on."""
 
     def shared_bytes(self, case: Case) -> int:
         """An upper bound: the queries, keys and values in flight, the softmax's weights and 4 KiB for reductions.
@@ -113,9 +109,6 @@ class Tile:
         tile = self.block_n * case.head_dim
         in_flight = max(1, self.stages - (2 if decode else 1)) * 2 * tile * size + (2 * tile if size == 1 else 0)
         queries = self.block_m * case.head_dim * 2
-        if case.work in FUSED_VERIFY and self.block_m >= WGMMA_ROWS:
-            # The new keys and values, and the block that came early, are operands beside those of the loop.
-            in_flight += 2 * 2 * (FEWEST_ROWS + self.block_n) * case.head_dim
         return queries + in_flight + 2 * self.block_n * self.block_m + (4096 if decode else 1024)
 
 
@@ -125,6 +118,10 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
         return f"is for heads of {case.head_dim}; there are kernels for {', '.join(map(str, HEAD_DIMS))}"
     if case.work.decodes and tile.block_m > case.work.rows:
         return f"has {tile.block_m} query rows, and {case.work} has up to {case.work.rows}"
+    if reason := _does_not_pay(case):
+        return reason
+    if case.work in FUSED_VERIFY and tile.early != 2:
+        return f"has early {tile.early}, and {case.work} has keys and values of a first block early"
     if shared > family.shared_per_block:
         return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
     return None
@@ -184,52 +181,44 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-# With 4 warps 396 bytes spill (SM90, Triton 3.6).
-_VERIFY_FP8 = _FUSED_FP8 | {256: (Tile(16, 32, 8, 3, 255, prefetch=32, early=2),)}
-_VERIFY_32: _Tiles = {
-    # 128 keys fill all registers on SM90, and spill 8 bytes on SM 10.0 and 12.1, 248 in FP8 on SM90 (Triton 3.7).
-    64: (Tile(32, 64, 4, 3, 255, prefetch=64, early=2),),
-    # 64 spill 32 and 56 bytes there.
-    128: (Tile(32, 32, 4, 3, 255, prefetch=64, early=2),),
-    # 32 spill 24 bytes, and 32 if they do not come early (SM90, Triton 3.6).
-    256: (Tile(32, 16, 8, 3, 255, prefetch=32, early=2),),
-}
-# 32 keys that come early spill 32 bytes (SM90, Triton 3.6).
-_VERIFY_32_FP8 = _VERIFY_32 | {256: (Tile(32, 32, 8, 3, 255, prefetch=32),)}
-_VERIFY_64: _Tiles = {
-    64: (Tile(64, 64, 4, 3, 255, prefetch=64, early=2),),
-    128: (Tile(64, 64, 8, 3, 255, prefetch=64, early=2), Tile(64, 32, 8, 3, 255, prefetch=64)),
-}
-# Without wgmma or tcgen05: 32 keys that come early spill 40 bytes (SM 12.1, Triton 3.7), and if not 8 (Triton 3.6).
-_VERIFY_64_MMA = _VERIFY_64 | {128: (Tile(64, 16, 8, 3, 255, prefetch=64),)}
-_VERIFY_64_MMA_FP8 = _VERIFY_64 | {128: (Tile(64, 32, 8, 3, 255, prefetch=64),)}
-
-
-# Head size → query rows of a block, at most.
-_ROWS = {64: 64, 128: 64, 256: 64, 512: 32}
-_FUSED_ROWS = {64: 64, 128: 64, 256: 32, 512: 16}
+# QKV and attention of gpt-oss-20b's layers, one sequence at 2048 on H200, triton 3.6: two tokens 379 us, with 4 warps
+# and 3 stages 404; four tokens 439, with 64 keys and 4 warps 511. 4 warps with 32 rows and 128 keys spill 8 bytes on
+# SM 10.0 and 12.1.
+_VERIFY: _Tiles = {VERIFY_HEAD_DIM: (Tile(16, 128, 8, 2, 255, prefetch=128, early=2),)}
+_VERIFY_32: _Tiles = {VERIFY_HEAD_DIM: (Tile(32, 128, 8, 2, 255, prefetch=128, early=2),)}
 
 
 def cases() -> Iterator[Case]:
     """Everything that has a tile: each work with each head size and KV format, as far as it is asked for."""
     for work, head_dim, kv in product(Work, HEAD_DIMS, Kv):
-        if work.rows <= drafted_work(work.rows, head_dim, fused=work.fused).rows:
-            yield Case(work, head_dim, kv)
+        case = Case(work, head_dim, kv)
+        if _does_not_pay(case) is None and (work is not Work.DECODE_64 or drafted_work(work.rows, head_dim) is work):
+            yield case
 
 
-def drafted_work(rows: int, head_dim: int, *, fused: bool = False) -> Work:
+def drafted_work(rows: int, head_dim: int) -> Work:
     """The narrowest decode whose block has so many query rows, or the widest that there is: 64 rows of 512 spill 3 KB
-    of registers with FP8 keys, and 32 from the projection 1 KB (SM90, Triton 3.7)."""
-    most = _FUSED_ROWS if fused else _ROWS
-    works = [work for work in (FUSED_VERIFY if fused else VERIFY) if work.rows <= most[head_dim]]
-    return next((work for work in works if rows <= work.rows), works[-1])
+    of registers with FP8 keys (SM90, Triton 3.7)."""
+    widest = Work.DECODE_32 if head_dim == HEAD_DIMS[-1] else Work.DECODE_64
+    return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), widest)
 
 
-def no_kernel(work: Work, gpu: Gpu) -> str | None:
-    """Why a kind of work does not run on the card, in one clause; ``None`` where it does."""
-    if work.fused and not gpu.has(Feature.PDL):
+def fused_drafted_work(rows: int) -> Work:
+    """The same straight from the projection."""
+    return next((work for work in FUSED_VERIFY if rows <= work.rows), FUSED_VERIFY[-1])
+
+
+def no_kernel(case: Case, gpu: Gpu) -> str | None:
+    """Why a card does not run a case, in one clause; ``None`` where it does."""
+    if case.work.fused and not gpu.has(Feature.PDL):
         return f"needs programmatic dependent launch, which {gpu.name} does not have"
-    return None
+    return _does_not_pay(case)
+
+
+def _does_not_pay(case: Case) -> str | None:
+    if case.work not in FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
+        return None
+    return f"pays with bf16 KV and heads of {VERIFY_HEAD_DIM}, not {case.kv} KV and heads of {case.head_dim}"
 
 
 def choose(case: Case, gpu: Gpu) -> Tile:
@@ -253,14 +242,8 @@ def _rule(case: Case, family: Family) -> _Tiles:
     fp8 = case.kv is Kv.FP8
     if case.work is Work.FUSED_DECODE:
         return _FUSED_FP8 if fp8 else _FUSED
-    if case.work is Work.FUSED_VERIFY:
-        return _VERIFY_FP8 if fp8 else _FUSED
-    if case.work is Work.FUSED_VERIFY_32:
-        return _VERIFY_32_FP8 if fp8 else _VERIFY_32
-    if case.work is Work.FUSED_VERIFY_64:
-        if _operands_in_shared_memory(family):
-            return _VERIFY_64
-        return _VERIFY_64_MMA_FP8 if fp8 else _VERIFY_64_MMA
+    if case.work in FUSED_VERIFY:
+        return _VERIFY if case.work is Work.FUSED_VERIFY else _VERIFY_32
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
     if case.work is Work.DECODE_32 and fp8:
@@ -293,10 +276,11 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
         held = (m * case.head_dim + m * n) // (32 * warps)
         for registers in (128, 168, 255):
             tile = Tile(m, n, warps, stages, registers, prefetch=n if case.work.decodes else 0)
-            if held < registers and _misfit(case, tile, gpu.family) is None:
-                found[tile] = None
-                if case.work.fused:
-                    found[replace(tile, prefetch=0, early=2)] = None
+            early = [replace(tile, prefetch=0, early=2)] if case.work.fused else []
+            if case.work in FUSED_VERIFY:
+                early.append(replace(tile, early=2))
+            fits = (each for each in (tile, *early) if _misfit(case, each, gpu.family) is None)
+            found |= dict.fromkeys(fits if held < registers else ())
     return list(found)
 
 

@@ -30,6 +30,9 @@ class Name(StrEnum):
     WIDEN_ROWS = "widen_rows"
     """Query rows of a KV head (new tokens times the query heads that share it) from which the FP8 keys and values of a
     prompt are copied to bf16 first."""
+    SUM_IN_NORM_TOKENS = "sum_in_norm_tokens"
+    """Tokens up to which the norm behind an expert layer adds up a token's experts, without a launch of its own for
+    that."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,13 @@ def _misfit(key: Key, tile: Value, family: object) -> str | None:
 SECTION = Section(Kernels.THRESHOLDS, Key, Value, _misfit)
 
 # The rule: the figures of SM90, on which alone they were measured. Where ``wgmma`` was not measured against the
-# small-batch kernels, it does not take their place.
+# small-batch kernels, it does not take their place. ``UNPACK_TOKENS`` is 65 on SM90; with slow memory the copy is dear,
+# and 256 stays (docs/lab/dense.md).
 # ``WIDEN_ROWS`` is by arithmetic: the copy moves 6 bytes for each number of a head, and a row is 4 operations on it, at
 # half the speed where codes are converted on the way. On an H200 (2.7 TB/s, 375 TFLOP/s) that is even at 210 rows.
+# ``SUM_IN_NORM_TOKENS`` is by arithmetic (docs/lab/experts.md): a launch is 2 us, and one program reads a token's parts
+# (gpt-oss 46 KB, Qwen3 66 KB) from L2 in 0.4 to 0.8 us at 64 to 48 bytes a cycle, where two or three programs share
+# that. So about three programs on an SM are even: a whole small batch pays on every card with 22 SMs.
 _RULE = {
     Name.FP8_PAIRS: 20,
     Name.MXFP8_RESIDENT_PAIRS: 32,
@@ -59,6 +66,7 @@ _RULE = {
     Name.FEW_ROWS_TOKENS: 64,
     Name.FEW_ROWS_PROGRAMS: 5,
     Name.WIDEN_ROWS: 512,
+    Name.SUM_IN_NORM_TOKENS: 64,
 }
 
 

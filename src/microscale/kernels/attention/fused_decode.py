@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 MAX_HEADS = 14
 """Query heads in a group, at most, of one new token: key and value stand behind them in a tile of 16 rows."""
-MAX_TOKENS = 16
-"""New tokens of a sequence, at most: their keys are a tile of 16 rows."""
 
 
 def kinds(head_dim: int) -> tuple[HeadsKind, ...]:
@@ -37,6 +35,11 @@ class HeadTransform:
         weights = (like, like) if self.norms is None else (self.norms.q_weight, self.norms.k_weight)
         epsilon = 0.0 if self.norms is None else self.norms.epsilon
         return self.rope.inverse_frequencies, *weights, self.rope.scale, epsilon
+
+    @property
+    def rotation(self) -> tuple[Tensor, float]:
+        """What ``attend_verify`` takes."""
+        return self.rope.inverse_frequencies, self.rope.scale
 
     @property
     def kind(self) -> HeadsKind:

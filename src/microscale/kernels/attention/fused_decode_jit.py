@@ -39,7 +39,7 @@ from microscale.kernels.small.fused_jit import turn, weigh_head
 
 
 @triton.jit
-def half_columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
+def _half_columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """Those of ``columns(part)`` in the first half of a head. Column c turns with c + HEAD_DIM / 2."""
     if KV_FP8:
         return tl.arange(0, HEAD_DIM // 4) * 2 + part
@@ -50,7 +50,7 @@ def half_columns(part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexp
 @triton.jit
 def _rotation(position, frequencies_ptr, scale, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """Cosine and sine of a part's pairs of columns, ``[1, pairs]`` each."""
-    angle = position.to(tl.float32) * tl.load(frequencies_ptr + half_columns(part, HEAD_DIM, KV_FP8))
+    angle = position.to(tl.float32) * tl.load(frequencies_ptr + _half_columns(part, HEAD_DIM, KV_FP8))
     return (tl.cos(angle) * scale)[None, :], (tl.sin(angle) * scale)[None, :]
 
 
@@ -58,7 +58,7 @@ def _rotation(position, frequencies_ptr, scale, part: tl.constexpr, HEAD_DIM: tl
 def _weights(q_ptr, k_ptr, is_key, mask, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """Weights of both columns of a part's pairs, ``[BLOCK_M, pairs]`` each: loaded as the heads are, so that they need
     no change of layout after the wait."""
-    low = tl.where(is_key, k_ptr, q_ptr)[:, None] + half_columns(part, HEAD_DIM, KV_FP8)[None, :]
+    low = tl.where(is_key, k_ptr, q_ptr)[:, None] + _half_columns(part, HEAD_DIM, KV_FP8)[None, :]
     first = tl.load(low, mask[:, None], other=0.0)
     return first, tl.load(low + HEAD_DIM // 2, mask[:, None], other=0.0)
 
@@ -66,7 +66,7 @@ def _weights(q_ptr, k_ptr, is_key, mask, part: tl.constexpr, HEAD_DIM: tl.conste
 @triton.jit
 def _load_heads(ptr, at, mask, part: tl.constexpr, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr):
     """A part of the heads at ``at [BLOCK_M]`` in float32: what stands in the first half, and in the second."""
-    low = ptr + (at[:, None] + half_columns(part, HEAD_DIM, KV_FP8)[None, :])
+    low = ptr + (at[:, None] + _half_columns(part, HEAD_DIM, KV_FP8)[None, :])
     first = tl.load(low, mask[:, None], other=0.0)
     second = tl.load(low + HEAD_DIM // 2, mask[:, None], other=0.0)
     return first.to(tl.float32), second.to(tl.float32)
@@ -79,14 +79,14 @@ def whole(first, second):
 
 
 @triton.jit
-def shifted(halves, PLAIN: tl.constexpr):
+def _shifted(halves, PLAIN: tl.constexpr):
     """Queries as they meet E4M3 keys."""
     first = to_bf16(halves[0].to(tl.float32) * HALF_SHIFT, PLAIN)
     return whole(first, to_bf16(halves[1].to(tl.float32) * HALF_SHIFT, PLAIN))
 
 
 @triton.jit
-def turn_heads(heads, weights, rotation, NORM: tl.constexpr, PLAIN: tl.constexpr):
+def _turn(heads, weights, rotation, NORM: tl.constexpr, PLAIN: tl.constexpr):
     """One part of heads, weighted and turned, in bf16."""
     first, second = heads
     cos, sin = rotation
@@ -115,7 +115,7 @@ def _keep_codes(place, even, odd, scale, mask, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def keep(cache_ptr, x, odd, scale_ptr, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
+def _keep(cache_ptr, x, odd, scale_ptr, mask, HEAD_DIM: tl.constexpr, KV_FP8: tl.constexpr, PLAIN: tl.constexpr):
     """Store the row of ``x`` that ``mask [BLOCK_M, 1]`` shows, both halves in bf16, as the cache has it. → What later
     steps will read there, in parts as ``load_rows`` gives it, and zeros in the other rows."""
     HALF: tl.constexpr = HEAD_DIM // 4 if KV_FP8 else HEAD_DIM // 2
@@ -258,19 +258,19 @@ def attend_fused(
         parts = parts[0] * factor, parts[1] * factor
         if KV_FP8:
             odd = odd[0] * factor, odd[1] * factor
-    turned = turn_heads(parts, norm_weights, rotation, NORM, PLAIN)
+    turned = _turn(parts, norm_weights, rotation, NORM, PLAIN)
     plain = to_bf16(parts[0], PLAIN), to_bf16(parts[1], PLAIN)
     odd_turned = turned
     odd_plain = plain
     q = (whole(turned[0], turned[1]),)
     if KV_FP8:
-        odd_turned = turn_heads(odd, odd_weights, odd_rotation, NORM, PLAIN)
+        odd_turned = _turn(odd, odd_weights, odd_rotation, NORM, PLAIN)
         odd_plain = to_bf16(odd[0], PLAIN), to_bf16(odd[1], PLAIN)
-        q = shifted(turned, PLAIN), shifted(odd_turned, PLAIN)
+        q = _shifted(turned, PLAIN), _shifted(odd_turned, PLAIN)
     k_scale_at = k_scale_ptr + kv_head * stride_scale
     v_scale_at = v_scale_ptr + kv_head * stride_scale
-    k = keep(k_head_ptr + newest_at, turned, odd_turned, k_scale_at, is_key[:, None], HEAD_DIM, KV_FP8, PLAIN)
-    v = keep(v_head_ptr + newest_at, plain, odd_plain, v_scale_at, is_value[:, None], HEAD_DIM, KV_FP8, PLAIN)
+    k = _keep(k_head_ptr + newest_at, turned, odd_turned, k_scale_at, is_key[:, None], HEAD_DIM, KV_FP8, PLAIN)
+    v = _keep(v_head_ptr + newest_at, plain, odd_plain, v_scale_at, is_value[:, None], HEAD_DIM, KV_FP8, PLAIN)
     if not KV_FP8:
         k = q  # one of whose rows it is
     state = _begin(state, q, k, v, is_key, is_value, scale, KV_FP8, PLAIN)

@@ -5,8 +5,8 @@ blocks of query rows. A batch that mixes both takes both ways, so that a decodin
 hold up a prefill. Grids follow from sizes that the host knows (tokens, sequences, width of the page
 table); lengths are read on the device.
 
-Where all sequences decode, with drafts or without, norms and rotation of the new heads and the KV write are in the same
-launch (``run_fused``).
+Where all sequences decode, norms and rotation of the new heads and the KV write are in the same launch
+(``run_fused``); with drafts only for some heads (``paths.verifies``).
 """
 
 from __future__ import annotations
@@ -171,9 +171,8 @@ class _Call:
         )  # fmt: skip
         pdl = uses_pdl(self.gpu)
         constants |= {
-            "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "KV_FP8": self.fp8,
-            "SPLIT": split, "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl,
-            "PLAIN": binding.PLAIN,
+            "HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "SPLIT": split,
+            "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": binding.PLAIN,
         }  # fmt: skip
         options = compile_options(tile) | PDL_OPTION[pdl]
         launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
@@ -184,13 +183,12 @@ class _Call:
         """The kernel for short sequences, and its arguments and constants that others do not have: the group, which is
         a constant where drafts are verified, and the heads' norms and rotation."""
         if self.transform is None:
-            return paged_jit.attend_short, (self.group,), (), {}
+            return paged_jit.attend_short, (self.group,), (), {"KV_FP8": self.fp8}
+        if self.batch.sizes[1] > 1:
+            return fused_verify_jit.attend_verify, (), self.transform.rotation, {"GROUP": self.group}
         norm, norm_v, shared = self.transform.kind
-        constants = {"EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
-        others = self.transform.arguments(self.q)
-        if self.batch.sizes[1] == 1:
-            return fused_decode_jit.attend_fused, (self.group,), others, constants
-        return fused_verify_jit.attend_verify, (), others, constants | {"GROUP": self.group}
+        constants = {"KV_FP8": self.fp8, "EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
+        return fused_decode_jit.attend_fused, (self.group,), self.transform.arguments(self.q), constants
 
     def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
         arguments = (sums, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))

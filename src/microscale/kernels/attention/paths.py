@@ -11,8 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.attention import Case, Kv, SplitKv, Tile, Work, choose, drafted_work, no_kernel, split_kv
+from microscale.hardware import Gpu
+from microscale.hardware.tiles.attention import (
+    VERIFY_SEQUENCES,
+    Case,
+    Kv,
+    SplitKv,
+    Tile,
+    Work,
+    choose,
+    drafted_work,
+    fused_drafted_work,
+    no_kernel,
+    split_kv,
+)
 from microscale.kernels.attention import fused_decode, widen
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.numbers import cdiv
@@ -50,10 +62,10 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
 
 def _decode_work(spec: AttentionSpec, *, fused: bool) -> Work:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
-    longest = spec.shape.longest_query
-    if not spec.shape.verify or (fused and longest == 1):
-        return Work.FUSED_DECODE if fused else Work.DECODE
-    return drafted_work(longest * (spec.num_heads // spec.num_kv_heads), spec.head_dim, fused=fused)
+    rows = spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads)
+    if not fused:
+        return drafted_work(rows, spec.head_dim) if spec.shape.verify else Work.DECODE
+    return fused_drafted_work(rows) if spec.shape.longest_query > 1 else Work.FUSED_DECODE
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:
@@ -144,41 +156,44 @@ def fuses(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
         """Norms, rotation and KV write in the same launch."""
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
-        if not gpu.has(Feature.PDL):
-            return f"needs programmatic dependent launch, which {gpu.name} does not have"
+        if reason := no_kernel(Case(Work.FUSED_DECODE, spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
+            return reason
         if shape.longest_query != 1:
             return f"takes one new token of each sequence, not {shape.longest_query}"
+        if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
+            return (
+                f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
+            )
         if group > fused_decode.MAX_HEADS:
             return f"takes up to {fused_decode.MAX_HEADS} query heads per KV head, not {group}"
-        return _from_heads(way, spec, gpu)
+        few = _few(spec, split_of(spec, gpu).fused_sequences)
+        return few or _split(way, spec, gpu, _short_tile(spec, gpu, fused=True), fused=True)
 
     return supports
 
 
 def verifies(way: Split) -> Supports:
     def supports(spec: AttentionSpec, gpu: Gpu) -> Reason | None:
-        """The same, for a sequence's next token and the drafts after it."""
+        """The same without norms, for a sequence's next token and the drafts after it."""
         shape, group = spec.shape, spec.num_heads // spec.num_kv_heads
         if not shape.verify or shape.longest_query == 1:
             return "is for sequences with drafts"
-        if reason := no_kernel(_decode_work(spec, fused=True), gpu):
+        if reason := no_kernel(Case(_decode_work(spec, fused=True), spec.head_dim, Kv.of(shape.kv_fp8)), gpu):
             return reason
+        if shape.heads is not None and any(shape.heads):
+            return "pays with heads without norms that have values of their own"
         if group & (group - 1):
             return f"takes a power of two of query heads per KV head, not {group}"
-        most = min(fused_decode.MAX_TOKENS, short_len(spec, _short_tile(spec, gpu, fused=True)))
-        if shape.longest_query > most:
-            return f"takes up to {most} new tokens of a sequence, not {shape.longest_query}"
-        return _from_heads(way, spec, gpu)
+        tile = _short_tile(spec, gpu, fused=True)
+        if _long(spec, tile) is None:
+            return f"pays up to {short_len(spec, tile)} new tokens of a sequence, not {shape.longest_query}"
+        few = _few(spec, min(split_of(spec, gpu).fused_sequences, VERIFY_SEQUENCES))
+        return few or _split(way, spec, gpu, tile, fused=True)
 
     return supports
 
 
-def _from_heads(way: Split, spec: AttentionSpec, gpu: Gpu) -> Reason | None:
-    """Why a batch does not take its heads straight from the projection, for one new token of a sequence or several."""
-    shape = spec.shape
-    if shape.heads is not None and shape.heads not in fused_decode.kinds(spec.head_dim):
-        return f"norms queries, keys and values of heads that are {spec.head_dim} wide, and these are not all normed"
-    most = split_of(spec, gpu).fused_sequences
-    if shape.sequences > most:
-        return f"pays up to {most} sequences, not {shape.sequences}"
-    return _split(way, spec, gpu, _short_tile(spec, gpu, fused=True), fused=True)
+def _few(spec: AttentionSpec, most: int) -> Reason | None:
+    """Why the sequences are too many to take their heads straight from the projection."""
+    count = spec.shape.sequences
+    return None if count <= most else f"pays up to {most} sequences, not {count}"

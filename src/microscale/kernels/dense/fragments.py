@@ -1,8 +1,8 @@
 """``triton_fp8``, ``triton_mxfp8``, ``triton_mxfp4``: weights in fragments times bf16 activations, from SM80 on.
 
-Up to 16 tokens (64 with few rows) are limited by reading weights and take the kernel for small batches; more
-take a GEMM that decodes weights on their way into the matrix unit; from 256 on one layer's weights are unpacked to bf16
-and cuBLAS does the rest. All read one packed layout.
+Up to 16 tokens (64 with few rows) are limited by reading weights and take the kernel for small batches; more take a
+GEMM that decodes weights on their way into the matrix unit; from 65 (SM90) or 256 on one layer's weights are unpacked
+to bf16 and cuBLAS does the rest. All read one packed layout.
 
 ``triton_mxfp8_a8``, ``triton_mxfp4_a8``: the same weights times MXFP8 activations on block-scaled matrix instructions
 (``mma.sync`` on SM120 and SM121, ``tcgen05.mma`` on SM100 and SM103). Few tokens run with bf16 activations there too.

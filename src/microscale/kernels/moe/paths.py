@@ -21,8 +21,8 @@ from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.grouped_wgmma import MIN_K_TILES, gemm_path
 from microscale.kernels.moe.packed import PackedExperts
-from microscale.kernels.moe.small_batch import DIRECT_TOKENS, MAX_TOKENS
-from microscale.kernels.moe.spec import MoePath, MoeSpec, Routing
+from microscale.kernels.moe.small_batch import DIRECT_TOKENS, MAX_TOKENS, OWN_LIST_TOKENS, OWN_LIST_TOP_K
+from microscale.kernels.moe.spec import MoePath, MoeSpec, PartsPath, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason, always
 
@@ -51,6 +51,12 @@ def _up_to(most: int) -> Supports:
         return None if spec.tokens <= most else f"runs up to {most} tokens, not {spec.tokens}"
 
     return supports
+
+
+def _own_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    if spec.top_k > OWN_LIST_TOP_K:
+        return f"finds up to {OWN_LIST_TOP_K} experts of a token, not {spec.top_k}"
+    return _up_to(OWN_LIST_TOKENS)(spec, gpu)
 
 
 def _wgmma(spec: MoeSpec, gpu: Gpu, weight_format: str = MXFP4.name) -> Reason | None:
@@ -114,6 +120,19 @@ def _resident_mxfp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:
     return f"is meant for more than {MAX_TOKENS} tokens and {least} pairs an expert; {spec.tokens} make {share:.3g}"
 
 
+def _sum_in_norm(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    """The list's own limits. A path that goes before it adds up a token's experts by itself."""
+    if spec.tokens <= DIRECT_TOKENS:
+        return f"pays from {DIRECT_TOKENS + 1} tokens on, not for {spec.tokens}: fewer are added up in the last GEMM"
+    if spec.tokens > (most := min(MAX_TOKENS, threshold(Name.SUM_IN_NORM_TOKENS, gpu))):
+        return f"pays up to {most} tokens, not for {spec.tokens}"
+    return None if _wgmma_bf16(spec, gpu) else "leaves crowded experts to wgmma, whose parts are in bf16"
+
+
+def _own_list_parts(spec: MoeSpec, gpu: Gpu) -> Reason | None:
+    return _sum_in_norm(spec, gpu) or _own_list(spec, gpu)
+
+
 def resident_share(spec: MoeSpec, gpu: Gpu, fp8: bool) -> int | None:
     """Pairs an expert from which the chosen tile is a resident one."""
     bits = block_format(spec.weight_format).bits
@@ -153,12 +172,18 @@ def _on_wgmma_fp8(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, rou
 
 RESIDENT = "its programs stay on their SM and load weights while others multiply"
 READS_ONCE = "it reads the weights at the memory's speed"
+NO_LIST = "each program finds its tile, and no list is made"
 
 DIRECT = MoePath(
     "small batch, direct", "each token reads its own experts, and no list is made", _up_to(DIRECT_TOKENS),
     small_batch.run_direct,
 )  # fmt: skip
 LIST = MoePath("small batch, list", READS_ONCE, _up_to(MAX_TOKENS), small_batch.run_list)
+OWN_LIST = MoePath(
+    "small batch, own list", NO_LIST, _own_list, small_batch.run_own_list, timed_as=LIST.name,
+)  # fmt: skip
+OWN_LIST_PARTS = PartsPath("small batch, own list", NO_LIST, _own_list_parts, small_batch.run_own_list_parts)
+LIST_PARTS = PartsPath("small batch, list", "it is the last", _sum_in_norm, small_batch.run_list_parts)
 WGMMA_RESIDENT = MoePath("wgmma, resident", RESIDENT, _resident(fp8=False), _on_wgmma)
 MXFP8_RESIDENT = MoePath("wgmma MXFP8, resident", RESIDENT, _resident_mxfp8, _on_wgmma)
 WGMMA_LIST = MoePath("wgmma, list", "sorting so few pairs is one launch", _wgmma_list, _on_wgmma_list)
@@ -171,12 +196,17 @@ BLOCK_SCALED = MoePath(
     uses=USED_BY["grouped experts, block-scaled"],
 )  # fmt: skip
 
-BF16_PATHS = (DIRECT, WGMMA_RESIDENT, MXFP8_RESIDENT, WGMMA_LIST, WGMMA, LIST, GROUPED)
+BF16_PATHS = (DIRECT, WGMMA_RESIDENT, MXFP8_RESIDENT, WGMMA_LIST, WGMMA, OWN_LIST, LIST, GROUPED)
 """With bf16 activations."""
-MXFP8_PATHS = (
-    BLOCK_SCALED,
-    FP8_RESIDENT,
-    WGMMA_FP8,
-    *(replace(path, name=f"{path.name}, bf16") for path in BF16_PATHS),
-)
+
+
+def _with_bf16(path: MoePath[PackedExperts]) -> MoePath[PackedExperts]:
+    """One of ``BF16_PATHS`` among those of 8-bit activations."""
+    timed_as = None if path.timed_as is None else f"{path.timed_as}, bf16"
+    return replace(path, name=f"{path.name}, bf16", timed_as=timed_as)
+
+
+MXFP8_PATHS = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8, *(_with_bf16(path) for path in BF16_PATHS))
 """With 8-bit activations where they pay, and with bf16 ones below."""
+PARTS_PATHS = (OWN_LIST_PARTS, LIST_PARTS)
+"""Up to the sum of a token's experts. Whoever would run another path adds up by itself."""

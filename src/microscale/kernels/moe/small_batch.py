@@ -1,17 +1,29 @@
 """Launches of the small-batch expert layer. ``hardware`` has their tiles.
 
 direct (1 or 2 tokens):   gate_up_small → down_direct
-list (up to 64):          list_small_batch → gate_up_small → down_small → combine
+own list (up to 8):       gate_up_small → down_small → combine, or the norm that follows
+list (up to 64):          list_small_batch → gate_up_small → down_small → combine, or the norm that follows
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
-from microscale.hardware.tiles.experts import Shape, Tile, direct_down, direct_gate_up, for_list, max_registers
+from microscale.hardware.tiles.experts import (
+    Shape,
+    Tile,
+    direct_down,
+    direct_gate_up,
+    for_list,
+    for_own_list,
+    max_registers,
+)
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS, Packed
@@ -19,7 +31,7 @@ from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
 from microscale.kernels.moe.routing import Dispatch, tile_bound
-from microscale.kernels.moe.spec import Gate, MoeSpec, Routing
+from microscale.kernels.moe.spec import Gate, MoeSpec, Parts, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
@@ -30,6 +42,10 @@ MAX_TOP_K = 16
 DIRECT_TOKENS = 2
 COLUMNS = 8
 """Tokens that one program of the list serves: the columns of m16n8k16."""
+OWN_LIST_TOKENS = COLUMNS
+"""So few that an expert has one tile."""
+OWN_LIST_TOP_K = 15
+"""A slot of a token and whether there is one are 4 bits."""
 COMBINE_BLOCK = 1024
 LIST_WARPS = 4
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
@@ -69,9 +85,10 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Each token reads its own experts."""
     tokens, top_k = routing.expert_ids.shape
-    h, y = _room(packed, x, tokens, top_k)
+    y = _answer(packed, x)
     if not tokens:
         return y
+    h = _room(packed, x, tokens, top_k)
     gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
     tile = direct_gate_up(gate_up, tokens, top_k, gpu)
     _gate_up(packed, spec.gate, x, h, routing.expert_ids, None, gpu, tile)
@@ -79,27 +96,82 @@ def run_direct(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routin
     return y
 
 
-def run_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
-    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
-    tokens, top_k = routing.expert_ids.shape
-    h, y = _room(packed, x, tokens, top_k)
-    if not tokens:
-        return y
-    gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
-    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
-    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, spec.gate, scaled, h, routing.expert_ids, work, gpu, for_list(gate_up, tokens, top_k, gpu))
-    _down(packed, h, routing, work, parts, gpu, for_list(down, tokens, top_k, gpu))
-    combine(parts, y, top_k, gpu)
+@dataclass(frozen=True)
+class OwnList:
+    """A work list that nobody writes: every program finds its tile from the experts' ids."""
+
+    tiles: int
+    """At most."""
+    expert_words: int
+    """Words of 32 bits with a bit for each expert: a power of two, so that layers share kernels."""
+
+
+def run_own_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """The same as ``run_list``, to the bit, of at most ``OWN_LIST_TOKENS`` tokens: one launch less."""
+    y = _answer(packed, x)
+    if x.shape[0]:
+        parts = run_own_list_parts(packed, spec, gpu, x, routing)
+        combine(parts.rows, y, parts.top_k, gpu)
     return y
 
 
-def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """For the gate's output and for the answer. No host synchronisation; sizes follow from shapes."""
+def run_list(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Tensor:
+    """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. Tokens of one expert share its weights."""
+    y = _answer(packed, x)
+    if x.shape[0]:
+        parts = run_list_parts(packed, spec, gpu, x, routing)
+        combine(parts.rows, y, parts.top_k, gpu)
+    return y
+
+
+def run_own_list_parts(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Parts:
+    """As ``run_list_parts``, to the bit, of at most ``OWN_LIST_TOKENS`` tokens."""
+    work, x = own_list(x, routing.expert_ids, packed.num_experts, gpu)
+    return _parts(packed, spec, gpu, x, routing, work, for_own_list)
+
+
+def run_list_parts(packed: PackedExperts, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing) -> Parts:
+    """``x [tokens, hidden]`` bf16, at least one token → what each of its experts answers."""
+    work, scaled = make_list(x, routing.expert_ids, packed.num_experts, gpu)
+    return _parts(packed, spec, gpu, scaled, routing, work, for_list)
+
+
+def _parts(
+    packed: PackedExperts,
+    spec: MoeSpec,
+    gpu: Gpu,
+    x: Tensor,
+    routing: Routing,
+    work: Dispatch | OwnList,
+    tile: Callable[[Shape, int, int, Gpu], Tile],
+) -> Parts:
+    """Both GEMMs. ``x``: as ``work`` wants it."""
+    tokens, top_k = routing.expert_ids.shape
+    h = _room(packed, x, tokens, top_k)
+    gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
+    parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
+    _gate_up(packed, spec.gate, x, h, routing.expert_ids, work, gpu, tile(gate_up, tokens, top_k, gpu))
+    _down(packed, h, routing, work, parts, gpu, tile(down, tokens, top_k, gpu))
+    return Parts(parts, top_k)
+
+
+def _answer(packed: PackedExperts, x: Tensor) -> Tensor:
+    return torch.empty((x.shape[0], packed.hidden), dtype=torch.bfloat16, device=x.device)
+
+
+def _room(packed: PackedExperts, x: Tensor, tokens: int, top_k: int) -> Tensor:
+    """For the gate's output. No host synchronisation; sizes follow from shapes."""
     # down_direct reads, and does not use, rows up to a power of two.
     rows = tokens * top_k + next_power_of_2(top_k) - top_k
-    h = torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
-    return h, torch.empty((tokens, packed.hidden), dtype=torch.bfloat16, device=x.device)
+    return torch.empty((rows, packed.intermediate), dtype=torch.bfloat16, device=x.device)
+
+
+def own_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[OwnList, Tensor]:
+    """In place of ``make_list``. ``x`` stays as it is: ``gate_up`` scales it."""
+    if ids.shape[0] > OWN_LIST_TOKENS or ids.shape[1] > OWN_LIST_TOP_K:
+        most = f"up to {OWN_LIST_TOKENS} tokens with {OWN_LIST_TOP_K} experts each"
+        raise Unsupported(f"Programs find their tiles for {most}, not for ids {list(ids.shape)}.")
+    return OwnList(tile_bound(ids.numel(), num_experts, COLUMNS), next_power_of_2(cdiv(num_experts, 32))), x
 
 
 def make_list(
@@ -127,39 +199,59 @@ def list_constants(pairs: int, num_experts: int, gpu: Gpu, columns: int = COLUMN
     return {**sizes, "COLUMNS": columns, "PADDED": padded, "BLOCK": 1024, **pdl_constant(gpu)}
 
 
+@dataclass(frozen=True)
+class _Named:
+    """How the programs of a GEMM learn what they do."""
+
+    tiles: Tensor
+    order: Tensor
+    entries: int
+    expert_words: int = 0
+
+    @classmethod
+    def by(cls, work: Dispatch | OwnList | None, ids: Tensor) -> _Named:
+        """By a list, by the ids of all tokens, or by one id."""
+        if isinstance(work, Dispatch):
+            return cls(work.tiles, work.order, work.tiles.shape[0])
+        return cls(ids, ids, ids.numel()) if work is None else cls(ids, ids, work.tiles, work.expert_words)
+
+
 def _gate_up(
-    packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | None, gpu: Gpu, tile: Tile
-) -> None:
-    weights = packed.gate_up
-    entries = ids.numel() if work is None else work.tiles.shape[0]
+    packed: PackedExperts, gate: Gate, x: Tensor, h: Tensor, ids: Tensor, work: Dispatch | OwnList | None, gpu: Gpu,
+    tile: Tile,
+) -> None:  # fmt: skip
+    weights, named = packed.gate_up, _Named.by(work, ids)
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h,
-        ids if work is None else work.tiles, ids if work is None else work.order, x.stride(0),
+        x, weights.words, weights.scales, _or(packed.gate_up_bias, x), h, named.tiles, named.order, x.stride(0),
+        x.shape[0],
     )  # fmt: skip
     constants = {
         "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": ids.shape[1], "BITS": weights.format.bits,
-        "DIRECT": work is None, "HAS_BIAS": packed.gate_up_bias is not None, **gate_constants(gate),
-        **tile_constants(tile), **pdl_constant(gpu),
+        "DIRECT": work is None, "EXPERT_WORDS": named.expert_words, "HAS_BIAS": packed.gate_up_bias is not None,
+        **gate_constants(gate), **tile_constants(tile), **pdl_constant(gpu),
     }  # fmt: skip
     options = gemm_options(tile, tile.warps, gpu)
-    launch(jit.gate_up_small, (entries * blocks,), arguments, constants, options, MMA)
+    launch(jit.gate_up_small, (named.entries * blocks,), arguments, constants, options, MMA)
 
 
 def _down(
-    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch, parts: Tensor, gpu: Gpu, tile: Tile
+    packed: PackedExperts, h: Tensor, routing: Routing, work: Dispatch | OwnList, parts: Tensor, gpu: Gpu, tile: Tile
 ) -> None:
-    weights = packed.down
+    weights, named = packed.down, _Named.by(work, routing.expert_ids)
+    tokens, top_k = routing.expert_ids.shape
     blocks = cdiv(weights.rows // TILE_ROWS, tile.row_tiles)
     arguments = (
-        h, weights.words, weights.scales, _or(packed.down_bias, h), parts, work.tiles, work.order, routing.weights,
+        h, weights.words, weights.scales, _or(packed.down_bias, h), parts, named.tiles, named.order, routing.weights,
+        tokens,
     )  # fmt: skip
     constants = {
-        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "BITS": weights.format.bits,
-        "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile), **pdl_constant(gpu),
+        "K": weights.k, "ROW_TILES": weights.rows // TILE_ROWS, "TOP_K": top_k, "BITS": weights.format.bits,
+        "EXPERT_WORDS": named.expert_words, "HAS_BIAS": packed.down_bias is not None, **tile_constants(tile),
+        **pdl_constant(gpu),
     }  # fmt: skip
     options = gemm_options(tile, tile.warps, gpu)
-    launch(jit.down_small, (work.tiles.shape[0] * blocks,), arguments, constants, options, MMA)
+    launch(jit.down_small, (named.entries * blocks,), arguments, constants, options, MMA)
 
 
 def _down_direct(packed: PackedExperts, h: Tensor, routing: Routing, y: Tensor, gpu: Gpu, tile: Tile) -> None:

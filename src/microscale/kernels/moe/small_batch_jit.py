@@ -5,9 +5,10 @@ or more row tiles at once; each lane reads its own fragments from memory in 16-b
 while it computes the batch before, and applies the group scales in float32 after every 32 columns. No shared memory,
 except to add up slices of K where they are spread over warps; no atomics, so results are the same in every run.
 
-Two ways to name the work. *Direct*, for very few tokens: a program per (token, expert, rows) for gate and up, and for
+Three ways to name the work. *Direct*, for very few tokens: a program per (token, expert, rows) for gate and up, and for
 down a program per (token, rows) whose warps are the token's experts, so that the weighted sum over experts happens in
 the program. *List*: a program per (tile of the work list, rows), and ``pairs_jit.combine`` adds up a token's experts.
+*Own list*, for so few tokens that an expert has one tile: the same, but each program finds its tile (``own_tile_jit``).
 
 Activations between the two GEMMs are stored times 2**64 (``fragments_jit``). With programmatic dependent launch
 ``down`` fetches its first weights before it waits for ``gate_up`` to end.
@@ -23,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from microscale.kernels.fragments_jit import X_SCALE, scale_activations, token_fragments
 from microscale.kernels.gate_jit import gated
+from microscale.kernels.moe.own_tile_jit import opaque, own_pairs, own_tile, tokens_to_read
 from microscale.kernels.small_batch_core_jit import (
     add_scaled,
     issue_loads_here,
@@ -182,21 +184,23 @@ def _step(
     return add_scaled(acc, a, (b00, b01, b10, b11), words[2], h, mma)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["tokens"])
 def gate_up_small(
     x_ptr,  # bf16 [tokens, K]; list: times 2**64
     w_ptr,
     s_ptr,
     bias_ptr,  # bf16 [experts, 16 * ROW_TILES], packed row order
-    h_ptr,  # bf16 [pairs, 8 * ROW_TILES], times 2**64
-    work_ptr,  # direct: expert ids [tokens, TOP_K]; list: tiles [bound, 4]
+    h_ptr,  # bf16 [pairs, 8 * ROW_TILES], times 2**64; by place with a list, else by pair
+    work_ptr,  # list: tiles [bound, 4]; else expert ids [tokens, TOP_K]
     order_ptr,  # list: place → pair
     stride_x,
+    tokens,
     K: gl.constexpr,
     ROW_TILES: gl.constexpr,
     TOP_K: gl.constexpr,
     BITS: gl.constexpr,
     DIRECT: gl.constexpr,
+    EXPERT_WORDS: gl.constexpr,  # own list: words of 32 bits with a bit for each expert; else 0
     HAS_BIAS: gl.constexpr,
     GATE: gl.constexpr,
     ALPHA: gl.constexpr,
@@ -222,19 +226,27 @@ def gate_up_small(
         first = entry
         count = 1
         token = n * 0 + entry // TOP_K
+    elif EXPERT_WORDS:
+        expert, slots = own_tile(work_ptr, entry, tokens, TOP_K, EXPERT_WORDS, SLICES * WARPS_N)
+        LX: gl.constexpr = token_layout(SLICES, WARPS_N)
+        m = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LX)))
+        token = opaque(tokens_to_read(m, slots))
     else:
         expert = gl.load(work_ptr + entry * 4)
         first = gl.load(work_ptr + entry * 4 + 1)
         count = gl.load(work_ptr + entry * 4 + 2)
-        # Columns past the end repeat the last pair: every address is valid, and the result is not stored.
-        token = gl.load(order_ptr + first + gl.minimum(n, gl.maximum(count - 1, 0))) // TOP_K
+        # Columns past the end repeat the last pair: every address is valid, and the result is not stored. Past the end
+        # of the list nobody wrote where an entry begins.
+        token = gl.load(order_ptr + gl.where(expert >= 0, first + gl.minimum(n, count - 1), 0)) // TOP_K
     if expert >= 0:
         LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
         acc = walk(
             x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
-            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT, False, mma,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT or EXPERT_WORDS > 0, False, mma,
         )  # fmt: skip
+        if EXPERT_WORDS:
+            row_tile = opaque(row_tile)
         r = sum_slices(acc, BITS)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         if HAS_BIAS:
@@ -246,24 +258,32 @@ def gate_up_small(
         LH: gl.constexpr = h.type.layout
         tile = row_tile + gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, LH)))[:, None, None]
         unit = tile * 8 + gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LH)))[None, :, None]
-        pair = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LH)))[None, None, :]
-        at = (first + pair) * (ROW_TILES * 8) + unit
-        gl.store(h_ptr + at, h.to(gl.bfloat16), mask=(pair < count) & (tile < ROW_TILES))
+        column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LH)))[None, None, :]
+        if EXPERT_WORDS:
+            place, mine = own_pairs(column, slots, TOP_K)
+        else:
+            place = first + column
+            mine = column < count
+        at = place * (ROW_TILES * 8) + unit
+        gl.store(h_ptr + at, h.to(gl.bfloat16), mask=mine & (tile < ROW_TILES))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["tokens"])
 def down_small(
-    h_ptr,  # bf16 [pairs, K] by place, times 2**64
+    h_ptr,  # bf16 [pairs, K], times 2**64; by place with a list, else by pair
     w_ptr,
     s_ptr,
     bias_ptr,  # bf16 [experts, 16 * ROW_TILES]
     y_ptr,  # float32 [pairs, 16 * ROW_TILES] by pair
-    tiles_ptr,
+    work_ptr,  # as for gate_up_small
     order_ptr,
     weights_ptr,  # float32 [pairs]
+    tokens,
     K: gl.constexpr,
     ROW_TILES: gl.constexpr,
+    TOP_K: gl.constexpr,
     BITS: gl.constexpr,
+    EXPERT_WORDS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     B: gl.constexpr,
     WARPS_N: gl.constexpr,
@@ -277,20 +297,30 @@ def down_small(
     L1: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mma))
     if PDL:
         gdc_launch_dependents()
-    # The list is older than gate_up, which waited for it: it may be read before this kernel waits for gate_up.
+    # The list and the ids are older than gate_up, which waited for them: they may be read before this kernel waits.
     entry = gl.program_id(0) // BLOCKS
     row_tile = gl.program_id(0) % BLOCKS * B
-    expert = gl.load(tiles_ptr + entry * 4)
-    first = gl.load(tiles_ptr + entry * 4 + 1)
-    count = gl.load(tiles_ptr + entry * 4 + 2)
+    if EXPERT_WORDS:
+        expert, slots = own_tile(work_ptr, entry, tokens, TOP_K, EXPERT_WORDS, SLICES * WARPS_N)
+    else:
+        expert = gl.load(work_ptr + entry * 4)
+        first = gl.load(work_ptr + entry * 4 + 1)
+        count = gl.load(work_ptr + entry * 4 + 2)
     if expert >= 0:
         LE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, mma))
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
-        place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
+        if EXPERT_WORDS:
+            LX: gl.constexpr = token_layout(SLICES, WARPS_N)
+            m = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LX)))
+            place = opaque(own_pairs(tokens_to_read(m, slots), slots, TOP_K)[0])
+        else:
+            place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
         acc = walk(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
             K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
         )  # fmt: skip
+        if EXPERT_WORDS:
+            row_tile = opaque(row_tile)
         r = sum_slices(acc, BITS)
         L2: gl.constexpr = gl.SliceLayout(0, mma)
         row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
@@ -298,10 +328,16 @@ def down_small(
             bias = gl.load(bias_ptr + expert * (ROW_TILES * 16) + row, mask=row < ROW_TILES * 16, other=0.0)
             r += bias.to(gl.float32)[:, None]
         n = gl.arange(0, 8, gl.SliceLayout(0, L2))
-        pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
-        r *= gl.load(weights_ptr + pair)[None, :]
+        if EXPERT_WORDS:
+            pair, mine = own_pairs(n, slots, TOP_K)
+            weight = gl.load(weights_ptr + pair, mask=mine, other=0.0)
+        else:
+            pair = gl.load(order_ptr + first + gl.minimum(n, count - 1))
+            mine = n < count
+            weight = gl.load(weights_ptr + pair)
+        r *= weight[None, :]
         at = pair[None, :] * (ROW_TILES * 16) + row[:, None]
-        gl.store(y_ptr + at, r, mask=(n < count)[None, :] & (row < ROW_TILES * 16)[:, None])
+        gl.store(y_ptr + at, r, mask=mine[None, :] & (row < ROW_TILES * 16)[:, None])
 
 
 @gluon.jit

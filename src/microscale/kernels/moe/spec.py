@@ -109,10 +109,33 @@ class Routing:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A layer's answer whose experts are not added up yet. Whoever reads it adds a token's parts up in float32, from
+    0.0 on and in their order, and rounds the sum to the activations' type."""
+
+    rows: Tensor  # [tokens * top_k, hidden] float32, contiguous, with the experts' weights applied
+    top_k: int
+
+    def summed(self, dtype: torch.dtype) -> Tensor:
+        """What the layer would have answered, ``[tokens, hidden]``, op by op: what kernels are held against."""
+        total = self.rows.new_zeros((self.rows.shape[0] // self.top_k, self.rows.shape[1]))
+        for part in self.rows.unflatten(0, (-1, self.top_k)).unbind(1):
+            total = total + part
+        return total.to(dtype)
+
+
+@dataclass(frozen=True)
 class MoePath(Path[MoeSpec], Generic[PackedT]):
     """One way to run an expert layer."""
 
     start: Callable[[PackedT, MoeSpec, Gpu, Tensor, Routing], Tensor]
+
+
+@dataclass(frozen=True)
+class PartsPath(Path[MoeSpec], Generic[PackedT]):
+    """One way to run an expert layer up to the sum of a token's experts, which is left to the reader."""
+
+    start: Callable[[PackedT, MoeSpec, Gpu, Tensor, Routing], Parts]
 
 
 @dataclass(frozen=True)
@@ -135,6 +158,8 @@ class MoeOp(Implementation[MoeSpec], Generic[PackedT]):
 
     op = "moe"
     paths: tuple[MoePath[PackedT], ...]
+    parts_paths: tuple[PartsPath[PackedT], ...] = ()
+    """The ways of ``run_parts``; none where there is no such form."""
     mlp_paths: tuple[MlpPath[PackedT], ...] = ()
     """The ways of ``run_with_mlp``; none where there is no such form."""
 
@@ -149,6 +174,13 @@ class MoeOp(Implementation[MoeSpec], Generic[PackedT]):
         self, packed: PackedT, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing, path: MoePath[PackedT]
     ) -> Tensor:
         """``x [tokens, hidden]`` → the same shape and type, by ``path``."""
+        self.check(x)
+        return path.start(packed, spec, gpu, x, routing)
+
+    def run_parts(
+        self, packed: PackedT, spec: MoeSpec, gpu: Gpu, x: Tensor, routing: Routing, path: PartsPath[PackedT]
+    ) -> Parts:
+        """As ``run``, without the sum over a token's experts, by ``path``."""
         self.check(x)
         return path.start(packed, spec, gpu, x, routing)
 

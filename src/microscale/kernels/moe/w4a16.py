@@ -18,7 +18,7 @@ from microscale.kernels import layouts
 from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
-from microscale.kernels.moe.paths import BF16_PATHS
+from microscale.kernels.moe.paths import BF16_PATHS, PARTS_PATHS
 from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
 from microscale.kernels.op import Cost, Reason
 
@@ -35,6 +35,7 @@ class TritonW4A16(MoeOp[PackedExperts]):
     format: ClassVar[BlockFormat] = MXFP4
     path: ClassVar[GemmPath] = GemmPath.W4A16
     paths = BF16_PATHS
+    parts_paths = PARTS_PATHS
 
     def supports(self, spec: MoeSpec, gpu: Gpu) -> Reason | None:
         if spec.weight_format != self.format.name:

@@ -24,7 +24,7 @@ from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped_wgmma
 from microscale.kernels.moe.cost import activation_bytes, expert_flops, expert_weight_bytes
 from microscale.kernels.moe.packed import PackedExperts, pack_experts, packed_bytes
-from microscale.kernels.moe.paths import MXFP8_PATHS, block_scaled, pays_mxfp8
+from microscale.kernels.moe.paths import MXFP8_PATHS, PARTS_PATHS, block_scaled, pays_mxfp8
 from microscale.kernels.moe.spec import Activations, MoeOp, MoeSpec, MoeWeights
 from microscale.kernels.moe.w4a16 import TritonW4A16
 from microscale.kernels.op import Cost, Reason, Unit
@@ -38,6 +38,7 @@ class BlockScaledMoe(MoeOp[PackedExperts]):
 
     uncapturable = None
     paths = MXFP8_PATHS
+    parts_paths = PARTS_PATHS
     format: ClassVar[BlockFormat]
     path: ClassVar[GemmPath]
     small_batch: ClassVar[TritonW4A16]

@@ -11,7 +11,7 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.moe.spec import Gate, Parts, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Activations, Cost, Reason
 from microscale.kernels.small import cost, fused_jit, head_pass, norms
@@ -70,13 +70,15 @@ class TritonSmall(SmallOps):
     def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         return norms.norm(x, None, weight, epsilon, self.pdl)[0]
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        return norms.norm(x, residual, weight, epsilon, self.pdl)
+    def add_rms_norm(
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        return norms.add_norm(x, residual, weight, epsilon, self.pdl)
 
     def add_rms_norm_mxfp8(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[BlockScaled, Tensor]:
-        return norms.norm_mxfp8(x, residual, weight, epsilon, self.pdl)
+        return norms.add_norm_mxfp8(x, residual, weight, epsilon, self.pdl)
 
     def norm_add_norm(
         self, x: Tensor, other: Tensor | None, residual: Tensor, sandwich: Sandwich

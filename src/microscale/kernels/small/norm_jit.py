@@ -28,6 +28,19 @@ def _load(ptr, column, mask):
 
 
 @triton.jit
+def _summed(parts_ptr, column, mask, width, TOP_K: tl.constexpr, PLAIN: tl.constexpr):
+    """What ``moe.pairs_jit.combine`` makes of a token's TOP_K parts, bit for bit: the sum from 0.0 on, in their order,
+    as bf16 holds it. All parts are fetched before the first is added."""
+    parts = ()
+    for k in tl.static_range(TOP_K):
+        parts = parts + (_load(parts_ptr + k * width, column, mask),)
+    total = tl.zeros_like(parts[0])
+    for k in tl.static_range(TOP_K):
+        total += parts[k]
+    return _rounded(total, PLAIN)
+
+
+@triton.jit
 def _early(ptr, column, mask, EARLY: tl.constexpr):
     """A weight in bf16, half of the registers; if not EARLY nothing yet."""
     if EARLY:
@@ -102,10 +115,14 @@ def _mxfp8(v, BLOCK: tl.constexpr):
 @triton.jit
 def rms_norm(
     x_ptr, residual_ptr, weight_ptr, sum_ptr, out_ptr, scales_ptr, epsilon, width, stride_x, stride_residual,
-    BLOCK: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr, MXFP8: tl.constexpr, PDL: tl.constexpr,
-    PLAIN: tl.constexpr,
+    BLOCK: tl.constexpr, TOP_K: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr, MXFP8: tl.constexpr,
+    PDL: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tokens,). ``out = norm(x) * weight``, or of ``sum = x + residual`` if ADD; in MXFP8 if so wished."""
+    """Grid: (tokens,). ``out = norm(x) * weight``, or of ``sum = x + residual`` if ADD; in MXFP8 if so wished.
+
+    TOP_K: ``x`` is the sum of so many rows of float32 that stand together, what a token's experts answered; 0: it is
+    there already.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < width
@@ -113,7 +130,10 @@ def rms_norm(
         weight = _load(weight_ptr, column, mask)
     if PDL:  # the weight was there before; the tokens come from the kernel before
         let_next_begin_and_wait()
-    x = _load(x_ptr + token * stride_x, column, mask)
+    if TOP_K > 0:
+        x = _summed(x_ptr + token * stride_x, column, mask, width, TOP_K, PLAIN)
+    else:
+        x = _load(x_ptr + token * stride_x, column, mask)
     if ADD:
         x += _load(residual_ptr + token * stride_residual, column, mask)
         x = _rounded(x, PLAIN)  # the norm is of what the residual stream will hold

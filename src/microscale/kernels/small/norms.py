@@ -15,7 +15,7 @@ from microscale.kernels.last_program import last_program_counters
 from microscale.kernels.launch import launch
 from microscale.kernels.linear import linear
 from microscale.kernels.moe import routing
-from microscale.kernels.moe.spec import Routing
+from microscale.kernels.moe.spec import Parts, Routing
 from microscale.kernels.numbers import cdiv, next_power_of_2
 from microscale.kernels.op import Reason, always
 from microscale.kernels.small import norm_jit
@@ -74,22 +74,31 @@ def norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: flo
     return out, total
 
 
-def norm_mxfp8(
-    x: Tensor, residual: Tensor | None, weight: Tensor, epsilon: float, pdl: bool
+def add_norm(x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float, pdl: bool) -> tuple[Tensor, Tensor]:
+    """The norm of ``x + residual``, and the sum."""
+    if not isinstance(x, Parts):
+        return norm(x, residual, weight, epsilon, pdl)
+    total, out = (torch.empty(residual.shape, dtype=residual.dtype, device=residual.device) for _ in range(2))
+    _norm(x, residual, weight, total, out, None, epsilon, pdl)
+    return out, total
+
+
+def add_norm_mxfp8(
+    x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float, pdl: bool
 ) -> tuple[BlockScaled, Tensor]:
-    """As ``norm``, rounded to bf16 and then to MXFP8."""
-    tokens, width = x.shape
+    """As ``add_norm``, rounded to bf16 and then to MXFP8."""
+    tokens, width = residual.shape
     if width % GROUP:
         raise Unsupported(f"MXFP8 needs a multiple of {GROUP} columns, not {width}.")
-    codes = torch.empty((tokens, width), dtype=torch.uint8, device=x.device)
-    scales = torch.empty((tokens, width // GROUP), dtype=torch.uint8, device=x.device)
-    total = x if residual is None else torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    codes = torch.empty((tokens, width), dtype=torch.uint8, device=residual.device)
+    scales = torch.empty((tokens, width // GROUP), dtype=torch.uint8, device=residual.device)
+    total = torch.empty((tokens, width), dtype=residual.dtype, device=residual.device)
     _norm(x, residual, weight, total, codes, scales, epsilon, pdl)
     return BlockScaled(codes, scales, block_format("mxfp8")), total
 
 
 def _norm(
-    x: Tensor,
+    x: Tensor | Parts,
     residual: Tensor | None,
     weight: Tensor | None,
     total: Tensor,
@@ -98,16 +107,20 @@ def _norm(
     epsilon: float,
     pdl: bool,
 ) -> None:
-    tokens, width = x.shape
+    rows, top_k = (x.rows, x.top_k) if isinstance(x, Parts) else (x, 0)
+    tokens, width = total.shape
     if not tokens:
         return
     block = norm_block(width)
     arguments = (
-        x, x if residual is None else residual, x if weight is None else weight, total, out,
-        out if scales is None else scales, epsilon, width, x.stride(0), 0 if residual is None else residual.stride(0),
+        rows, rows if residual is None else residual, rows if weight is None else weight, total, out,
+        out if scales is None else scales, epsilon, width, rows.stride(0) * max(top_k, 1),
+        0 if residual is None else residual.stride(0),
     )  # fmt: skip
     flags = {"ADD": residual is not None, "WEIGHTED": weight is not None, "MXFP8": scales is not None}
-    launch_small(norm_jit.rms_norm, (tokens,), arguments, {"BLOCK": block, **flags}, warps(block), pdl)
+    # The warps are those without parts: the sum of squares is then the same bits.
+    constants = {"BLOCK": block, "TOP_K": top_k, **flags}
+    launch_small(norm_jit.rms_norm, (tokens,), arguments, constants, warps(block), pdl)
 
 
 def norm_add_norm(

@@ -10,7 +10,7 @@ from microscale.formats import BlockScaled, mxfp8
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
 from microscale.kernels.moe.reference import apply_gate
-from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.moe.spec import Gate, Parts, Routing
 from microscale.kernels.op import Activations, Cost, Reason, always
 from microscale.kernels.small import cost
 from microscale.kernels.small.spec import (
@@ -36,13 +36,15 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return (wide if weight is None else wide * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The norm of ``x + residual``, as the residual stream holds that, and the sum."""
-    total = x + residual
+    total = (x.summed(residual.dtype) if isinstance(x, Parts) else x) + residual
     return rms_norm(total, weight, epsilon), total
 
 
-def add_rms_norm_mxfp8(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[BlockScaled, Tensor]:
+def add_rms_norm_mxfp8(
+    x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
+) -> tuple[BlockScaled, Tensor]:
     normed, total = add_rms_norm(x, residual, weight, epsilon)
     return mxfp8.encode(normed), total
 
@@ -170,11 +172,13 @@ class ReferenceSmall(SmallOps):
     def rms_norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         return rms_norm(x, weight, epsilon)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, residual, weight, epsilon)
 
     def add_rms_norm_mxfp8(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[BlockScaled, Tensor]:
         return add_rms_norm_mxfp8(x, residual, weight, epsilon)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from microscale.formats import BlockScaled
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
-from microscale.kernels.moe.spec import Gate, Routing
+from microscale.kernels.moe.spec import Gate, Parts, Routing
 from microscale.kernels.op import Activations, Implementation, Path
 
 if TYPE_CHECKING:
@@ -126,12 +126,14 @@ class SmallOps(Implementation[SmallSpec]):
         """``x [tokens, hidden]`` normalised, in its own type."""
 
     @abstractmethod
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """``x + residual`` normalised, and the sum."""
+    def add_rms_norm(
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """``x + residual`` normalised, and the sum. The parts of an expert layer are added up first."""
 
     @abstractmethod
     def add_rms_norm_mxfp8(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[BlockScaled, Tensor]:
         """As ``add_rms_norm``, with the norm in MXFP8."""
 

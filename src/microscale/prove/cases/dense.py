@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from microscale.formats import MXFP8, block_format, decode, encode, encode_chann
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import dense as tiles
 from microscale.hardware.tiles.dense import DenseFormat, Size, columns_of
-from microscale.kernels.dense import logits_epilogue, small_batch, unpack
+from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.fragments import BLOCK_SCALED, BLOCK_SCALED_LOGITS
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.reference import capped, dense, summarise
@@ -176,6 +177,26 @@ class TileCase(DenseCase):
 
 
 @dataclass(frozen=True)
+class GemmCase(DenseCase):
+    """By the GEMM, which layers of so few rows leave to another path on some cards."""
+
+    def variant(self, gpu: Gpu) -> str:
+        return f"{self.entry.name}, GEMM"
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return self.entry.supports(self.spec, gpu)
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem = self.problem(device)
+        y = gemm.run(pack(problem.weights), gpu, problem.x, problem.residual)
+
+        def finish() -> Iterator[Compared]:
+            yield compare("y", y, problem.expected, bf16_bound(problem.expected))
+
+        return finish
+
+
+@dataclass(frozen=True)
 class LogitsCase(DenseCase):
     """As an lm_head, with and without a soft cap."""
 
@@ -255,12 +276,12 @@ def make_logits(rows: int, device: str) -> Tensor:
 QUANTISED = ("fp8", "mxfp8", "mxfp4")
 # tokens, rows, columns: one token; K of half a tile, of fewer tiles than slices; rows of one tile, of no whole block.
 SMALL_BATCH = [(1, 144, 352), (8, 48, 96), (13, 80, 320), (16, 16, 32)]
-# Programs of 32 tokens for few rows: one, one and a part, three.
+# Blocks of 16 tokens for few rows, and more tokens than those take.
 BATCH = [(20, 144, 352), (37, 80, 96), (70, 208, 320)]
 TILES = (37, 144, 352)
 """Two blocks of tokens, and a last block of rows that is not whole."""
 GEMM = (140, 208, 320)
-"""More tokens than few rows take in small batches."""
+"""Two blocks of tokens and of rows, neither whole."""
 LARGE = (256, 48, 96)
 """Enough tokens for a bf16 copy of the weights."""
 
@@ -268,7 +289,7 @@ LARGE = (256, 48, 96)
 def cases() -> Iterator[Case]:
     for fmt in FORMATS:
         entry = registry.dense(f"triton_{fmt}")
-        for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, GEMM, LARGE))):
+        for tokens, rows, columns in (*SMALL_BATCH, *(() if fmt == "bf16" else (*BATCH, LARGE))):
             name = f"{tokens} x {columns} by {rows}"
             spec = DenseSpec(rows, columns, fmt, Activations.BF16, tokens not in (8, 37), tokens)
             yield DenseCase(name, entry, spec)
@@ -276,10 +297,14 @@ def cases() -> Iterator[Case]:
                 yield LogitsCase(name, entry, spec)
                 yield LogitsCase(f"{name}, capped", entry, replace(spec, softcap=30.0))
     tokens, rows, columns = TILES
+    for fmt, size in product(QUANTISED, (Size.ONE_WAVE, Size.CROWDED)):
+        spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
+        name = f"{tokens} x {columns} by {rows}, tile of {size}"
+        yield TileCase(name, registry.dense(f"triton_{fmt}"), spec, size)
+    tokens, rows, columns = GEMM
     for fmt in QUANTISED:
         spec = DenseSpec(rows, columns, fmt, Activations.BF16, True, tokens)
-        name = f"{tokens} x {columns} by {rows}, tile of {Size.ONE_WAVE}"
-        yield TileCase(name, registry.dense(f"triton_{fmt}"), spec, Size.ONE_WAVE)
+        yield GemmCase(f"{tokens} x {columns} by {rows}, GEMM", registry.dense(f"triton_{fmt}"), spec)
     for fmt in ("mxfp8", "mxfp4"):
         entry = registry.dense(f"triton_{fmt}_a8")
         for tokens, rows, columns in BATCH:

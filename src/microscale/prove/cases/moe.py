@@ -19,11 +19,12 @@ from microscale.formats import MXFP8, BlockScaled, decode, encode
 from microscale.hardware import Gpu
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.dense.spec import DenseWeights
-from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, WGMMA_FP8
+from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, OWN_LIST, WGMMA_FP8
 from microscale.kernels.moe.reference import apply_gate
 from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
 from microscale.kernels.moe.with_mlp import RUN
 from microscale.kernels.op import Activations, Reason
+from microscale.kernels.small.reference import rms_norm
 from microscale.prove.cases.case import Case, Compared, Finish, compare, picked, refusal
 from microscale.prove.cases.errors import Errors, rms_step, rounded_bound
 from microscale.prove.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
@@ -41,6 +42,7 @@ MANY = [
     Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
 ]  # fmt: skip
 """More tokens than a small batch has, or enough for tiles of wgmma."""
+SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("6 tokens, top 3", 6, top_k=3, hidden=352)]
 FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
 
 
@@ -88,6 +90,32 @@ class ExpertsCase(Case):
         return lambda: hold_experts(y, problem, path)
 
 
+@dataclass(frozen=True)
+class SummedByNormCase(ExpertsCase):
+    """Experts up to the sum of a token's, and the norm that adds them up: with a stream of zeros to the answer."""
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, "summed by the next norm", ask(self.entry, Asked.PARTS, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return refusal(self.entry, Asked.PARTS, self.spec, gpu)
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem, spec = problem_of(self.layer, self.fmt, device), self.spec
+        path = path_of(self.entry, Asked.PARTS, spec, gpu)
+        parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
+        weight = torch.ones(self.layer.hidden, device=device).bfloat16()
+        stream = torch.zeros_like(problem.x)
+        normed, y = registry.small("triton_small").on(gpu).add_rms_norm(parts, stream, weight, 1e-5)
+
+        def finish() -> Iterator[Compared]:
+            yield from hold_experts(y, problem, LIST)
+            want = rms_norm(y, weight, 1e-5)
+            yield compare("norm", normed, want, rounded_bound(want, "bf16", 2))
+
+        return finish
+
+
 QUANTISED = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8)
 """The paths whose products have 8-bit activations."""
 
@@ -96,7 +124,7 @@ def hold_experts(y: Tensor, problem: Problem, path: MoePath[Any]) -> Iterator[Co
     """An answer of this path against the reference, and against one that quantises alike."""
     exact = problem.expected()
     if path not in QUANTISED:
-        roundings = 2 if path in (DIRECT, LIST) else 3
+        roundings = 2 if path in (DIRECT, OWN_LIST, LIST) else 3
         yield compare("y", y, exact, rounded_bound(exact, "bf16", roundings))
         return
     # Two roundings to E4M3, and a group's largest element may saturate by 2**-3, twice a rounding.
@@ -205,6 +233,8 @@ def cases() -> Iterator[Case]:
     for fmt in FORMATS:
         for layer in (*LAYERS, *MANY):
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
+        for layer in SUMMED_BY_NORM:
+            yield SummedByNormCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
         for layer in MANY:
             yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
     for tokens in (1, 2):

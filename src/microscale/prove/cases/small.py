@@ -15,7 +15,7 @@ from microscale.backends.paths import Asked, ask, path_of
 from microscale.formats import decode
 from microscale.hardware import Gpu
 from microscale.kernels.attention.spec import PagedKv
-from microscale.kernels.moe.spec import Gate, GateKind, Routing
+from microscale.kernels.moe.spec import Gate, GateKind, Parts, Routing
 from microscale.kernels.op import Activations, Reason
 from microscale.kernels.small import reference
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, RouterShape, Sandwich, SmallOps, SmallSpec
@@ -121,6 +121,31 @@ def add_norm(tokens: int, width: int, mxfp8: bool) -> Build:
             if coded is not None and total is not None:
                 yield same("sum beside MXFP8", total, want_total)
                 yield compare("norm in MXFP8", decode(coded), want.float(), e4m3_bound(want))
+
+        return finish
+
+    return build
+
+
+def add_norm_of_parts(tokens: int, width: int, top_k: int) -> Build:
+    """What a token's experts answered: the sum and both norms are those of the answer, bit for bit."""
+
+    def build(ops: SmallOps, gpu: Gpu, device: str) -> Finish:
+        rows = torch.randn(tokens * top_k, width, generator=torch.Generator().manual_seed(1)).to(device)
+        parts, residual = Parts(rows, top_k), normal(tokens, width, device=device, seed=2)
+        weight = normal(width, device=device, seed=3)
+        x = parts.summed(residual.dtype)
+        normed, total = ops.add_rms_norm(parts, residual, weight, 1e-5)
+        coded, coded_total = ops.add_rms_norm_mxfp8(parts, residual, weight, 1e-5)
+        alike, _ = ops.add_rms_norm(x, residual, weight, 1e-5)
+        coded_alike, _ = ops.add_rms_norm_mxfp8(x, residual, weight, 1e-5)
+
+        def finish() -> Iterator[Compared]:
+            yield same("sum", total, x + residual)
+            yield same("sum beside MXFP8", coded_total, x + residual)
+            yield same("norm", normed, alike)
+            yield same("codes", coded.values, coded_alike.values)
+            yield same("scales", coded.scales, coded_alike.scales)
 
         return finish
 
@@ -274,6 +299,9 @@ def cases() -> Iterator[Case]:
         spec, name = small_spec(width), f"{tokens} x {width}"
         yield SmallCase(name, "rms_norm", spec, norm(tokens, width, weighted=width != 704))
         yield SmallCase(name, "add_rms_norm", spec, add_norm(tokens, width, mxfp8=width in (160, 2880)))
+    for tokens, width, top_k in ((3, 2880, 4), (2, 2048, 8), (5, 160, 3)):
+        name = f"{tokens} x {width}, the sum of {top_k} parts"
+        yield SmallCase(name, "add_rms_norm", small_spec(width), add_norm_of_parts(tokens, width, top_k))
     for tokens, width, readers, join in ((3, 704, 3, False), (1, 2816, 1, True)):
         name = f"{tokens} x {width}, {readers} readers{', two parts' if join else ''}"
         yield SmallCase(name, "norm_add_norm", small_spec(width), norm_add_norm(tokens, width, readers, join))
