@@ -2,7 +2,8 @@
 
 A layer is: norm, fused QKV (its heads may be normed), rotary positions, paged attention, output projection; norm,
 router, mixture of experts. Each sum with the residual stream is left to the norm that reads it, and in small batches
-the sum of a token's experts too: one launch for all of it.
+the sum of a token's experts too: one launch for all of it. A token alone has its experts added up in their last GEMM,
+and is added to the stream and normed in QKV's launch.
 """
 
 from __future__ import annotations
