@@ -23,6 +23,7 @@ from microscale.explain.shared_memory import beside
 from microscale.explain.text import path_reasons, path_spans, path_text
 from microscale.hardware import GIB, KNOWN, Feature, Gpu
 from microscale.kernels.moe.paths import BF16_PATHS
+from microscale.kernels.moe.small_batch import LIST_PAIRS
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, bind_shapes, run_step
@@ -140,13 +141,15 @@ def test_the_paths_of_gpt_oss_120b_on_an_h200() -> None:
     spans = [path for path in span.path_spans() if not path.form]
     starts = [(path.first, path.path) for path in spans]
     few = [(1, "small batch, direct"), (3, "small batch, own list"), (9, "small batch, list")]
-    assert starts[:4] == [*few, (65, "wgmma")]
-    (first, resident), pairs = starts[4], 4 / 128
-    assert (resident, len(starts)) == ("wgmma, resident", 5)
+    sorted_at_once = LIST_PAIRS // 4
+    assert starts[:5] == [*few, (65, "wgmma, list"), (sorted_at_once + 1, "wgmma")]
+    (first, resident), pairs = starts[5], 4 / 128
+    assert (resident, len(starts)) == ("wgmma, resident", 6)
     assert (first - 1) * pairs <= 64 < first * pairs  # pairs an expert, by the tuned tiles
     text = " ".join(" ".join(render(report)).split())
     small = "1-2: small batch, direct; 3-8: small batch, own list; 9-64: small batch, list"
-    assert f"{small}; 65-{first - 1}: wgmma; {first}-: wgmma, resident" in text
+    wgmma = f"65-{sorted_at_once}: wgmma, list; {sorted_at_once + 1}-{first - 1}: wgmma"
+    assert f"{small}; {wgmma}; {first}-: wgmma, resident" in text
     assert "not small batch, list: small batch, direct goes first" in text
     names = {path.name for path in BF16_PATHS}
     for path in spans:

@@ -50,6 +50,8 @@ from microscale.models.recorded import samplings
 H200 = known("h200")
 HEADS = AttentionSpec(8, 2, 64, None, False, 16, Activations.BF16, tokens=1, context=4096)
 MODELS = ("gpt-oss-20b", "gpt-oss-120b", "gemma-4-26b-a4b")
+FUSED = ("with its norm", "summed by the next norm", "with a dense MLP", "from the projection")
+"""Forms that need no path: the model takes the ops apart."""
 
 
 def at_most(most: int) -> Any:
@@ -108,7 +110,7 @@ def test_every_batch_of_every_model_has_a_path(card: str) -> None:
             plan = make_plan(model, shape.uses, Setup(KNOWN[card], Activations.BF16, precision=precision))
             for decision in plan.decisions.values():
                 for span in decision.path_spans:
-                    fused = span.form.endswith(("summed by the next norm", "with a dense MLP", "from the projection"))
+                    fused = span.form.endswith(FUSED)
                     assert span.path is not None or fused, (model, decision.layer, span)
                     assert all(entry.reason for entry in span.rejected)
                     assert span.path is not None or span.rejected
@@ -197,6 +199,25 @@ def test_a_fused_form_says_before_it_is_called_why_it_cannot_run() -> None:
         attention.from_heads(meta(9, 12, 64), rope, None, KV, many)
     plain = Ops(H200, Activations.BF16, Preference("reference")).attention("full_attention", HEADS, None)
     assert plain.refuses_heads(meta(2, 12, 64), None, KV, few) == "reference has no such form"
+
+
+def test_a_layer_takes_the_norm_before_it_or_says_why_not() -> None:
+    ops = Ops(H200, Activations.BF16, Preference())
+    weights = DenseWeights(meta(512, 256))
+    layer = ops.dense("qkv", weights, behind_sum=True)
+    assert layer.refuses_sum(1) is None
+    with recording() as found:
+        y, total = layer.from_sum(meta(1, 256), meta(1, 256), meta(256), 1e-5)
+    assert [kernel.short_name for kernel in found] == ["small_batch_from_sum"]
+    assert (y.shape, total.shape) == ((1, 512), (1, 256))
+    assert layer.refuses_sum(2) == "triton_bf16 norms one token, not 2"
+    with pytest.raises(Unsupported, match="norms one token, not 2; ask refuses_sum first"):
+        layer.from_sum(meta(2, 256), meta(2, 256), meta(256), 1e-5)
+    assert ops.dense("o", weights).refuses_sum(1) == "triton_bf16 is for layers behind a sum"
+    plain = Ops(H200, Activations.BF16, Preference("reference")).dense("qkv", weights, behind_sum=True)
+    assert plain.refuses_sum(1) == "reference has no such form"
+    with pytest.raises(Unsupported, match="of qkv, behind_sum is False and the plan has True"):
+        ops.dense("qkv", weights)
 
 
 def test_experts_say_why_an_mlp_does_not_run_with_them() -> None:

@@ -24,7 +24,7 @@ from kernels.cases_dense import (  # noqa: F401
     test_unpacked_weights_are_the_weights,
 )
 from microscale.backends import registry
-from microscale.backends.calls import run_dense, run_logits
+from microscale.backends.calls import run_dense, run_from_sum, run_logits
 from microscale.errors import Unsupported
 from microscale.formats import MXFP8, decode, encode
 from microscale.hardware.tiles.dense import DenseFormat, columns_of, possible
@@ -33,7 +33,11 @@ from microscale.kernels.dense.packed import PackedDense, pack, row_major
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
-from microscale.prove.cases.dense import Problem
+from microscale.kernels.small import norms
+from microscale.prove.cases import dense_from_sum
+from microscale.prove.cases.case import hold
+from microscale.prove.cases.dense import Problem, make_weights
+from microscale.prove.cases.dense_from_sum import FromSumCase, FromSumTileCase, make_summed
 from support.errors import step
 
 pytestmark = pytest.mark.odd_shapes
@@ -176,3 +180,79 @@ def test_other_types_are_refused() -> None:
     problem = make_problem("bf16", 3, 32, 64)
     with pytest.raises(Unsupported, match=r"reads rows of bfloat16, not torch\.float32"):
         run(IMPLEMENTATIONS[0], problem, problem.x.float())
+
+
+# ---- with the sum and the norm before it -----------------------------------------------------------------------------
+
+FROM_SUM = [case for case in dense_from_sum.cases() if isinstance(case, FromSumCase)]
+
+
+def layer_behind_a_sum(fmt: str, rows: int, columns: int) -> DenseSpec:
+    return DenseSpec(rows, columns, fmt, Activations.BF16, True, 1, behind_sum=True)
+
+
+def skip_where_refused(case: FromSumCase) -> None:
+    reason = case.refuses(GPU)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("case", FROM_SUM, ids=lambda case: f"{case.spec.weight_format}, {case.name}")
+def test_a_sum_and_its_norm_in_the_layers_launch(case: FromSumCase) -> None:
+    skip_where_refused(case)
+    hold(case.start(GPU, "cuda")())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("rows, columns", [(5120, 2880), (5120, 2048), (2560, 2880)])
+def test_a_real_layer_from_a_sum(fmt: str, rows: int, columns: int) -> None:
+    """More programs than the card holds at once: who stores the sum, and who reads it."""
+    entry = registry.dense(f"triton_{fmt}")
+    case = FromSumTileCase("a real layer", entry, layer_behind_a_sum(fmt, rows, columns))
+    skip_where_refused(case)
+    hold(case.start(GPU, "cuda")())
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "mxfp4"])
+def test_a_chain_of_layers_from_sums_in_a_graph(fmt: str) -> None:
+    """Each reads what the launch before it wrote, sum and answer, under programmatic dependent launch."""
+    entry, width, depth = registry.dense(f"triton_{fmt}"), 2880, 24
+    spec = layer_behind_a_sum(fmt, width, width)
+    skip_where_refused(FromSumCase("a chain", entry, spec))
+    packed = entry.pack(make_weights(fmt, width, width, "cuda"), spec)
+    given = make_summed(width, "cuda")
+
+    def together(x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(depth):
+            x, stream = run_from_sum(entry, packed, spec, GPU, replace(given, x=x, residual=stream))
+        return x, stream
+
+    def apart(x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(depth):
+            normed, stream = norms.norm(x, stream, given.weight, given.epsilon, pdl=True)
+            x = run_dense(entry, packed, spec, GPU, normed)
+        return x, stream
+
+    x = given.x.clone()
+    together(x, given.residual)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, stream = together(x, given.residual)
+    for seed in range(20):
+        x.copy_(make_summed(width, "cuda", seed).x)
+        graph.replay()
+        want, want_stream = apart(x, given.residual)
+        assert torch.equal(stream, want_stream)
+        assert torch.equal(y, want)
+
+
+def test_a_broken_token_from_a_sum_shows() -> None:
+    case = next(case for case in FROM_SUM if case.spec.weight_format == "mxfp4")
+    skip_where_refused(case)
+    summed = make_summed(case.spec.columns, "cuda")
+    summed.residual[0, 17] = math.nan
+    packed = case.entry.pack(case.weights("cuda"), case.spec)
+    y, total = run_from_sum(case.entry, packed, case.spec, GPU, summed)
+    assert y.isnan().all()
+    assert total.isnan().sum() == 1

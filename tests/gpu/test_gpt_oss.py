@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale.backends import registry
 from microscale.backends.ops import Preference, Routing
 from microscale.engine.loading.options import LoadOptions
 from microscale.models.gpt_oss.model import GptOss
@@ -48,6 +49,15 @@ def test_fast_kernels_give_the_references_logits(truth: Run, plain: Run, chunk: 
     assert chosen["attention"] == "triton_paged"
     assert chosen["small"] == "triton_small"
     assert_as_good_as_bf16(forced_run(model, PROMPTS, chunk, truth), plain, truth)
+
+
+def test_one_token_has_the_same_bits_with_its_norms_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first layer QKV adds and norms the token itself, where the card has programmatic launches."""
+    model, prompt = load("bfloat16", Preference()), list(range(1, 101))
+    (together,) = all_logits(model, [prompt], 1)
+    monkeypatch.setattr(type(registry.dense("triton_bf16")), "sum_paths", ())
+    (apart,) = all_logits(load("bfloat16", Preference()), [prompt], 1)
+    assert torch.equal(together, apart)
 
 
 class SumsItself:

@@ -132,7 +132,7 @@ def test_every_wgmma_tile(path: GemmPath, tile: Tile, tokens: int) -> None:
         pytest.skip("needs wgmma")
     fp8 = path is GemmPath.W4A8_WGMMA
     problem = Problem.of(Case("tile", tokens, 5, 2, 352, 704), f"mxfp{path.weight_bits}", DEVICE)
-    few = tokens <= small_batch.MAX_TOKENS and not fp8 and not tile.resident(path)
+    few = tokens * 2 <= small_batch.LIST_PAIRS and not fp8 and not tile.resident(path)
     for short_list in {False, few}:
         check_tile(problem, tile, fp8, short_list)
 

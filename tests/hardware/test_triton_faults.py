@@ -182,7 +182,7 @@ def test_an_implementation_that_is_left_without_a_path_is_not_chosen(wrong_gb10:
     """The dense layers with 8-bit activations have no other way for large batches."""
     for key, (chosen, spans) in plan_of(wrong_gb10, "fast").items():
         assert not (key[0] == "dense" and chosen.endswith("_a8") and key[2] > 16), key
-        fused = ("from the projection", "with a dense MLP", "summed by the next norm")
+        fused = ("from the projection", "with a dense MLP", "summed by the next norm", "with its norm")
         assert all(span.path for span in spans if not span.form.endswith(fused))
 
 

@@ -8,7 +8,7 @@ import torch
 from microscale.hardware import known
 from microscale.kernels.moe.grouped_wgmma import prepare
 from microscale.kernels.moe.routing import reference_dispatch
-from microscale.kernels.moe.small_batch import COLUMNS, combine, make_list
+from microscale.kernels.moe.small_batch import COLUMNS, LIST_PAIRS, combine, make_list
 from support.moe_cases import e4m3_by_token
 
 GPU = known("a100")  # without programmatic dependent launch, which the interpreter does not know
@@ -40,14 +40,17 @@ def test_the_list_is_the_dispatch(tokens: int, experts: int, top_k: int, used: i
     assert torch.equal(scaled, x * 2.0**64)
 
 
-def test_the_list_for_wgmma_prepares_tokens() -> None:
-    ids = torch.rand(40, 32, generator=torch.Generator().manual_seed(0)).topk(4, dim=-1).indices.int().contiguous()
-    x = wide_tokens(40, 96)
+@pytest.mark.parametrize("tokens", [40, 65, LIST_PAIRS // 4])
+def test_the_list_for_wgmma_prepares_tokens(tokens: int) -> None:
+    ids = torch.rand(tokens, 32, generator=torch.Generator().manual_seed(0)).topk(4, dim=-1).indices.int().contiguous()
+    x = wide_tokens(tokens, 96)
     work, prepared = make_list(x, ids, 32, GPU, columns=32, padded=128)
     want = reference_dispatch(ids, 32, 32)
     count = int((want.tiles[:, 0] >= 0).sum())
+    assert torch.equal(work.order, want.order)
     assert torch.equal(work.offsets, want.offsets)
     assert torch.equal(work.tiles[:count], want.tiles[:count])
+    assert (work.tiles[count:, 0] == -1).all()
     assert torch.equal(prepared, prepare(x, 128).values)
 
 

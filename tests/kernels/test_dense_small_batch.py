@@ -29,7 +29,7 @@ from microscale.hardware.tiles.dense import (
 )
 from microscale.hardware.tiles.gemm import LOGIT_TOKENS, GemmPath, dense_tile
 from microscale.hardware.tiles.tuned import measured
-from microscale.kernels.dense import gemm, small_batch, small_batch_jit
+from microscale.kernels.dense import gemm, small_batch, walk_jit
 from microscale.kernels.dense.cost import activation_bytes, weight_bytes
 from microscale.kernels.dense.fragments import TritonMxfp8
 from microscale.kernels.dense.packed import pack
@@ -41,7 +41,7 @@ from support.shapes import dense_shapes
 
 TOKENS, ROW_TILES = 2, 3
 QUANTISED = [fmt for fmt in FORMATS if fmt != "bf16"]
-NONE, GROUP = (getattr(small_batch_jit, name).value for name in ("NONE", "GROUP"))
+NONE, GROUP = (getattr(walk_jit, name).value for name in ("NONE", "GROUP"))
 
 
 class Met:
@@ -69,10 +69,10 @@ class Met:
 @pytest.mark.parametrize("ahead", [1, 2, 3, 4])
 @pytest.mark.parametrize("bits", [4, 16])
 def test_every_column_is_met_once(k: int, slices: int, ahead: int, bits: int) -> None:
-    """``_walk`` itself, as Python: which columns of weights and tokens meet, and that nothing else is read."""
+    """``walk_along_k`` itself, as Python: which columns of weights and tokens meet, and that nothing else is read."""
     k_tiles, rows = -(-k // 64), 16 * ROW_TILES
     met = Met(k, slices, bits)
-    walk = plain(small_batch_jit, "_walk", {"_step": met})
+    walk = plain(walk_jit, "walk_along_k", {"_step": met})
     x = np.tile(np.arange(1, k + 1), TOKENS)
     if bits == 16:
         w = np.tile(np.arange(1, k // 2 + 1), rows)

@@ -26,12 +26,13 @@ from microscale.hardware import Feature, Gpu
 from microscale.hardware.targets import PROVED_SMS, matrix_instructions, target
 from microscale.kernels.launch import Kernel, Launch
 from microscale.kernels.small import fused_jit
-from microscale.prove import Row, prove, run, run_prove
+from microscale.prove import run
 from microscale.prove.cache import FactsCache
+from microscale.prove.command import run_prove
 from microscale.prove.compiler import Facts, cache_key
-from microscale.prove.gate import judge
+from microscale.prove.gate import Row, judge
 from microscale.prove.report import as_markdown, refusals, write_section
-from microscale.prove.run import Source
+from microscale.prove.run import Source, prove
 from prove import bad_kernels
 
 BLOCK_SCALED = r"mma\.sync.*block_scale"

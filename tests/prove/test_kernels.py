@@ -12,7 +12,8 @@ from microscale.backends.precision import PRECISIONS
 from microscale.hardware import Gpu, known
 from microscale.hardware.targets import target
 from microscale.kernels.launch import Kernel
-from microscale.prove import inventory, prove
+from microscale.prove import inventory
+from microscale.prove.run import prove
 
 MODELS = ("gpt-oss-120b", "gemma-4-26b-a4b")
 

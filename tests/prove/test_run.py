@@ -21,11 +21,12 @@ from microscale.hardware import known
 from microscale.hardware.targets import SAME_PTX
 from microscale.kernels.launch import Kernel
 from microscale.prove import cache as ptx_cache
-from microscale.prove import inventory, run_cases
+from microscale.prove import inventory
 from microscale.prove.cases import Case, all_cases
 from microscale.prove.cases.dense import QUANTISED, DenseCase
 from microscale.prove.cases.moe import ExpertsCase
 from microscale.prove.cases.small import SmallCase
+from microscale.prove.command import run_cases
 from microscale.prove.compiler import compile_to_ptx
 from microscale.prove.execute import execute
 from microscale.prove.executed_report import KEYS, RunRow, print_rows, rows_of

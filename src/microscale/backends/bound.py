@@ -19,7 +19,16 @@ from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
 from microscale.kernels.dense.packed import PackedDense
-from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath
+from microscale.kernels.dense.spec import (
+    DenseOp,
+    DensePath,
+    DenseSpec,
+    DenseWeights,
+    Logits,
+    LogitsPath,
+    Summed,
+    SumPath,
+)
 from microscale.kernels.moe.spec import (
     Mlp,
     MlpPath,
@@ -150,6 +159,9 @@ class DenseKind:
         self.logits: Picks[int, tuple[DenseOp[Any], DenseSpec, LogitsPath[Any]]] = Picks(
             lambda tokens: choice.picked(lambda entry: entry.logits_paths, tokens)
         )
+        self.sums: Picks[int, tuple[DenseOp[Any], DenseSpec, SumPath[Any]] | Reason] = Picks(
+            lambda tokens: choice.fused(lambda entry: entry.sum_paths, tokens)
+        )
 
 
 class Dense:
@@ -178,6 +190,19 @@ class Dense:
         """As an lm_head: float32, with what sampling wants of each block of rows."""
         entry, spec, path = self._kind.logits[x.shape[0]]
         return entry.run_logits(self._packed, spec, self._gpu, x, path)
+
+    def refuses_sum(self, tokens: int) -> Reason | None:
+        """Why so many tokens are added and normed by ``small.add_rms_norm`` first; ``None``: ``from_sum`` does it."""
+        found = self._kind.sums[tokens]
+        return found if isinstance(found, str) else None
+
+    def from_sum(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """As ``small.add_rms_norm`` and a call, in one launch: the layer of the norm, and the sum."""
+        found = self._kind.sums[x.shape[0]]
+        if isinstance(found, str):
+            raise Unsupported(f"The layer cannot take a sum: {found}; ask refuses_sum first.")
+        entry, spec, path = found
+        return entry.run_from_sum(self._packed, spec, self._gpu, Summed(x, residual, weight, epsilon), path)
 
 
 BatchKey: TypeAlias = "tuple[int, tuple[int, int, int], torch.dtype, bool]"

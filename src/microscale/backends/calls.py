@@ -15,7 +15,7 @@ from microscale.hardware import Gpu
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, PagedKv
-from microscale.kernels.dense.spec import DenseOp, DenseSpec, Logits
+from microscale.kernels.dense.spec import DenseOp, DenseSpec, Logits, Summed
 from microscale.kernels.moe.spec import MoeOp, MoeSpec, Routing
 from microscale.kernels.op import PackedT
 from microscale.kernels.sampling.spec import Asks, Sampled, SamplingBatch, SamplingOp, SamplingSpec
@@ -40,6 +40,14 @@ def run_dense(
 def run_logits(entry: DenseOp[PackedT], packed: PackedT, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
     spec = replace(spec, tokens=x.shape[0])
     return entry.run_logits(packed, spec, gpu, x, path_for(entry.logits_paths, spec, gpu))
+
+
+def run_from_sum(
+    entry: DenseOp[PackedT], packed: PackedT, spec: DenseSpec, gpu: Gpu, summed: Summed
+) -> tuple[Tensor, Tensor]:
+    """Refused with the reasons where no path is meant for so many tokens."""
+    spec = replace(spec, tokens=summed.x.shape[0])
+    return entry.run_from_sum(packed, spec, gpu, summed, path_for(entry.sum_paths, spec, gpu))
 
 
 def run_attention(

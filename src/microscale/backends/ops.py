@@ -136,8 +136,12 @@ class Ops:
         assert isinstance(down, BlockScaled)
         return Moe(kind, MoeWeights(gate_up, down, *biases))
 
-    def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Dense:
-        choice = self._choose("dense", layer, dense_spec(weights, self.activations, softcap), registry.dense)
+    def dense(
+        self, layer: str, weights: DenseWeights, softcap: float | None = None, *, behind_sum: bool = False
+    ) -> Dense:
+        """``behind_sum``: the layer reads the norm of what is added to the residual stream (``Dense.from_sum``)."""
+        spec = dense_spec(weights, self.activations, softcap, behind_sum)
+        choice = self._choose("dense", layer, spec, registry.dense)
         kind = self._dense_kinds.setdefault(layer, DenseKind(choice))
         held = DenseWeights(convert(weights.weight, choice.specs[0].weight_format), weights.bias)
         return Dense(kind, held)

@@ -30,8 +30,8 @@ EVERY_SIZE_TO = 128
 """Tokens up to which every number is asked; beyond, eight from each power of two to the next, and where two neighbours
 differ, the very number."""
 PATH_LISTS = (
-    "paths", "logits_paths", "parts_paths", "mlp_paths", "fused_paths", "route_paths", "sandwich_route_paths",
-    "score_paths",
+    "paths", "logits_paths", "sum_paths", "parts_paths", "mlp_paths", "fused_paths", "route_paths",
+    "sandwich_route_paths", "score_paths",
 )  # fmt: skip
 """Where implementations list their paths, one list for each form that they may be asked for."""
 VERIFIED = 4
@@ -94,6 +94,7 @@ class Asked(StrEnum):
 
     RUN = "paths"
     LOGITS = "logits_paths"
+    FROM_SUM = "sum_paths"
     PARTS = "parts_paths"
     WITH_MLP = "mlp_paths"
     FUSED = "fused_paths"
@@ -127,7 +128,7 @@ class Form:
     """Where no path runs it, the model takes the ops apart."""
 
 
-def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Iterator[Form]:
+def forms(entry: Implementation[Any], layer: str, spec: Any, kv_fp8: bool = False) -> Iterator[Form]:
     """What a layer of this implementation may be asked."""
     if isinstance(entry, AttentionOp):
         yield from _attention_forms(entry, kv_fp8)
@@ -137,6 +138,8 @@ def forms(entry: Implementation[Any], layer: str, kv_fp8: bool = False) -> Itera
         yield Form("", entry.logits_paths, _tokens)
     elif entry.paths:
         yield Form("", entry.paths, _tokens)
+    if isinstance(entry, DenseOp) and entry.sum_paths and spec.behind_sum:
+        yield Form("with its norm", entry.sum_paths, _tokens, fused=True)
     if isinstance(entry, MoeOp) and entry.parts_paths:
         yield Form("summed by the next norm", entry.parts_paths, _tokens, fused=True)
     if isinstance(entry, MoeOp) and entry.mlp_paths:
@@ -196,7 +199,7 @@ def compiled_wrong(entry: Implementation[Any], layer: str, spec: Any, gpu: Gpu, 
     """Why the implementation cannot run ``first`` to ``spec.tokens`` tokens with the Triton at hand: at some size every
     path is refused, and at least one for Triton's sake. ``None`` where each size has a path."""
     wrong = {fault.form for fault in triton_faults.faults_of(gpu.triton, gpu.sm)}
-    for form in forms(entry, layer):
+    for form in forms(entry, layer, spec):
         suspect = [path for path in form.paths if path.uses & wrong]
         if form.fused or not suspect:
             continue
@@ -213,7 +216,7 @@ def spans(
 ) -> tuple[PathSpan, ...]:
     """Which path runs ``first`` to ``last`` tokens, form by form. ``spec.tokens`` does not matter."""
     found: list[PathSpan] = []
-    for form in forms(entry, layer, kv_fp8):
+    for form in forms(entry, layer, spec, kv_fp8):
         found += _spans_of(form, spec, gpu, first, last)
     return tuple(found)
 

@@ -76,10 +76,13 @@ class RecordingOps(Ops):
         spec = moe_spec(gate_up, self.activations, top_k, gate, bias=False)
         return self._note("moe", layer, spec, gate_up, down)
 
-    def dense(self, layer: str, weights: DenseWeights, softcap: float | None = None) -> Any:
+    def dense(
+        self, layer: str, weights: DenseWeights, softcap: float | None = None, *, behind_sum: bool = False
+    ) -> Any:
         self.tied |= weights.weight is self._table
         held = () if _is_part(weights.weight, self._table) else (weights.weight,)
-        return self._note("dense", layer, dense_spec(weights, self.activations, softcap), *held, weights.bias)
+        spec = dense_spec(weights, self.activations, softcap, behind_sum)
+        return self._note("dense", layer, spec, *held, weights.bias)
 
     def embed(self, weight: Weight) -> Any:
         self._table = weight

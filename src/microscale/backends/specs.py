@@ -8,9 +8,12 @@ from microscale.kernels.moe.spec import Gate, MoeSpec
 from microscale.kernels.op import Activations
 
 
-def dense_spec(weights: DenseWeights, activations: Activations, softcap: float | None = None) -> DenseSpec:
+def dense_spec(
+    weights: DenseWeights, activations: Activations, softcap: float | None = None, behind_sum: bool = False
+) -> DenseSpec:
     rows, columns = weights.weight.shape
-    return DenseSpec(rows, columns, weights.format, activations, weights.bias is not None, tokens=1, softcap=softcap)
+    bias = weights.bias is not None
+    return DenseSpec(rows, columns, weights.format, activations, bias, 1, softcap, behind_sum)
 
 
 def moe_spec(gate_up: Weight, activations: Activations, top_k: int, gate: Gate, *, bias: bool) -> MoeSpec:

@@ -32,7 +32,7 @@ from microscale.errors import MicroscaleError, Unsupported
 from microscale.explain.report import Question, explain
 from microscale.hardware import GIB, Gpu, card_name
 from microscale.hardware.whole_models import Case, Kind
-from microscale.prove import run_cases
+from microscale.prove.command import run_cases
 from microscale.version import __version__
 
 SCHEMA = 1

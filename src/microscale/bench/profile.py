@@ -79,7 +79,8 @@ def name_parts(model: AnyModel) -> None:
     target.embed = Ranged(model.embed, "embed")
     for layer in target.layers:
         for name, use in layer.uses.items():
-            setattr(layer, name, Ranged(getattr(layer, name), use, {"with_mlp": use, "parts": use, "from_heads": use}))
+            forms = dict.fromkeys(("with_mlp", "parts", "from_heads", "from_sum"), use)
+            setattr(layer, name, Ranged(getattr(layer, name), use, forms))
         layer.small = Ranged(layer.small, "small", SMALL)
     if hasattr(model, "small"):  # a last norm that no layer does
         target.small = Ranged(model.small, "small", SMALL)

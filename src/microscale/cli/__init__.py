@@ -40,7 +40,7 @@ COMMANDS = {
     "quality": Place("quality", "Say what each precision costs in answers, against float32."),
     "tune": Place("measure", "Measure the expert kernels' tiles on this machine's GPU."),
     "warm": Place("warm", "Compile a model's kernels ahead, for this machine's GPU or for another."),
-    "prove": Place("measure", "Compile every kernel for every architecture, without a GPU."),
+    "prove": Place("prove", "Compile every kernel for every architecture, without a GPU."),
 }
 PLANNING = ("explain",)
 """Commands that need torch only where they look at this machine's GPU."""

@@ -1,4 +1,4 @@
-"""``microscale bench``, ``tune`` and ``prove``: how fast, in which tiles, and on which cards."""
+"""``microscale bench``, ``profile`` and ``tune``: how fast, where the time goes, and in which tiles."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ from microscale.hardware.links import LINKS, named_link
 from microscale.kernels.op import Activations
 from microscale.models.families import LoadFormat
 from microscale.parallel.sharding import Shard
-from microscale.prove import run_cases, run_prove
 
 
 class ModelOrCommand(TyperGroup):
@@ -301,47 +300,6 @@ def tune(
     settings.load()
     written = run_tune(hardware.detect(), directory, kernels=parse_kernels(kernels), quick=quick, console=err)
     out.print(f"Wrote {written}", soft_wrap=True)
-
-
-def prove(
-    gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
-    op: Annotated[str | None, typer.Option(help="One op only: moe, attention …")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; one per core without.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the Triton in use.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
-    run: Annotated[bool, typer.Option("--run", help="Execute the kernels on their cases, as the card.")] = False,
-    device: Annotated[str | None, typer.Option(help="With --run: cuda, or cpu, which interprets.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="With --run: few cases that start every function.")] = False,
-) -> None:
-    """Compile every kernel for every architecture, without a GPU, and hold it against the card's limits.
-
-    It fails on a compile error, too much shared memory, spilled registers, an instruction that the card does not have,
-    and a matrix instruction that was promised and is missing. What was compiled once is cached.
-
-    With --run the kernels are executed as the card that they are compiled for, on the GPU at hand or on the CPU, and
-    their answers are held against the float32 reference.
-    """
-    env = settings.load()
-    if not run and (device is not None or quick):
-        raise BadSetting("--device and --quick belong to --run.")
-    if run and markdown is not None:
-        raise BadSetting("--markdown shows what was compiled, and --run executes.")
-    if run:
-        raise typer.Exit(
-            run_cases(
-                gpu=gpu, op=op, device=device, jobs=jobs, quick=quick, cache_dir=env.cache_dir, json_output=as_json
-            )
-        )
-    raise typer.Exit(
-        run_prove(
-            gpu=gpu,
-            op=op,
-            jobs=jobs,
-            cache_dir=env.cache_dir,
-            json_output=as_json,
-            markdown=markdown,
-        )
-    )
 
 
 bench = typer.Typer(

@@ -41,6 +41,7 @@ SLOW = (
     "moe.small_batch_jit.down_direct",
     "attention.paged_jit.attend_long",
     "attention.paged_jit.attend_short",
+    "dense.from_sum_jit.small_batch_from_sum",
     "dense.small_batch_jit.small_batch",
 )
 """What takes the compilers longest, in this order: 13 to 4 s each of two shared cores of a Xeon, for an H200 (Triton

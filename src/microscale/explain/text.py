@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.markup import escape
 
@@ -99,7 +100,11 @@ def path_spans(spans: list[Span]) -> dict[str, list[PathSpan]]:
     by_form: dict[str, list[PathSpan]] = {}
     for span in spans:
         for path in span.path_spans():
-            by_form.setdefault(path.form, []).append(path)
+            same = by_form.setdefault(path.form, [])
+            if same and same[-1].path is None and path.path is None:
+                same[-1] = replace(same[-1], last=path.last)
+            else:
+                same.append(path)
     several = any(path.rejected for found in by_form.values() for path in found)
     return by_form if several else {}
 

@@ -1,6 +1,6 @@
 """How long a kernel takes: a fixed time plus rates, fitted to measured rows and carried to other cards.
 
-    us = fixed + hypot(memory, issue, matrix)
+    us = fixed + cube root of memory**3 + issue**3 + matrix**3
     memory = bytes over the bandwidth that reading reaches, times STREAMED
     issue  = (k * bytes + c * flops) over SMs times clock       kernels that stream weights or keys
            = k * bytes over SMs times clock                      kernels on large tiles
@@ -109,14 +109,15 @@ class Rated(NamedTuple):
 
     def parts(self, parameters: Sequence[float], large: bool) -> tuple[float, float, float, float]:
         """Fixed time, memory, issue and matrix units. Overlapping rates share the time that they take together, by
-        their squares."""
+        their cubes: of the powers from 1.6 to 6 the one with which most of an H200's kernels, each left out, are
+        predicted within 12 %."""
         fixed, k, last = parameters
         memory = self.memory_us
         issue = (k * self.bytes + (0.0 if large else last * self.flops)) / self.issue_rate
         matrix = self.flops / (self.peak_tflops * last * 1e6) if large else 0.0
-        together = math.hypot(memory, issue, matrix)
-        share = 1 / together if together else 0.0
-        return fixed, memory * memory * share, issue * issue * share, matrix * matrix * share
+        total = memory**3 + issue**3 + matrix**3
+        share = total ** (1 / 3) / total if total else 0.0
+        return fixed, memory**3 * share, issue**3 * share, matrix**3 * share
 
     def us(self, parameters: Sequence[float], large: bool) -> float:
         fixed, memory, issue, matrix = self.parts(parameters, large)

@@ -2,7 +2,8 @@
 
 A layer is: norm, fused QKV (its heads may be normed), rotary positions, paged attention, output projection; norm,
 router, mixture of experts. Each sum with the residual stream is left to the norm that reads it, and in small batches
-the sum of a token's experts too: one launch for all of it.
+the sum of a token's experts too: one launch for all of it. A token alone has its experts added up in their last GEMM,
+and is added to the stream and normed in QKV's launch.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ class PreNormLayer:
 
     def _project(self, x: Tensor, added: Added) -> tuple[Tensor, Tensor]:
         epsilon = self.sizes.rms_epsilon
+        if isinstance(added, torch.Tensor) and self.qkv.refuses_sum(x.shape[0]) is None:
+            qkv, x = self.qkv.from_sum(added, x, self.attn_norm, epsilon)
+            return qkv.view(x.shape[0], -1, self.sizes.head_dim), x
         if added is None:
             normed = self.small.rms_norm(x, self.attn_norm, epsilon)
         else:

@@ -6,10 +6,3 @@ executed as it is there.
 ops, ``selection`` says which a card has, ``execute`` runs them, ``executed_report`` shows what came out. The
 limits and instructions of the cards are in ``hardware``, not here.
 """
-
-from microscale.prove.command import run_cases, run_prove
-from microscale.prove.gate import Row
-from microscale.prove.inventory import recorded
-from microscale.prove.run import prove
-
-__all__ = ["Row", "prove", "recorded", "run_cases", "run_prove"]

@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from math import ceil, log
 
-PROMPT_GRAPH_TOKENS = 1024
-"""Above it a step of gpt-oss-20b takes an H200 longer than it takes the host to launch its kernels one by one."""
+PROMPT_GRAPH_TOKENS = 2048
+"""Above it a step takes the GPU longer than it takes the host to launch its kernels one by one. An H200 computes 2048
+tokens of gpt-oss-20b in 22 to 26 ms, and a host needs 26 to 31 for their launches (docs/lab/start.md)."""
 EVERY_SIZE_TO = 16
 GROWTH = 1.12
 ALIGNED_FROM, ALIGNMENT = 64, 8

@@ -26,7 +26,17 @@ from microscale.kernels.dense.cost import (
     weight_bytes,
 )
 from microscale.kernels.dense.packed import PackedDense, layout_name, pack
-from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath, check_rows
+from microscale.kernels.dense.spec import (
+    DenseOp,
+    DensePath,
+    DenseSpec,
+    DenseWeights,
+    Logits,
+    LogitsPath,
+    Summed,
+    SumPath,
+    check_rows,
+)
 from microscale.kernels.layouts import TILE_ROWS
 from microscale.kernels.op import Activations, Cost, Reason, Unit, always
 
@@ -75,6 +85,10 @@ def _small_batch_logits(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tenso
     return small_batch.run_logits(packed, gpu, x, spec.softcap)
 
 
+def _small_batch_from_sum(packed: PackedDense, spec: DenseSpec, gpu: Gpu, summed: Summed) -> tuple[Tensor, Tensor]:
+    return small_batch.run_from_sum(packed, gpu, summed)
+
+
 def _gemm_logits(packed: PackedDense, spec: DenseSpec, gpu: Gpu, x: Tensor) -> Logits:
     return logits_epilogue.capped(gemm.run_logits(packed, gpu, x), spec.softcap)
 
@@ -93,6 +107,7 @@ UNPACKED = DensePath(
 DOT, SCALED = USED_BY["dense GEMM"], USED_BY["dense GEMM, block-scaled"]
 GEMM = DensePath("GEMM", LAST, always, _run_gemm, uses=DOT)
 BLOCK_SCALED = DensePath("GEMM, block-scaled", LAST, always, _run_block_scaled, uses=SCALED)
+FROM_SUM = SumPath("small batch, norm inside", "it is the only one", small_batch.refuses_sum, _small_batch_from_sum)
 SMALL_BATCH_LOGITS = LogitsPath("small batch", READS_ONCE, _reads_weights_once, _small_batch_logits)
 SMALL_BATCH_BF16_LOGITS = replace(SMALL_BATCH_LOGITS, name="small batch, bf16")
 GEMM_LOGITS = LogitsPath("GEMM", LAST, always, _gemm_logits, uses=DOT)
@@ -105,6 +120,7 @@ class Fragments(DenseOp[PackedDense]):
     uncapturable = None
     paths = (SMALL_BATCH, UNPACKED, GEMM)
     logits_paths = (SMALL_BATCH_LOGITS, GEMM_LOGITS)
+    sum_paths = (FROM_SUM,)
     format: ClassVar[str]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:
@@ -146,6 +162,7 @@ class BlockScaledFragments(DenseOp[PackedDense]):
     uncapturable = None
     paths = (SMALL_BATCH_BF16, BLOCK_SCALED)
     logits_paths = (SMALL_BATCH_BF16_LOGITS, BLOCK_SCALED_LOGITS)
+    sum_paths = (FROM_SUM,)
     small_batch: ClassVar[Fragments]
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +12,15 @@ import torch
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.dense import ANY_ROWS_TOKENS, COLUMNS, Tile, choose, columns_for
 from microscale.hardware.tiles.thresholds import Name, threshold
+from microscale.kernels.dense import from_sum_jit, walk_jit
 from microscale.kernels.dense import small_batch_jit as jit
 from microscale.kernels.dense.packed import PackedDense
-from microscale.kernels.dense.spec import Logits
+from microscale.kernels.dense.spec import DenseSpec, Logits, Summed
 from microscale.kernels.launch import launch
 from microscale.kernels.layouts import TILE_ROWS
-from microscale.kernels.numbers import cdiv
+from microscale.kernels.numbers import cdiv, next_power_of_2
+from microscale.kernels.op import Reason
+from microscale.kernels.small.norms import norm_block, warps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +30,22 @@ MAX_TOKENS = ANY_ROWS_TOKENS
 BITS = {"bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp4": 4}
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 SPILLS = "two words, outside of the loop; with 168 registers nothing spills and 16 tokens take 113 us, not 108"
+
+NORM_COLUMNS = 4096
+"""Up to which a program norms the token in front of its layer: 16 columns a thread of ``rms_norm``."""
+EARLY_REGISTERS = 168
+"""A thread's, from which on it may fetch a second batch of weights meanwhile."""
+
+
+def refuses_sum(spec: DenseSpec, gpu: Gpu) -> Reason | None:
+    """Why sum and norm are not in the layer's own launch."""
+    if not spec.behind_sum:
+        return "is for layers behind a sum"
+    if not gpu.has(Feature.PDL):
+        return f"needs programmatic launches, which {gpu.name} does not have"
+    if spec.columns > NORM_COLUMNS:
+        return f"norms up to {NORM_COLUMNS} columns, not {spec.columns}"
+    return None if spec.tokens == 1 else f"norms one token, not {spec.tokens}"
 
 
 def takes(tokens: int, rows: int, gpu: Gpu) -> bool:
@@ -48,13 +69,38 @@ def tile_constants(tile: Tile) -> dict[str, int]:
 
 @cache
 def _scales() -> dict[str, int]:
-    group = jit.GROUP.value
-    return {"bf16": jit.NONE.value, "fp8": jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
+    group = walk_jit.GROUP.value
+    return {"bf16": walk_jit.NONE.value, "fp8": walk_jit.CHANNEL.value, "mxfp8": group, "mxfp4": group}
 
 
-def _launch(fn: Any, packed: PackedDense, gpu: Gpu, tokens: int, arguments: tuple[Any, ...], tile: Tile) -> None:
+def fetches_early(weight_format: str, tile: Tile) -> bool:
+    """Whether a program that norms its token has registers for a second batch of weights meanwhile. MXFP8's scales
+    leave none (SM 9.0: 14 words spill). Not measured yet."""
+    return weight_format != "mxfp8" and tile.registers >= EARLY_REGISTERS
+
+
+def norm_constants(packed: PackedDense, tile: Tile) -> dict[str, int]:
+    """How the warps of a program stand for those of a norm: so many of them at once, so often."""
+    k = packed.k
+    norm_warps = warps(norm_block(k))
+    held = min(tile.warps, norm_warps)
+    chunks = cdiv(k, 256 * held)
+    # A block of zeros behind the last chunk: what a slice of K reads past its end.
+    sizes = {"CHUNKS": chunks, "BLOCKS": next_power_of_2(chunks + 1)}
+    return {**sizes, "HELD": held, "HIGH": norm_warps // held, "EARLY": fetches_early(packed.format, tile)}
+
+
+def _launch(
+    fn: Any,
+    packed: PackedDense,
+    gpu: Gpu,
+    tokens: int,
+    arguments: tuple[Any, ...],
+    tile: Tile,
+    further: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     pdl, fmt = gpu.has(Feature.PDL), packed.format
-    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), "PDL": pdl}
+    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), **further, "PDL": pdl}
     options: dict[str, Any] = {"num_warps": tile.warps, "maxnreg": tile.registers}
     if pdl:
         options["launch_pdl"] = True
@@ -77,6 +123,21 @@ def run(packed: PackedDense, gpu: Gpu, x: Tensor, residual: Tensor | None, tile:
     )  # fmt: skip
     _launch(jit.small_batch, packed, gpu, tokens, arguments, tile)
     return y
+
+
+def run_from_sum(packed: PackedDense, gpu: Gpu, summed: Summed, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+    """One token: the layer of the norm of a sum, bf16 ``[1, rows]``, and the sum, in one launch."""
+    x = summed.x
+    y = torch.empty((1, packed.rows), dtype=torch.bfloat16, device=x.device)
+    total = torch.empty((1, packed.k), dtype=torch.bfloat16, device=x.device)
+    tile = tile or choose(packed.format, packed.rows, 1, gpu)
+    weights = _inputs(packed, x)[1:]
+    arguments = (
+        x, summed.residual, summed.weight, *weights, total, y, summed.epsilon, packed.rows, packed.k,
+        int(packed.bias is not None),
+    )  # fmt: skip
+    _launch(from_sum_jit.small_batch_from_sum, packed, gpu, 1, arguments, tile, norm_constants(packed, tile))
+    return y, total
 
 
 def run_logits(

@@ -36,6 +36,8 @@ class DenseSpec:
     tokens: int
     softcap: float | None = None
     """Of an lm_head: logits become ``softcap * tanh(logits / softcap)`` (Gemma)."""
+    behind_sum: bool = False
+    """It reads the norm of what was just added to the residual stream, and may be asked for all of it (``Summed``)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,16 @@ class DenseWeights:
         if isinstance(self.weight, BlockScaled):
             return self.weight.format.name
         return "fp8" if isinstance(self.weight, ChannelScaled) else "bf16"
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What a layer behind the residual stream reads: ``x + residual``, its RMSNorm times ``weight``."""
+
+    x: Tensor  # [tokens, columns]
+    residual: Tensor  # [tokens, columns]
+    weight: Tensor  # [columns]
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,13 @@ class LogitsPath(Path[DenseSpec], Generic[PackedT]):
     start: Callable[[PackedT, DenseSpec, Gpu, Tensor], Logits]
 
 
+@dataclass(frozen=True)
+class SumPath(Path[DenseSpec], Generic[PackedT]):
+    """One way to run a dense layer behind the residual stream, from the sum on."""
+
+    start: Callable[[PackedT, DenseSpec, Gpu, Summed], tuple[Tensor, Tensor]]
+
+
 class DenseOp(Implementation[DenseSpec], Generic[PackedT]):
     """What every implementation of ``dense`` has."""
 
@@ -100,6 +119,8 @@ class DenseOp(Implementation[DenseSpec], Generic[PackedT]):
     paths: tuple[DensePath[PackedT], ...]
     logits_paths: tuple[LogitsPath[PackedT], ...]
     """The ways of ``run_logits``, first to last."""
+    sum_paths: tuple[SumPath[PackedT], ...] = ()
+    """The ways of ``run_from_sum``, first to last; none where sum and norm are always ops of their own."""
 
     @abstractmethod
     def pack(self, weights: DenseWeights, spec: DenseSpec) -> PackedT:
@@ -119,3 +140,10 @@ class DenseOp(Implementation[DenseSpec], Generic[PackedT]):
         """``x [tokens, columns]`` → float32 logits over the rows, and their blocks, by ``path``."""
         self.check(x)
         return path.start(packed, spec, gpu, x)
+
+    def run_from_sum(
+        self, packed: PackedT, spec: DenseSpec, gpu: Gpu, summed: Summed, path: SumPath[PackedT]
+    ) -> tuple[Tensor, Tensor]:
+        """The layer of the norm, ``[tokens, rows]``, and the sum, ``[tokens, columns]``, by ``path``."""
+        self.check(summed.x, summed.residual)
+        return path.start(packed, spec, gpu, summed)

@@ -11,7 +11,17 @@ from microscale.hardware import Feature, Gpu
 from microscale.kernels.dense import small_batch
 from microscale.kernels.dense.cost import SMALL_BATCH_REACHED, activation_bytes, dense_flops, weight_bytes
 from microscale.kernels.dense.packed import ROW_MAJOR, row_major, to_row_major
-from microscale.kernels.dense.spec import DenseOp, DensePath, DenseSpec, DenseWeights, Logits, LogitsPath, check_rows
+from microscale.kernels.dense.spec import (
+    DenseOp,
+    DensePath,
+    DenseSpec,
+    DenseWeights,
+    Logits,
+    LogitsPath,
+    Summed,
+    SumPath,
+    check_rows,
+)
 from microscale.kernels.op import Activations, Cost, Reason, always
 
 if TYPE_CHECKING:
@@ -26,6 +36,10 @@ def _run_logits(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, x: Tensor) -> L
     return small_batch.run_logits(row_major(packed), gpu, x, spec.softcap)
 
 
+def _run_from_sum(packed: DenseWeights, spec: DenseSpec, gpu: Gpu, summed: Summed) -> tuple[Tensor, Tensor]:
+    return small_batch.run_from_sum(row_major(packed), gpu, summed)
+
+
 class TritonBf16(DenseOp[DenseWeights]):
     """Row-major weights, shared with cuBLAS: the oracle takes each where it is faster."""
 
@@ -33,6 +47,7 @@ class TritonBf16(DenseOp[DenseWeights]):
     layout = ROW_MAJOR
     paths = (DensePath("small batch", "it is the only one", always, _run),)
     logits_paths = (LogitsPath("small batch", "it is the only one", always, _run_logits),)
+    sum_paths = (SumPath("small batch, norm inside", "it is the only one", small_batch.refuses_sum, _run_from_sum),)
     uncapturable = None
 
     def supports(self, spec: DenseSpec, gpu: Gpu) -> Reason | None:

@@ -1,7 +1,7 @@
 """Launches of the grouped expert GEMMs on ``wgmma``. ``hardware`` has their tiles.
 
-dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to 64 tokens the first two are
-``pairs_jit.list_small_batch``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
+dispatch → prepare → grouped_gemm (gate and up) → grouped_gemm (down) → combine; up to ``LIST_PAIRS`` pairs the first
+two are ``pairs_jit.list_small_batch``. Experts with many tokens take ``grouped_resident_jit``'s kernel for both GEMMs.
 
 Activations meet the weights in bf16, or in E4M3 on the FP8 units, twice as fast. There is no pass that quantises
 between the GEMMs: a clamped gate bounds its output, so one power of two serves every token.
@@ -82,7 +82,7 @@ def run(
     """``x [tokens, hidden]`` bf16 → ``[tokens, hidden]`` bf16. No host synchronisation; sizes follow from shapes.
 
     ``short_list``: pairs are sorted and tokens prepared in one launch, in the chain of those that overlap; for up to
-    ``MAX_TOKENS`` tokens in bf16. Past its last tile that list has an expert of -1 and nothing else, which the resident
+    ``LIST_PAIRS`` pairs in bf16. Past its last tile that list has an expert of -1 and nothing else, which the resident
     kernel, made for many, does not look at.
     """
     tokens, top_k = routing.expert_ids.shape

@@ -21,7 +21,7 @@ from microscale.kernels.layouts import TILE_K
 from microscale.kernels.moe import grouped, grouped_wgmma, small_batch
 from microscale.kernels.moe.grouped_wgmma import MIN_K_TILES, gemm_path
 from microscale.kernels.moe.packed import PackedExperts
-from microscale.kernels.moe.small_batch import DIRECT_TOKENS, MAX_TOKENS, OWN_LIST_TOKENS, OWN_LIST_TOP_K
+from microscale.kernels.moe.small_batch import DIRECT_TOKENS, LIST_PAIRS, MAX_TOKENS, OWN_LIST_TOKENS, OWN_LIST_TOP_K
 from microscale.kernels.moe.spec import MoePath, MoeSpec, PartsPath, Routing
 from microscale.kernels.numbers import cdiv
 from microscale.kernels.op import Reason, always
@@ -82,7 +82,10 @@ def _wgmma_bf16(spec: MoeSpec, gpu: Gpu) -> Reason | None:
 
 
 def _wgmma_list(spec: MoeSpec, gpu: Gpu) -> Reason | None:
-    return _wgmma_bf16(spec, gpu) or _up_to(MAX_TOKENS)(spec, gpu)
+    if reason := _wgmma_bf16(spec, gpu):
+        return reason
+    pairs = spec.tokens * spec.top_k
+    return None if pairs <= LIST_PAIRS else f"sorts up to {LIST_PAIRS} pairs, not {pairs}"
 
 
 def _wgmma_fp8(spec: MoeSpec, gpu: Gpu) -> Reason | None:

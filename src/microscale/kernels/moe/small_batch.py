@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 64
 MAX_TOP_K = 16
+LIST_PAIRS = MAX_TOKENS * MAX_TOP_K
+"""That ``make_list`` sorts: each of its programs looks at all of them."""
 DIRECT_TOKENS = 2
 COLUMNS = 8
 """Tokens that one program of the list serves: the columns of m16n8k16."""
@@ -177,7 +179,7 @@ def own_list(x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu) -> tuple[OwnLis
 def make_list(
     x: Tensor, ids: Tensor, num_experts: int, gpu: Gpu, columns: int = COLUMNS, padded: int = 0
 ) -> tuple[Dispatch, Tensor]:
-    """The work list of at most ``MAX_TOKENS`` tokens, in tiles of ``columns``, and ``x`` times 2**64.
+    """The work list of at most ``LIST_PAIRS`` pairs, in tiles of ``columns``, and ``x`` times 2**64.
 
     ``padded``: tokens in the order, and with so many columns, as ``grouped_wgmma`` wants them.
     """

@@ -84,8 +84,11 @@ class GptOssConfig:
         )
 
     def shortened(self) -> GptOssConfig:
-        """The model with one layer of each kind: all kernels, in the time of two layers."""
+        """The model with one layer of each kind: all kernels, in the time of two layers. With one kind two of it: the
+        first layer reads the embedding, the other a sum."""
         kinds = tuple(self.layer_kinds[place] for place in last_of_each(self.layer_kinds))
+        if len(kinds) == 1:
+            kinds *= min(2, self.num_layers)
         return replace(self, num_layers=len(kinds), layer_kinds=kinds)
 
 

@@ -36,7 +36,7 @@ def bind_layer(config: GptOssConfig, kind: LayerKind, tensors: LayerTensors, ops
         kind=kind,
         sizes=LayerSizes(config.num_heads, config.head_dim, config.top_k, config.rms_epsilon),
         attn_norm=tensors.attn_norm,
-        qkv=ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias)),
+        qkv=ops.dense("qkv", DenseWeights(tensors.qkv_weight, tensors.qkv_bias), behind_sum=True),
         head_norms=None,
         attention=ops.attention(kind.value, attention_spec(config, kind, ops, page_size), tensors.sinks),
         o=ops.dense("o", DenseWeights(tensors.o_weight, tensors.o_bias)),

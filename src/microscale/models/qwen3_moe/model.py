@@ -42,7 +42,7 @@ def bind_layer(config: Qwen3MoeConfig, tensors: Qwen3MoeLayer, ops: Ops, page_si
         kind=FULL,
         sizes=LayerSizes(config.num_heads, config.head_dim, config.top_k, epsilon),
         attn_norm=tensors.attn_norm.to(dtype),
-        qkv=ops.dense("qkv", DenseWeights(tensors.qkv)),
+        qkv=ops.dense("qkv", DenseWeights(tensors.qkv), behind_sum=True),
         head_norms=HeadNorms(tensors.q_norm.to(dtype), tensors.k_norm.to(dtype), epsilon, values=False),
         attention=ops.attention(FULL.value, attention_spec(config, ops, page_size), None),
         o=ops.dense("o", DenseWeights(tensors.o)),

@@ -7,6 +7,7 @@ from functools import cache
 from microscale.prove.cases import (
     attention,
     dense,
+    dense_from_sum,
     drafts,
     fused_attention,
     head_passes,
@@ -18,7 +19,7 @@ from microscale.prove.cases import (
 )
 from microscale.prove.cases.case import Case
 
-TABLES = (moe, routing, dense, attention, fused_attention, small, head_passes, sampling, sums, drafts)
+TABLES = (moe, routing, dense, dense_from_sum, attention, fused_attention, small, head_passes, sampling, sums, drafts)
 
 
 @cache
