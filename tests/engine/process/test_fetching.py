@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import logging
 import os
@@ -27,9 +28,11 @@ from microscale.engine.process.fetching import CHUNK, Fetching, files_of, start_
 from microscale.engine.process.loop import Serves
 from microscale.engine.process.messages import VERSION, Ahead, EngineConfig, Hello, encode
 from microscale.models.checkpoint import Checkpoint
+from microscale.models.reading import file as weight_file
+from microscale.models.reading.chunks import Reads
 from microscale.models.reading.file import Stamp, Way, WeightFile
 from microscale.models.reading.page_cache import PAGE, resident_bytes, resident_pages
-from microscale.models.reading.read_ahead import ReadAhead
+from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from support.cold_files import settle, write_tensors
 
 CHUNKS = 6
@@ -162,6 +165,52 @@ def test_resident_ranges_are_read_plainly(file: Path, monkeypatch: pytest.Monkey
                 each.read_into(memory[at : at + CHUNK], place * CHUNK, (place + 1) * CHUNK)
         assert read[:3] == [(opened._plain, 0), (opened._plain, 1), (opened._direct, 4)]
         assert read[3:] == [(cold._direct, 0), (cold._direct, 1), (cold._direct, 4)]
+
+
+def test_what_is_there_is_read_by_all_readers_and_never_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file whose first half was fetched: eight threads copy that, two read the rest, and mincore is asked once."""
+    read = 1 << 20
+    write_tensors(tmp_path, (read,) * (4 * CHUNK // read))
+    checkpoint = Checkpoint(tmp_path)
+    path = tmp_path / "model.safetensors"
+    settle(path)
+    Fetching([path], 2 * CHUNK).wait()
+    asked: list[int] = []
+    monkeypatch.setattr(weight_file, "resident_pages", lambda fd: asked.append(fd) or resident_pages(fd))
+    lock, all_there = threading.Lock(), threading.Barrier(THREADS)
+    directly = [0, 0]
+    """Reads in flight, now and at the most."""
+    copied: list[int] = []
+    preadv = os.preadv
+
+    def noted(fd: int, buffers: list[memoryview], offset: int) -> int:
+        is_direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+        with lock:
+            directly[0] += is_direct
+            directly[1] = max(directly)
+            copied.extend([] if is_direct else [offset])
+            waits = not is_direct and len(copied) <= THREADS
+        if waits:  # the first reads, until every reader has one
+            all_there.wait(30)
+        found = preadv(fd, buffers, offset)
+        with lock:
+            directly[0] -= is_direct
+        return found
+
+    entries = list(checkpoint.entries.values())
+    ahead = ReadAhead(entries, torch.device("cpu"), reads=Reads(2, read))
+    if set(ahead.ways.values()) != {Way.DIRECT}:
+        pytest.skip("this file system refuses direct reads")
+    monkeypatch.setattr(os, "preadv", noted)
+    with ahead:
+        for entry in entries:
+            ahead.take(entry.name)
+    assert not all_there.broken
+    assert len(asked) == 1
+    assert directly == [0, 2]
+    assert {offset // read for offset in copied} == set(range(2 * CHUNK // read))
 
 
 def test_which_files_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
