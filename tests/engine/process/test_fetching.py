@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from microscale.engine.process import __main__ as process
 from microscale.engine.process import fetching
@@ -178,7 +180,12 @@ def test_what_is_there_is_read_by_all_readers_and_never_from_the_disk(
     settle(path)
     Fetching([path], 2 * CHUNK).wait()
     asked: list[int] = []
-    monkeypatch.setattr(weight_file, "resident_pages", lambda fd: asked.append(fd) or resident_pages(fd))
+
+    def counted(fd: int) -> NDArray[np.bool_] | None:
+        asked.append(fd)
+        return resident_pages(fd)
+
+    monkeypatch.setattr(weight_file, "resident_pages", counted)
     lock, all_there = threading.Lock(), threading.Barrier(THREADS)
     directly = [0, 0]
     """Reads in flight, now and at the most."""

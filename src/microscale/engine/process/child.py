@@ -18,7 +18,7 @@ import tty
 from collections.abc import Sequence
 from typing import NamedTuple
 
-COMMAND = (sys.executable, "-P", "-m", "microscale.engine.process")
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "microscale.engine.process")
 """``-P``: a file of the current directory never stands in for a module."""
 
 
