@@ -136,7 +136,7 @@ class Fetching:
         """``most``: bytes."""
         self._left = _room() if most is None and files else most or 0
         self._files = files
-        self._begun_at = time.perf_counter()
+        self._begun_at = self._last_at = time.perf_counter()
         self._why_not = "there was no time"
         """For nothing to have been fetched."""
         self._open: list[int] = []
@@ -158,7 +158,7 @@ class Fetching:
         """Begin no further chunk, and log what was fetched, or why nothing was."""
         self._stopped = True
         if self._fetched:
-            seconds = time.perf_counter() - self._begun_at
+            seconds = self._last_at - self._begun_at
             log.info("%.2f GB of weights were fetched ahead, in %.2f s.", self.num_bytes / 1e9, seconds)
         elif self._files:
             log.info(NOTHING, self._why_not)
@@ -186,6 +186,7 @@ class Fetching:
                 os.pread(chunk.fd, 1, chunk.begin + chunk.size - 1)  # waits for the last of it
                 with self._lock:
                     self._fetched.append(chunk)
+                    self._last_at = time.perf_counter()
         except OSError as error:  # the load tells what is wrong with a file
             self._why_not = error.strerror or "a file cannot be read"
 
