@@ -40,8 +40,13 @@ PLANS = [
             SERVER | NEVER | {"torch", "triton", "numpy", "pydantic", "rich.progress", "microscale.hardware"},
             360,
         ),
-        # The server's own process: the engine's, which it starts, needs torch.
-        ("serve --help", NEVER | {"torch", "triton", "numpy", "microscale.kernels.launch"}, 1000),
+        # The server's own process: the engine's, which it starts, needs torch. The server's packages come when that
+        # was told what it will load.
+        (
+            "serve --help",
+            (SERVER - {"msgspec"}) | NEVER | {"torch", "triton", "numpy", "microscale.kernels.launch"},
+            575,
+        ),
         # Nor does who measures one: the server's packages are the business of the process that is measured.
         ("bench serve --help", SERVER | NEVER, 1920),
         ("doctor", SERVER | NEVER | {"triton", "safetensors", "microscale.kernels", "microscale.models"}, 1420),

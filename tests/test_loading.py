@@ -49,8 +49,10 @@ def test_help_begins_with_the_help() -> None:
         assert screen.text.split()[0] == "Usage:"
 
 
-def test_bar_and_log_have_lines_of_their_own() -> None:
-    with terminal((sys.executable, "-m", "support.noisy_engine")) as screen:
+@pytest.mark.parametrize("arguments", [(), ("ahead",)])
+def test_bar_and_log_have_lines_of_their_own(arguments: tuple[str, ...]) -> None:
+    """Whether the engine is started then, or was before."""
+    with terminal((sys.executable, "-m", "support.noisy_engine", *arguments)) as screen:
         screen.expect(r"Serving at http")
         screen.press("c")
         assert screen.wait() == 0
@@ -64,4 +66,12 @@ def test_bar_and_log_have_lines_of_their_own() -> None:
         assert not any("━" in line for line in left), "it is gone"
         noise = [line for line in left if line.startswith("noise")]
         assert noise == [f"noise {number} of the engine ends" for number in range(LAYERS + 1)]
-        assert left[0] == "before the bar"
+        assert left[0].startswith("engine: The engine is about to load: options known")
+        assert left[1] == "before the bar"
+
+
+def test_an_error_before_the_engine_is_asked_does_not_wait_for_it() -> None:
+    """One that was started ahead in a terminal is let go, and its terminal ends with it."""
+    with terminal((sys.executable, "-m", "support.noisy_engine", "ahead", "leaves")) as screen:
+        assert screen.wait() == 0
+        assert "0 threads wait for it" in screen.text

@@ -84,11 +84,11 @@ def live(
 
 def main() -> int:
     # Imported here, as a program: the tests that only start one need none of it.
-    from microscale.cli.serve import run
+    from microscale.cli.serving import run
     from microscale.engine.process.launch import Launch
     from microscale.engine.process.messages import EngineConfig
     from microscale.server.limits import Limits
-    from microscale.server.run import ServeOptions
+    from microscale.server.options import ServeOptions
     from support.tiny_tokenizers import tiny
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -33,9 +34,10 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> object:
 def main() -> int:
     from microscale.cli.console import err
     from microscale.cli.loading import engine_in_terminal
-    from microscale.cli.serve import run
+    from microscale.cli.serving import run
+    from microscale.engine.process import child
     from microscale.engine.process.launch import Launch
-    from microscale.server.run import ServeOptions
+    from microscale.server.options import ServeOptions
     from support.tiny_tokenizers import tiny
 
     def on_ready(ready: Ready, address: str) -> None:
@@ -45,8 +47,17 @@ def main() -> int:
     tokenizer = tiny()
     tokenizer.protect(names.NAMES)
     factory = ("--factory", "support.noisy_engine:load")
-    launch = Launch((sys.executable, "-P", "-m", "microscale.engine.process", *factory))
+    launch = Launch((*child.COMMAND, *factory))
+    if "ahead" in sys.argv:
+        child.COMMAND = launch.command
+        child.start_ahead()
+    if "leaves" in sys.argv:
+        with engine_in_terminal("Loading noise", launch):
+            pass  # something is wrong, and nobody asks for the engine
+        print(f"{threading.active_count() - 1} threads wait for it")
+        return 0
     with engine_in_terminal("Loading noise", launch) as (wrapped, end_loading):
+        assert wrapped.command == launch.command or "ahead" not in sys.argv, "it is running already"
         engine = EngineConfig("noisy", max_model_len=64)
         return run(ServeOptions(engine, tokenizer, ("noisy",), port=0, launch=wrapped, on_ready=on_ready))
 

@@ -13,16 +13,15 @@ import select
 import sys
 import termios
 import threading
-import tty
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 from rich.text import Text
 
 from microscale.cli.bars import loading_bar
 from microscale.cli.console import err
+from microscale.engine.process.child import Terminal, end_ahead, open_terminal, terminal_ahead
 from microscale.engine.process.launch import Launch
 
 UNFINISHED_S = 0.05
@@ -46,8 +45,11 @@ def engine_in_terminal(title: str, launch: Launch) -> Iterator[tuple[Launch, Cal
     with ExitStack() as closing, ExitStack() as loading:
         bar = _Bar(loading.enter_context(loading_bar(title)))
         command = launch.command
-        pty = _open_pty() if err.is_terminal else None
+        pty = terminal_ahead(command)  # of an engine that is running already
         if pty is not None:
+            closing.enter_context(_copied(pty, bar))
+            closing.callback(end_ahead)  # where it was not taken: its last line would be waited for
+        elif err.is_terminal and (pty := open_terminal()) is not None:
             closing.enter_context(_copied(pty, bar))
             command = (sys.executable, "-I", "-S", "-c", ON_TERMINAL, pty.name, *command)
 
@@ -84,25 +86,9 @@ class _Bar:
             self._tell(done, total, unit)
 
 
-class _Pty(NamedTuple):
-    ours: int
-    theirs: int
-    name: str
-
-
-def _open_pty() -> _Pty | None:
-    """A new terminal; none where the system gives none, and the engine then writes to ours."""
-    try:
-        ours, theirs = os.openpty()
-        return _Pty(ours, theirs, os.ttyname(theirs))
-    except OSError:
-        return None
-
-
 @contextmanager
-def _copied(pty: _Pty, bar: _Bar) -> Iterator[None]:
+def _copied(pty: Terminal, bar: _Bar) -> Iterator[None]:
     """What is written to the terminal appears in ours."""
-    tty.setraw(pty.theirs)  # bytes as they are: our own terminal turns line feeds into line ends
     termios.tcsetwinsize(pty.theirs, (err.height, err.width))
     copier = threading.Thread(target=_copy, args=(pty.ours, bar), daemon=True)
     copier.start()

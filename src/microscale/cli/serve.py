@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import uvloop
 from rich.markup import escape
 
 from microscale import settings
@@ -44,17 +43,17 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.process.launch import Launch
+from microscale.engine.process.launch import Launch, begin_ahead
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.speculation.config import parse_config
-from microscale.models import embedded, hub
+from microscale.models import embedded
 from microscale.models.load_format import LoadFormat
 from microscale.server.access import read_keys, read_origins
-from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
-from microscale.server.run import ServeOptions
-from microscale.server.run import serve as run_server
-from microscale.text.tokenizer import Tokenizer
+from microscale.server.options import ServeOptions
+
+if TYPE_CHECKING:
+    from microscale.text.tokenizer import Tokenizer
 
 DEFAULTS = Limits()
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -194,6 +193,7 @@ def serve(
     )
     show_log()
     keys = read_keys(api_key or [], api_key_file)
+    origins = read_origins(allowed_origin or [], has_keys=bool(keys))
     if not keys and host not in LOOPBACK:
         err.print(
             f"[yellow]Anybody who reaches {escape(host)} can use this server:[/] set --api-key-file to prevent it."
@@ -206,15 +206,18 @@ def serve(
             end_loading()
             announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
 
+        begin_ahead(config, launch)
+        serving = importlib.import_module("microscale.cli.serving")  # takes a second, and the engine has begun
+        found: Tokenizer = serving.find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy)
         options = ServeOptions(
             engine=config,
-            tokenizer=find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy),
+            tokenizer=found,
             names=names,
             host=host,
             port=port,
             keys=keys,
             allowed_hosts=tuple(allowed_host or ()),
-            allowed_origins=read_origins(allowed_origin or [], has_keys=bool(keys)),
+            allowed_origins=origins,
             strict_requests=strict_requests,
             limits=limits,
             metrics_prefix=metrics_prefix,
@@ -223,22 +226,8 @@ def serve(
             launch=launch,
             on_ready=on_ready,
         )
-        sys.exit(run(options))
-
-
-def run(options: ServeOptions) -> int:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run_server(options))
-
-
-def find_tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
-    """The tokenizer of a folder or a hub id. A preset has none: its random weights get one of bytes.
-
-    Which presets there are the engine knows, and refuses others; here a preset is what cannot be anything else.
-    """
-    if is_dummy and "/" not in name and name != embedded.NAME and not Path(name).is_dir():
-        return byte_tokenizer()
-    return Tokenizer.load(hub.resolve(name, offline=offline, config_only=True))
+        status: int = serving.run(options)
+        sys.exit(status)
 
 
 def warning(model: str, *, is_dummy: bool) -> str:

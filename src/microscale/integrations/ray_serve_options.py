@@ -23,7 +23,7 @@ from microscale.models.load_format import LoadFormat
 from microscale.server.access import read_keys, read_origins
 from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits
-from microscale.server.run import ServeOptions
+from microscale.server.options import ServeOptions
 from microscale.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

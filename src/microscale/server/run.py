@@ -13,27 +13,24 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import msgspec
 import uvicorn
 
 from microscale.engine.grammar import Vocabulary
 from microscale.engine.process.client import EngineClient
-from microscale.engine.process.launch import Launch
-from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
 from microscale.server.host import Host
 from microscale.server.http.connection import bounded_protocol
-from microscale.server.limits import Limits
 from microscale.server.metrics import Metrics
+from microscale.server.options import ServeOptions
 from microscale.server.selftest import self_test
 from microscale.server.startup import StartClock
 from microscale.server.structured.check import GrammarChecker
 from microscale.text.formats import chat_format_for
-from microscale.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
@@ -43,29 +40,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SEND_BUFFER_BYTES = 128 * 1024
 """Of a connection, in the kernel; Linux grants twice that. Left alone it grows to 4 MB: ten thousand events that the
 engine would make for a client that reads none of them."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """What decides how a model is served."""
-
-    engine: EngineConfig
-    tokenizer: Tokenizer
-    names: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    keys: tuple[bytes, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    strict_requests: bool = False
-    limits: Limits = field(default_factory=Limits)
-    metrics_prefix: str = "microscale"
-    drain_s: float = 30.0
-    strict_eos: bool = True
-    """Whether the model's end tokens must be the tokenizer's; random weights have another's."""
-    launch: Launch = field(default_factory=Launch)
-    on_ready: Callable[[Ready, str], None] = lambda ready, address: None
-    """Hears what was loaded and where it is served."""
 
 
 class Server(uvicorn.Server):

@@ -23,12 +23,14 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from microscale.engine.loading.laps import Laps
 from microscale.engine.process.ahead import start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
-from microscale.engine.process.fetching import Fetching, can_fetch, files_of
+from microscale.engine.process.fetching import Fetching, start_fetching, why_not
 from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
     VERSION,
+    Ahead,
     EngineConfig,
     Failed,
     Hello,
@@ -42,35 +44,51 @@ from microscale.errors import BadMessage, MicroscaleError
 FACTORY = "microscale.engine.process.service:load"
 LAST_WORD_S = 1.0
 """How long an engine that failed tries to say so."""
-log = logging.getLogger(__name__)
+log = logging.getLogger("microscale.engine.process")  # not __name__, which is __main__ here
 
 Factory = Callable[[EngineConfig, Callable[[int, int], None]], Serves]
 
 
-def greet(connection: Connection) -> EngineConfig:
-    """Exchange versions; what the owner wants of the engine."""
+def greet(connection: Connection, begin: Callable[[EngineConfig], None]) -> EngineConfig:
+    """Exchange versions; what the owner wants of the engine. ``begin`` hears as much of it as is known first."""
     theirs = connection.next_frame()
     connection.send(Hello(VERSION))
     check_hello(theirs)
-    config = decode_for_engine(connection.next_frame())
-    if not isinstance(config, EngineConfig):
-        raise BadMessage(f"The owner's second message must be Load and is {type(config).__name__}.")
-    return config
+    place, message = "second", decode_for_engine(connection.next_frame())
+    if isinstance(message, Ahead):
+        begin(message.config)
+        place, message = "third", decode_for_engine(connection.next_frame())
+    elif isinstance(message, EngineConfig):
+        begin(message)
+    if not isinstance(message, EngineConfig):
+        raise BadMessage(f"The owner's {place} message must be Load and is {type(message).__name__}.")
+    return message
 
 
 def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
-    fetches = can_fetch()
+    laps = Laps()
+    reason = why_not()
+    fetching = Fetching([])
     # The owner may have started this process ahead, and not yet know what to ask for.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
-    config = greet(connection)
-    start_opening(config.device)
-    fetching = Fetching(files_of(config) if fetches else [])
+
+    def begin(config: EngineConfig) -> None:
+        nonlocal fetching
+        laps("options known")
+        # First: a GPU that is being opened answers no question.
+        fetching = start_fetching(config, reason)
+        start_opening(config.device)
+
+    config = greet(connection, begin)
+    laps("all of them known")
     load: Factory = getattr(importlib.import_module(module), name)
     # What was imported stays: the collector need not walk through it, now or at any time.
     gc.freeze()
     gc.enable()
     fetching.stop()
+    laps("imports")
+    log.info("The engine is about to load: %s.", laps)
 
     def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
         if done == total and not kernels:

@@ -72,11 +72,11 @@ class EngineClient:
     async def start(cls, config: EngineConfig, launch: Launch | None = None) -> Self:
         """Start a process and wait until its model is loaded. What its load raises is raised here, in its own class."""
         launch = Launch() if launch is None else launch
-        greeting = encode(Hello(VERSION)) + checked(config, BadSetting)
+        load = checked(config, BadSetting)
         client = cls(await Link.open(launch.command))
         try:
             async with asyncio.timeout(launch.load_timeout_s):
-                client._link.write(greeting)
+                client._link.write(load if client._link.is_greeted else encode(Hello(VERSION)) + load)
                 client.ready = await wait_ready(client._link, launch)
         except TimeoutError:
             error: BaseException = EngineDied(f"The engine has not loaded its model in {launch.load_timeout_s:g} s.")

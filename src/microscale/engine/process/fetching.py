@@ -18,6 +18,7 @@ import importlib.util
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,42 +34,76 @@ THREADS = 4
 """That wait for a chunk each."""
 CHUNK = 8 << 20
 FREE_SHARE, MOST = 8, 16 << 30
-"""A part of the free memory, and bytes: a fast disk reads no more in the seconds of an import."""
+"""A part of the memory that is available, and bytes: a fast disk reads no more in the seconds of an import."""
 CORES = 8
 PROBES = 16
+NOTHING = "Weights are not fetched ahead: %s."
 
 
-def can_fetch() -> bool:
-    """Whether fetching pays here. To be asked before torch is imported."""
-    return len(os.sched_getaffinity(0)) >= CORES and torch_is_cached()
+def why_not() -> str | None:
+    """Why fetching does not pay here, if it does not. To be asked before torch is imported."""
+    cores = len(os.sched_getaffinity(0))
+    if cores < CORES:
+        return f"{cores} CPU cores are too few, it takes {CORES}"
+    is_cached = torch_is_cached()
+    if is_cached is None:
+        return "this system does not tell whether torch's own files are in the page cache"
+    return None if is_cached else "torch's own files are not in the page cache and come from the disk first"
 
 
-def torch_is_cached() -> bool:
-    """Whether torch's modules are in the page cache, as after an import since the machine was started. Some files are
-    looked at, and none is waited for."""
-    with contextlib.suppress(OSError, AttributeError, ImportError, ValueError):  # a system that cannot tell
-        found = importlib.util.find_spec("torch")
-        if found is None or found.cached is None:
-            return False
-        files = sorted(Path(found.cached).parent.glob("*.pyc"))
+def torch_is_cached() -> bool | None:
+    """Whether torch's modules are in the page cache, as after an import since the machine was started; ``None`` where
+    the system does not tell. Some files are looked at, and none is waited for."""
+    with contextlib.suppress(OSError, ImportError, ValueError):
+        files = _torch_files()
         probed = files[:: max(1, len(files) // PROBES)]
-        return sum(map(_is_cached, probed)) > len(probed) // 2
-    return False
+        known = [each for each in map(_is_cached, probed) if each is not None]
+        return 2 * sum(known) > len(known) if known else None
+    return None
 
 
-def _is_cached(file: Path) -> bool:
+def _torch_files() -> list[Path]:
+    """What an import of torch reads first: bytecode of this Python, or sources where there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return []
+    compiled = [] if found.cached is None else _like(Path(found.cached))
+    return compiled or _like(Path(found.origin)) or sorted(Path(found.origin).parent.glob("lib/*.so"))
+
+
+def _like(module: Path) -> list[Path]:
+    """The files of a folder that are named as its ``__init__`` is."""
+    return sorted(module.parent.glob(f"*{module.name.removeprefix('__init__')}"))
+
+
+def _is_cached(file: Path) -> bool | None:
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
     except BlockingIOError:
         return False
+    except (OSError, AttributeError):  # not every file system can be asked so: overlayfs and tmpfs cannot
+        pages = resident_pages(fd)
+        return None if pages is None else bool(pages[:1].all())
     finally:
         os.close(fd)
 
 
+def start_fetching(config: EngineConfig, reason: str | None) -> Fetching:
+    """Fetch a model's weights if they are to be read from here to a GPU's own memory. ``reason``: ``why_not``'s, which
+    is then logged."""
+    files = files_of(config)
+    if reason is None and config.tensor_parallel_size > 1:
+        reason = f"each of {config.tensor_parallel_size} ranks reads a part of its own"
+    if files and reason is not None:
+        log.info(NOTHING, reason)
+        files = []
+    return Fetching(files)
+
+
 def files_of(config: EngineConfig) -> list[Path]:
-    """The files whose weights will be read to a GPU, as far as they are here. Of several ranks each reads a part."""
-    if config.load_format == LoadFormat.DUMMY or config.tensor_parallel_size > 1:
+    """The files whose weights will be read to memory of a GPU's own, as far as they are here."""
+    if config.load_format == LoadFormat.DUMMY:
         return []
     with contextlib.suppress(Exception):  # the load tells what is wrong
         if not has_own_memory(config.device):
@@ -78,8 +113,13 @@ def files_of(config: EngineConfig) -> list[Path]:
 
 
 def _room() -> int:
-    """Bytes that may be fetched."""
-    return min(MOST, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // FREE_SHARE)
+    """Bytes that may be fetched. What the page cache holds of other files counts as free: on a machine that has read
+    much since it was started, nearly nothing else is."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return min(MOST, int(value.split()[0]) * 1024 // FREE_SHARE)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +136,9 @@ class Fetching:
         """``most``: bytes."""
         self._left = _room() if most is None and files else most or 0
         self._files = files
+        self._begun_at = self._last_at = time.perf_counter()
+        self._why_not = "there was no time"
+        """For nothing to have been fetched."""
         self._open: list[int] = []
         self._fetched: list[_Range] = []
         self._lock = threading.Lock()
@@ -112,10 +155,13 @@ class Fetching:
         return sum(each.size for each in self._fetched)
 
     def stop(self) -> None:
-        """Begin no further chunk."""
+        """Begin no further chunk, and log what was fetched, or why nothing was."""
         self._stopped = True
         if self._fetched:
-            log.info("%.1f GB of the weights were read while torch was imported.", self.num_bytes / 1e9)
+            seconds = self._last_at - self._begun_at
+            log.info("%.2f GB of weights were fetched ahead, in %.2f s.", self.num_bytes / 1e9, seconds)
+        elif self._files:
+            log.info(NOTHING, self._why_not)
 
     def drop(self) -> None:
         """Take what was fetched out of the page cache, in a thread: the system takes a while."""
@@ -130,7 +176,7 @@ class Fetching:
             thread.join()
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError):  # the load tells what is wrong with a file
+        try:
             while True:
                 with self._lock:
                     chunk = None if self._stopped else next(self._chunks, None)
@@ -140,6 +186,9 @@ class Fetching:
                 os.pread(chunk.fd, 1, chunk.begin + chunk.size - 1)  # waits for the last of it
                 with self._lock:
                     self._fetched.append(chunk)
+                    self._last_at = time.perf_counter()
+        except OSError as error:  # the load tells what is wrong with a file
+            self._why_not = error.strerror or "a file cannot be read"
 
     def _missing(self) -> Iterator[_Range]:
         """Chunks that are not in the page cache, file by file. A file of which the system does not tell is left out."""
@@ -147,13 +196,18 @@ class Fetching:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             self._open.append(fd)
             resident = resident_pages(fd)
+            if resident is None:
+                self._why_not = "this system does not tell what of them is in the page cache"
+                continue
             size = os.fstat(fd).st_size
-            for begin in range(0, size if resident is not None else 0, CHUNK):
-                chunk = _Range(fd, begin, min(CHUNK, size - begin))
-                if resident is not None and resident[begin // PAGE : (begin + CHUNK) // PAGE].any():
+            for begin in range(0, size, CHUNK):
+                if resident[begin // PAGE : (begin + CHUNK) // PAGE].any():
+                    self._why_not = "they are in the page cache already"
                     continue
+                chunk = _Range(fd, begin, min(CHUNK, size - begin))
                 self._left -= chunk.size
                 if self._left < 0:
+                    self._why_not = "too little memory is free"
                     return
                 yield chunk
 

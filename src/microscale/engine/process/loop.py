@@ -11,6 +11,7 @@ from microscale.engine.process.messages import (
     MAX_OUTPUTS,
     Abort,
     Accepted,
+    Ahead,
     Drain,
     Drained,
     EngineConfig,
@@ -117,7 +118,7 @@ class Loop:
                 self._connection.send(self._service.stats())
             case Drain(deadline_s):
                 self.drain(deadline_s)
-            case EngineConfig():
+            case EngineConfig() | Ahead():
                 raise BadMessage("The engine is loaded already; a second one needs a process of its own.")
 
     def _submit(self, message: Submit) -> Accepted | Refused:

@@ -3,6 +3,7 @@
     owner                                engine process
       Hello ───────────────────────────────►
       ◄─────────────────────────────── Hello      versions differ: both sides say so and stop
+      Ahead ───────────────────────────────►      or not: what Load will say, as far as it is known
       Load ────────────────────────────────►
       ◄─────────────── Loading … Ready | Failed
       Submit ──────────────────────────────►
@@ -28,7 +29,7 @@ from microscale.engine.process.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 7
+VERSION = 8
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -70,7 +71,7 @@ class Hello(Struct, frozen=True):
 
 
 class EngineConfig(Message, frozen=True, tag="Load"):
-    """What decides which engine is made, in the command line's names. The second message."""
+    """What decides which engine is made, in the command line's names."""
 
     model: Text
     load_format: Text = "auto"
@@ -113,6 +114,13 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     control_tokens: Annotated[tuple[Token, ...], Meta(max_length=2**16)] = ()
     split_pattern: Text = ""
     """What the tokenizer cuts text into before it merges bytes."""
+
+
+class Ahead(Message, frozen=True):
+    """What ``Load`` will say, but for the tokenizer's part. The engine may begin what leaves no trace if ``Load`` says
+    something else or never comes: it opens the device and fetches weights."""
+
+    config: EngineConfig
 
 
 class Sampling(Message, frozen=True):
@@ -256,7 +264,7 @@ class Failed(Message, frozen=True):
     text: Text
 
 
-ToEngine: TypeAlias = EngineConfig | Submit | Abort | GetStats | Drain
+ToEngine: TypeAlias = Ahead | EngineConfig | Submit | Abort | GetStats | Drain
 FromEngine: TypeAlias = Loading | Ready | Accepted | Refused | Tokens | StatsReply | Drained | Failed
 
 _encoder = msgspec.msgpack.Encoder()
