@@ -12,10 +12,11 @@ from microscale.backends.ops import OWN_FORMATS, Activations, HeadFormats, Ops, 
 from microscale.backends.precision import make_precision
 from microscale.hardware import known
 from microscale.kernels import launch as launching
-from microscale.models.draft_heads.drafting import Steps, guess
+from microscale.models.draft_heads.drafting import guess
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.presets import PRESETS
 from microscale.models.draft_heads.recorded import bind_head_shapes
+from microscale.models.draft_heads.rows import Steps
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
 
