@@ -17,7 +17,7 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
-from microscale.models.draft_heads.rows import FULL, Steps, count_up, join
+from microscale.models.draft_heads.rows import FULL, Steps, join
 from microscale.models.draft_heads.tensors import Eagle3Weights
 from microscale.models.inference import without_gradients
 
@@ -73,7 +73,8 @@ class Eagle3:
             tapped = small.rms_norm(tapped, self.fc_norm, self.epsilon)
         elif self.fc_norm is not None:
             each = tapped.reshape(-1, self.config.reads.target_hidden)
-            tapped = small.rms_norm(each, None, self.epsilon).view(tapped.shape).mul_(self.fc_norm)
+            normed = small.rms_norm(each, None, self.epsilon).view(tapped.shape)
+            tapped = normed if normed.is_meta else normed * self.fc_norm  # a shape alone: see ``rows.py``
         return self.fc(tapped)
 
     @without_gradients
@@ -125,4 +126,4 @@ class Eagle3:
 
 def target_ids(d2t: Tensor) -> Tensor:
     """The target's id of each draft token, from how far it is from the draft's own."""
-    return count_up(d2t.shape[0], d2t.device).add_(d2t)
+    return d2t.new_empty(d2t.shape) if d2t.is_meta else d2t + torch.arange(d2t.shape[0], device=d2t.device)
