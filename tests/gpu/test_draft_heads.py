@@ -18,10 +18,11 @@ from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash
-from microscale.models.draft_heads.drafting import Steps, TargetEnds, Verified
+from microscale.models.draft_heads.drafting import TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.heads import bind_head, dummy_head
 from microscale.models.draft_heads.presets import PRESETS
+from microscale.models.draft_heads.rows import Steps
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.taps import Taps
 from support.errors import model_noise

@@ -31,8 +31,9 @@ from microscale.models import embedded
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, likeliest_of_ranks
+from microscale.models.draft_heads.drafting import TargetEnds, Verified, likeliest_of_ranks
 from microscale.models.draft_heads.heads import bind_head, dummy_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.rows import FULL
 from microscale.models.draft_heads.weights import Eagle3Checkpoint
 from microscale.models.dummy_weights import RandomTensors
 from microscale.parallel.sharding import Shard, split_vocabulary

@@ -37,7 +37,7 @@ def refuses(spec: SumSpec) -> Reason | None:
 
 def sum_rows(peers: PeerBuffers, part: Tensor) -> Tensor:
     """``part [rows, width]`` → the sum of all ranks' parts."""
-    total = torch.empty_like(part, memory_format=torch.contiguous_format)
+    total = part.new_empty(part.shape)
     _launch(peers, part.contiguous(), total, total, total, total, 0.0, norm=False)
     return total
 
@@ -46,8 +46,8 @@ def sum_add_norm(
     peers: PeerBuffers, part: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """The sum of all ranks' parts, added to the residual stream: its norm times ``weight``, and the stream."""
-    total = torch.empty_like(part, memory_format=torch.contiguous_format)
-    out = torch.empty_like(total)
+    total = part.new_empty(part.shape)
+    out = part.new_empty(part.shape)
     _launch(peers, part.contiguous(), residual.contiguous(), weight, total, out, epsilon, norm=True)
     return out, total
 

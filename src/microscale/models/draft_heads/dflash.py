@@ -17,9 +17,10 @@ import torch
 
 from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
-from microscale.models.draft_heads.drafting import FULL, TargetEnds, Verified, following, guess, slots_of
+from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
+from microscale.models.draft_heads.rows import FULL, count_up, following, join, slots_of
 from microscale.models.draft_heads.tensors import DFlashWeights
 from microscale.models.inference import without_gradients
 
@@ -85,15 +86,15 @@ class DFlash:
         batch, small = verified.batch, self.layers[0].small
         context = small.rms_norm(self.fc(verified.tapped), self.hidden_norm, self.epsilon)
         tokens, block = self._block(verified, count)
-        positions = torch.cat((batch.positions, block.positions))
-        slots = torch.cat((batch.slots[FULL], block.slots))
+        positions = join(batch.positions, block.positions)
+        slots = join(batch.slots[FULL], block.slots)
         x, added = self.embed(tokens.flatten()), None
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
             if added is None:
                 normed = small.rms_norm(x, layer.input_norm, self.epsilon)
             else:
                 normed, x = small.add_rms_norm(added, x, layer.input_norm, self.epsilon)
-            q = layer.queries(torch.cat((context, normed)), positions, slots, layer_kv, self.rope)
+            q = layer.queries(join(context, normed), positions, slots, layer_kv, self.rope)
             x, added = layer.attend(q[context.shape[0] :], x, layer_kv, block.queries)
         if not tokens.numel():
             return None
@@ -104,14 +105,14 @@ class DFlash:
 
     def _block(self, verified: Verified, count: int) -> tuple[Tensor, Block]:
         """The tokens ``[sequences, count + 1]`` of each sequence's block; none where nothing is to be guessed."""
-        last, first = verified.last.attention[FULL], verified.batch.token_ids[verified.last.rows]
+        last, first = verified.last.attention[FULL], verified.batch.token_ids.index_select(0, verified.last.rows)
         size = count + 1 if count else 0
         tokens = torch.full((first.shape[0], size), self.config.mask_token, dtype=torch.int64, device=self.device)
         tokens[:, :1] = first[:, None]
         positions = following(last, size)
-        starts = torch.arange(tokens.numel() + 1, dtype=torch.int32, device=self.device)
+        starts = count_up(tokens.numel() + 1, self.device, torch.int32)
         # Copies, also of one sequence: kernels read lengths one after the other.
-        lens = (last.context_lens + size)[:, None].expand(-1, size).flatten().contiguous()
+        lens = last.context_lens.new_empty(tokens.shape).copy_(last.context_lens[:, None]).add_(size).flatten()
         tables = last.page_table[:, None].expand(-1, size, -1).flatten(0, 1).contiguous()
         queries = AttentionBatch(starts, lens, tables, 1)
         slots = slots_of(last.page_table, positions, self.page_size)

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Ranks, Small
+from microscale.backends.ops import Dense, Embedding, Logits, Ops, Ranks, Small
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
-from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import HeadConfig
+from microscale.models.draft_heads.rows import count_up
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FULL = LayerKind.FULL
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ class Verified:
         """The last rows of sequences that shall be drafted for."""
         if self.batch.logits is not None:
             return self.batch.logits
-        rows = torch.arange(self.tapped.shape[0], device=self.tapped.device)
-        return LogitRows(rows, self.batch.attention)
+        return LogitRows(count_up(self.tapped.shape[0], self.tapped.device), self.batch.attention)
 
 
 class DraftHead(Protocol):
@@ -94,53 +91,25 @@ def guess(logits: Logits, head: DraftHead, small: Small, out: Tensor, target_ids
         small.likeliest(logits.block_max, logits.block_argmax, target_ids, out)
     else:
         tokens = likeliest_of_ranks(logits, head.config, head.ops.ranks)
-        out.copy_(tokens if target_ids is None else target_ids[tokens])
+        out.copy_(tokens if target_ids is None else target_ids.index_select(0, tokens))
 
 
 def likeliest_of_ranks(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
     """The same where each rank has the logits of some tokens: it tells all others its largest and where that is."""
-    block = logits.block_max.argmax(-1, keepdim=True)
-    own = logits.block_argmax.gather(1, block)[:, 0]
+    rows, device = logits.block_max.shape[0], logits.block_max.device
     # A sum in which each rank has columns of its own: what is added to a number is zeros, so it arrives as it is.
     # Token ids are below 2**24, which float32 holds.
-    world, rank = config.shard.world, config.shard.rank
-    told = torch.zeros((own.shape[0], 2 * world), dtype=torch.float32, device=own.device)
-    told[:, rank] = logits.block_max.gather(1, block)[:, 0]
-    told[:, world + rank] = (own + config.own_rows.start).float()
+    told = torch.zeros((rows, 2 * config.shard.world), dtype=torch.float32, device=device)
+    if told.is_meta:  # a shape alone: see ``rows.py``
+        return ranks.sum(told).new_empty(rows, dtype=torch.int64)
+    _tell(logits, config, told)
     largest, tokens = ranks.sum(told).chunk(2, dim=1)  # [rows, ranks]
     return tokens.gather(1, largest.argmax(-1, keepdim=True))[:, 0].to(torch.int64)
 
 
-def following(last: AttentionBatch, count: int) -> Tensor:
-    """Positions ``[sequences, count]`` int64 of the tokens after the last rows."""
-    steps = torch.arange(count, device=last.context_lens.device)
-    return last.context_lens.to(torch.int64)[:, None] + steps
-
-
-def slots_of(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """Where positions ``[sequences, n]`` of the table's sequences are."""
-    pages = page_table.to(torch.int64).gather(1, positions // page_size)
-    return pages * page_size + positions % page_size
-
-
-class Steps:
-    """The decoding steps of a head that goes on by itself: one row of each sequence, then the next, and so on.
-
-    All of them are laid out at once: a step has nothing to compute but the head itself.
-    """
-
-    def __init__(self, last: AttentionBatch, count: int, page_size: int) -> None:
-        positions = following(last, count)
-        sequences, device = positions.shape[0], positions.device
-        self._table = last.page_table
-        self._positions = positions.T.contiguous()  # [count, sequences]
-        self._slots = slots_of(last.page_table, positions, page_size).T.contiguous()
-        # A step's lengths begin at a multiple of 16 bytes: attention is compiled for that.
-        lens = torch.empty((count, -(-sequences // 4) * 4), dtype=torch.int32, device=device)
-        self._lens = lens[:, :sequences].copy_(self._positions + 1)
-        self._starts = torch.arange(sequences + 1, dtype=torch.int32, device=device)
-
-    def batch(self, step: int, token_ids: Tensor) -> ForwardBatch:
-        """Step 0 is the row after the last one."""
-        queries = AttentionBatch(self._starts, self._lens[step], self._table, 1)
-        return ForwardBatch(token_ids, self._positions[step], {FULL: queries}, {FULL: self._slots[step]}, None)
+def _tell(logits: Logits, config: HeadConfig, told: Tensor) -> None:
+    """This rank's largest logit and its token, into its columns of ``told [rows, 2 * ranks]``."""
+    world, rank = config.shard.world, config.shard.rank
+    block = logits.block_max.argmax(-1, keepdim=True)
+    told[:, rank] = logits.block_max.gather(1, block)[:, 0]
+    told[:, world + rank] = (logits.block_argmax.gather(1, block)[:, 0] + config.own_rows.start).float()

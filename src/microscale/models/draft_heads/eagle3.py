@@ -14,9 +14,10 @@ import torch
 
 from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
-from microscale.models.draft_heads.drafting import FULL, Steps, TargetEnds, Verified, guess
+from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
+from microscale.models.draft_heads.rows import FULL, Steps, join
 from microscale.models.draft_heads.tensors import Eagle3Weights
 from microscale.models.inference import without_gradients
 
@@ -46,7 +47,7 @@ class Eagle3:
         self.embed = ends.embed if tensors.embed is None else ops.embed(tensors.embed)
         self.layer = HeadLayer(config.layer, tensors.layer, ops, page_size)
         both = self.layer.input_norm, tensors.hidden_norm.to(dtype)
-        self.norms = ops.computed(lambda: torch.stack(both))
+        self.norms = ops.computed(lambda: join(both[0][None], both[1][None]))
         """Of the embedding and of the hidden state ``[2, hidden]``."""
         self.norm = tensors.norm.to(dtype)
         self.lm_head = ends.lm_head
@@ -72,7 +73,8 @@ class Eagle3:
             tapped = small.rms_norm(tapped, self.fc_norm, self.epsilon)
         elif self.fc_norm is not None:
             each = tapped.reshape(-1, self.config.reads.target_hidden)
-            tapped = small.rms_norm(each, None, self.epsilon).view(tapped.shape) * self.fc_norm
+            normed = small.rms_norm(each, None, self.epsilon).view(tapped.shape)
+            tapped = normed if normed.is_meta else normed * self.fc_norm  # a shape alone: see ``rows.py``
         return self.fc(tapped)
 
     @without_gradients
@@ -89,7 +91,8 @@ class Eagle3:
             x, added = layer.forward(both, x, batch, layer_kv, self.rope)
         else:
             q = layer.queries(both, batch.positions, batch.slots[FULL], layer_kv, self.rope)
-            x, added = layer.attend(q[wanted.rows], x[wanted.rows], layer_kv, wanted.attention[FULL])
+            q, x = (each.index_select(0, wanted.rows) for each in (q, x))
+            x, added = layer.attend(q, x, layer_kv, wanted.attention[FULL])
         normed, x = small.add_rms_norm(added, x, self.norm, self.epsilon)
         return self.lm_head.logits(normed), normed if self.config.norm_output else x
 
@@ -100,7 +103,7 @@ class Eagle3:
             both = small.norm_pair(table, token_ids, hidden, self.norms, self.epsilon)
         else:
             parts = zip((self.embed(token_ids), hidden), self.norms, strict=True)
-            both = torch.cat([small.rms_norm(x, weight, self.epsilon) for x, weight in parts], dim=1)
+            both = join(*(small.rms_norm(x, weight, self.epsilon) for x, weight in parts), dim=1)
         return both, both[:, self.config.layer.hidden :] if self.config.norm_before_residual else hidden
 
     @without_gradients
@@ -123,4 +126,4 @@ class Eagle3:
 
 def target_ids(d2t: Tensor) -> Tensor:
     """The target's id of each draft token, from how far it is from the draft's own."""
-    return d2t + torch.arange(d2t.shape[0], device=d2t.device)
+    return d2t.new_empty(d2t.shape) if d2t.is_meta else d2t + torch.arange(d2t.shape[0], device=d2t.device)

@@ -18,7 +18,7 @@ from microscale.backends.ops import (
 )
 from microscale.models.batch import ForwardBatch
 from microscale.models.draft_heads.config import LayerShape
-from microscale.models.draft_heads.drafting import FULL
+from microscale.models.draft_heads.rows import FULL
 from microscale.models.draft_heads.tensors import LayerTensors
 
 if TYPE_CHECKING:

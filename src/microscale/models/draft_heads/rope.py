@@ -11,7 +11,16 @@ from microscale.errors import BadConfig, Unsupported
 from microscale.models.config import check_positive
 from microscale.models.config_file import build
 from microscale.models.json_object import JsonObject
-from microscale.models.rope import PlainRope, Rope, find_rope, plain_table, read_plain, read_yarn, rope_table
+from microscale.models.rope import (
+    PlainRope,
+    Rope,
+    computing_on,
+    find_rope,
+    plain_table,
+    read_plain,
+    read_yarn,
+    rope_table,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,10 +57,10 @@ def head_rope_table(rope: HeadRope, head_dim: int, device: torch.device) -> Rope
 def llama3_table(rope: Llama3Rope, head_dim: int, device: torch.device) -> RopeTable:
     """A pair turns ``original_context / wavelength`` times over the original context: up to ``low_freq_factor`` turns
     it is stretched, from ``high_freq_factor`` on it stays."""
-    plain = plain_table(PlainRope(rope.theta), head_dim, device).inverse_frequencies
+    plain = plain_table(PlainRope(rope.theta), head_dim, computing_on(device)).inverse_frequencies
     turns = rope.original_context * plain / (2 * math.pi)
     kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
-    return RopeTable(plain * kept + plain / rope.factor * (1 - kept), 1.0)
+    return RopeTable((plain * kept + plain / rope.factor * (1 - kept)).to(device), 1.0)
 
 
 def read_head_rope(file: JsonObject) -> HeadRope:
