@@ -102,8 +102,8 @@ class Eagle3:
         if table is not None:
             both = small.norm_pair(table, token_ids, hidden, self.norms, self.epsilon)
         else:
-            parts = zip((self.embed(token_ids), hidden), self.norms, strict=True)
-            both = join(*(small.rms_norm(x, weight, self.epsilon) for x, weight in parts), dim=1)
+            embedded = small.rms_norm(self.embed(token_ids), self.norms[0], self.epsilon)
+            both = join(embedded, small.rms_norm(hidden, self.norms[1], self.epsilon), dim=1)
         return both, both[:, self.config.layer.hidden :] if self.config.norm_before_residual else hidden
 
     @without_gradients
