@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 FULL = LayerKind.FULL
 
 
-def count_up(size: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """0, 1 … ``size - 1``."""
+def count_up(size: int, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """0, 1 … ``size - 1``; int64 without ``dtype``."""
+    dtype = dtype or torch.int64
     if device.type == "meta":
         return torch.empty(size, dtype=dtype, device=device)
     return torch.arange(size, dtype=dtype, device=device)
