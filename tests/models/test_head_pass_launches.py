@@ -87,14 +87,14 @@ def one_pass(head: Eagle3, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], 
 @pytest.mark.parametrize("name", ["gpt-oss-20b-eagle3", "gpt-oss-120b-eagle3-v3"])
 def test_a_pass_starts_eleven_kernels(name: str, formats: HeadFormats, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels, torches = one_pass(bound(name, formats), monkeypatch)
-    attention, lm_head = kernels[2:-8], kernels[-2]
+    attention = kernels[2:-8]
+    # A whole vocabulary in BF16 goes to cuBLAS, which was measured to be faster there for one token.
+    lm_head = "summarise" if (name, formats) == ("gpt-oss-120b-eagle3-v3", OWN_FORMATS) else "small_batch_logits"
     assert kernels == [
         "norm_pair", "small_batch", *attention, "small_batch", "rms_norm", "small_batch", "gated", "small_batch",
         "rms_norm", lm_head, "likeliest",
     ]  # fmt: skip
     assert 1 <= len(attention) <= 2
-    # A whole vocabulary in BF16 goes to whichever was measured to be faster for one token, ours or cuBLAS.
-    assert lm_head in ("small_batch_logits", "summarise")
     assert torches == []
 
 

@@ -39,16 +39,15 @@ def launches(name: str, tokens: int, card: str = "h200", ranks: Ranks = ALONE) -
     return found
 
 
-LM_HEAD = ("small_batch_logits", "summarise")
-"""Its last launch: ours, or behind cuBLAS, whichever was measured to be faster for one token."""
+LM_HEAD = "summarise"
+"""Behind cuBLAS, which was measured to be faster than ours for one token of an H200's lm_head."""
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_one_token_is_normed_in_the_launch_of_its_projection(name: str) -> None:
     rest = ["attend_fused", QKV, "add_norm_route", "gate_up_small", "down_direct"]
-    *found, lm_head = [kernel for kernel in launches(name, 1) if kernel != "merge_splits"]
-    assert found == [NORM, QKV, *rest, BOTH, *rest, NORM]
-    assert lm_head in LM_HEAD
+    found = [kernel for kernel in launches(name, 1) if kernel != "merge_splits"]
+    assert found == [NORM, QKV, *rest, BOTH, *rest, NORM, LM_HEAD]
 
 
 @pytest.mark.parametrize(("tokens", "card"), [(2, "h200"), (1, "a100")])
