@@ -238,7 +238,8 @@ def test_tiles_of_experts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {
         ExpertGemm.GATE_UP_DIRECT: {"gate_up_small"},
         ExpertGemm.DOWN_DIRECT: {"down_direct"},
-        ExpertGemm.LIST: {"gate_up_small", "down_small"},
+        ExpertGemm.GATE_UP_LIST: {"gate_up_small"},
+        ExpertGemm.DOWN_LIST: {"down_small"},
     }
     for job in tune_experts.jobs(H200, quick=False):
         tile = next(tile for tile in job.tiles[1:] if tile.registers == 128 and tile.ahead == 3)

@@ -22,7 +22,7 @@ CARDS = [*KNOWN.values()]
 SIZES = [
     (pairs, experts, rows) for pairs in (1, 4, 65, 300, 2000, 40000) for experts in (1, 32, 128) for rows in (704, 2880)
 ]
-GPT_OSS = Shape(5760 // 16, 2880 // 64, 4)
+GPT_OSS = Shape(5760 // 16, 2880 // 64, 4, 128)
 
 
 def test_the_rules_give_the_tiles_that_they_gave() -> None:
@@ -221,7 +221,7 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
         in_use = {
             ExpertGemm.GATE_UP_DIRECT: experts.direct_gate_up(shape, 1, 4, gpu),
             ExpertGemm.DOWN_DIRECT: experts.direct_down(shape, 1, 4, gpu),
-            ExpertGemm.LIST: experts.for_list(shape, 8, 4, gpu),
+            **{gemm: experts.for_list(gemm, shape, 8, 4, gpu) for gemm in experts.LISTS},
         }
         for which, tile in in_use.items():
             found = experts.candidates(which, shape, gpu, tile)

@@ -112,7 +112,7 @@ def test_a_faulty_file_is_refused(tmp_path: Path, changes: dict[str, Any], messa
 
 CASE = attention.Case(attention.Work.PREFILL, 512, attention.Kv.BF16)
 DENSE_CASE = dense.Case(dense.DenseFormat.BF16, 8, dense.Size.MANY)
-LIST = experts.Case(experts.ExpertGemm.LIST, 4, 64, 1, 1.0)
+LIST = experts.Case(experts.ExpertGemm.DOWN_LIST, 4, 64, 1, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from microscale.backends.shards import record_moe
 from microscale.formats import MXFP4, MXFP8, BlockFormat, BlockScaled, decode, encode
 from microscale.hardware import KNOWN, Feature, Gpu, known
-from microscale.hardware.tiles.experts import Shape, direct_by_rule, direct_down, direct_gate_up, for_list
+from microscale.hardware.tiles.experts import ExpertGemm, Shape, direct_by_rule, direct_down, direct_gate_up, for_list
 from microscale.kernels import fragments_jit
 from microscale.kernels.fragments_jit import X_EXPONENT
 from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
@@ -164,7 +164,7 @@ def test_plain_triton_parts_under_the_interpreter() -> None:
 # ---- launch rules ----------------------------------------------------------------------------------------------------
 
 
-GPT_OSS = Shape(5760 // 16, 2880 // 64, 4)
+GPT_OSS = Shape(5760 // 16, 2880 // 64, 4, 128)
 
 
 def test_few_warps_on_a_large_card_share_k() -> None:
@@ -182,15 +182,16 @@ def test_gate_and_up_of_few_tokens_run_in_one_wave(tokens: int) -> None:
 
 
 def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:
-    fast, slow = (for_list(GPT_OSS, 8, 4, unmeasured(known(name))).ahead for name in ("h200", "rtx5090"))
+    cards = (unmeasured(known(name)) for name in ("h200", "rtx5090"))
+    fast, slow = (for_list(ExpertGemm.GATE_UP_LIST, GPT_OSS, 8, 4, card).ahead for card in cards)
     assert slow < fast
 
 
 @pytest.mark.parametrize("k", [32, 64, 96, 160, 704, 2112, 2816, 2880])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_batch_is_never_longer_than_the_walk(k: int, bits: int) -> None:
-    shape = Shape(4, -(-k // 64), bits)
-    for tiles in (direct_down(shape, 1, 2, known("h200")), for_list(shape, 8, 4, known("h200"))):
+    shape = Shape(4, -(-k // 64), bits, 32)
+    for tiles in (direct_down(shape, 1, 2, known("h200")), for_list(ExpertGemm.DOWN_LIST, shape, 8, 4, known("h200"))):
         steps = -(-shape.k_tiles // tiles.slices)
         assert 1 <= tiles.ahead <= steps
         # Every slice but the last is whole: an empty one would read another expert's rows.

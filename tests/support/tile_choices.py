@@ -27,6 +27,7 @@ EXPERTS = [
     (5760, 2880, 2880, 2880, 4), (2880, 2880, 2880, 1440, 4), (6144, 2880, 2880, 3072, 4),
     (1408, 2816, 2816, 704, 8), (1536, 2048, 2048, 768, 8), (512, 256, 256, 256, 4), (64, 64, 64, 32, 2),
 ]  # fmt: skip
+NUM_EXPERTS = 128
 
 
 def show(*values: int | None) -> str:
@@ -74,19 +75,19 @@ def _experts(gpu: Gpu) -> Iterator[tuple[str, str]]:
         return show(tile.row_tiles, tile.warps_n, tile.slices, tile.ahead, registers)
 
     for (rows, k, down_rows, down_k, top_k), bits in product(EXPERTS, (4, 8)):
-        gate_up = experts.Shape(rows // 16, cdiv(k, 64), bits)
-        down = experts.Shape(down_rows // 16, cdiv(down_k, 64), bits)
+        gate_up = experts.Shape(rows // 16, cdiv(k, 64), bits, NUM_EXPERTS)
+        down = experts.Shape(down_rows // 16, cdiv(down_k, 64), bits, NUM_EXPERTS)
         for tokens in (1, 2):
             about = f"{bits} bits {tokens} tokens top {top_k}"
             tile = experts.direct_gate_up(gate_up, tokens, top_k, gpu)
             yield f"gate_up_direct {rows}x{k} {about}", line(tile, tile.warps)
             tile = experts.direct_down(down, tokens, top_k, gpu)
             yield f"down_direct {down_rows}x{down_k} {about}", line(tile, next_power_of_2(top_k) * tile.warps)
-        for shape, name in ((gate_up, f"{rows}x{k}"), (down, f"{down_rows}x{down_k}")):
-            tiles = {experts.for_list(shape, tokens, top_k, gpu) for tokens in (3, 8, 64)}
-            assert len(tiles) == 1
-            tile = tiles.pop()
-            yield f"list {name} {bits} bits", line(tile, tile.warps)
+        lists = zip(experts.LISTS, (gate_up, down), (f"{rows}x{k}", f"{down_rows}x{down_k}"), strict=True)
+        for (which, shape, name), tokens in product(lists, (3, 4, 8, 64)):
+            choose = experts.for_list if tokens == 64 else experts.for_own_list
+            tile = choose(which, shape, tokens, top_k, gpu)
+            yield f"{which} {name} {bits} bits {tokens} tokens top {top_k}", line(tile, tile.warps)
     for tokens in (1, 2):
         yield f"with_mlp {tokens} tokens", _with_mlp(tokens, gpu)
 

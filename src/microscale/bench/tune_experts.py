@@ -15,7 +15,7 @@ from microscale.bench.layers import layer_spec
 from microscale.bench.tune_job import Job, Problem
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import experts
-from microscale.hardware.tiles.experts import ANY_LOAD, Case, ExpertGemm
+from microscale.hardware.tiles.experts import ANY_LOAD, LISTS, Case, ExpertGemm
 from microscale.hardware.tiles.tuned import Row
 from microscale.kernels.moe import small_batch
 from microscale.kernels.moe.packed import pack_experts
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 MODELS = ("gpt-oss-120b", "gemma-4-26b-a4b")
 NUM_LAYERS = 3
-LIST_TOKENS = 8
+OWN_LIST, LIST = small_batch.OWN_LIST_TOKENS, small_batch.MAX_TOKENS
+"""Tokens where programs find their tiles, and where a list names them."""
+FEW = (("gpt-oss-20b", 3), ("gpt-oss-120b", 3), ("gpt-oss-20b", 4), ("gpt-oss-120b", 4))
+"""One to three waves, so that how full they are decides what registers are best. By how many experts they choose."""
 DIRECT = (ExpertGemm.GATE_UP_DIRECT, ExpertGemm.DOWN_DIRECT)
 HALF = "half of gpt-oss-120b"
 """As on one of two cards that share it."""
@@ -56,6 +59,10 @@ class Work:
     tokens: int
 
     @property
+    def is_own_list(self) -> bool:
+        return self.tokens <= OWN_LIST
+
+    @property
     def about(self) -> str:
         return f"{self.gemm}, an expert layer of {self.model}, {self.tokens} tokens"
 
@@ -64,8 +71,14 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
     for model in ("gpt-oss-20b",) if quick else MODELS:
         for tokens in (1,) if quick else (1, 2):
             yield from (job_of(Work(model, gemm, tokens), gpu) for gemm in DIRECT)
-        yield job_of(Work(model, ExpertGemm.LIST, LIST_TOKENS), gpu)
-    if not quick:
+    if quick:
+        yield job_of(Work("gpt-oss-20b", LISTS[0], OWN_LIST), gpu)
+    else:
+        for gemm in LISTS:
+            lists = (*((model, tokens) for model in MODELS for tokens in (OWN_LIST, LIST)), *FEW)
+            found = [job_of(Work(model, gemm, tokens), gpu) for model, tokens in lists]
+            # A row is measured for the first that it serves.
+            yield from {job.key: job for job in reversed(found)}.values()
         for model, tokens in ((HALF, 1), ("qwen3-30b-a3b", 2), (MORE[4], 2), (MORE[8], 2)):
             yield job_of(Work(model, ExpertGemm.GATE_UP_DIRECT, tokens), gpu)
 
@@ -73,28 +86,27 @@ def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
 def job_of(work: Work, gpu: Gpu) -> Job:
     layer = layer_of(work.model)
     bits = 4 if layer.weight_format == "mxfp4" else 8
-    shapes = (
-        experts.Shape(2 * layer.intermediate // 16, -(-layer.hidden // 64), bits),
-        experts.Shape(layer.hidden // 16, -(-layer.intermediate // 64), bits),
-    )
-    of_down = work.gemm is ExpertGemm.DOWN_DIRECT
-    shape = shapes[of_down]
-    load = work.tokens * layer.top_k * shape.row_tiles
+    of_down = work.gemm in (ExpertGemm.DOWN_DIRECT, ExpertGemm.DOWN_LIST)
+    rows, k = (layer.hidden, layer.intermediate) if of_down else (2 * layer.intermediate, layer.hidden)
+    shape = experts.Shape(rows // 16, -(-k // 64), bits, layer.num_experts)
     sizes = (shape, work.tokens, layer.top_k, gpu)
-    if work.gemm is ExpertGemm.LIST:
-        load, in_use = work.tokens * layer.top_k * max(each.row_tiles for each in shapes), experts.for_list(*sizes)
+    load: float = work.tokens * layer.top_k * shape.row_tiles
+    if work.gemm in LISTS:
+        load = shape.chosen_row_tiles(work.tokens, layer.top_k)
+        in_use = (experts.for_own_list if work.is_own_list else experts.for_list)(work.gemm, *sizes)
     else:
         in_use = experts.direct_down(*sizes) if of_down else experts.direct_gate_up(*sizes)
     tiles = experts.candidates(work.gemm, shape, gpu, in_use)
     return Job(experts.SECTION, key_of(work, bits, layer.top_k, load, gpu), work.about, tiles, _prepared(work, gpu))
 
 
-def key_of(work: Work, bits: int, top_k: int, load: int, gpu: Gpu) -> Case:
+def key_of(work: Work, bits: int, top_k: int, load: float, gpu: Gpu) -> Case:
     """Of the row that serves the case today, or of a new one. Rows of gate and up differ by the load alone: how many
     row tiles there are for an SM decides what registers leave one wave. Those of down differ by tokens."""
     serving, _ = experts.find(work.gemm, bits, work.tokens, top_k, load, gpu)
-    if work.gemm is ExpertGemm.LIST:
-        return serving or Case(work.gemm, bits, small_batch.MAX_TOKENS, 1, ANY_LOAD)
+    if work.gemm in LISTS:
+        up_to = ANY_LOAD if work.tokens in (OWN_LIST, LIST) else round(load / gpu.num_sms + 0.01, 2)
+        return serving or Case(work.gemm, bits, OWN_LIST if work.is_own_list else LIST, 1, up_to)
     if work.gemm is ExpertGemm.DOWN_DIRECT:
         return replace(serving or Case(work.gemm, bits, 0, 1, ANY_LOAD), tokens=work.tokens)
     up_to = ANY_LOAD if work.model in MORE.values() else round(load / gpu.num_sms + 0.01, 2)
@@ -110,7 +122,9 @@ def _prepared(work: Work, gpu: Gpu) -> Callable[[str], Problem]:
         packed = [pack_experts(checked, layer.gate)]
         packed += [pack_experts(moe.random_experts(layer, generator), layer.gate) for _ in range(NUM_LAYERS - 1)]
         x, routing = moe.random_tokens(layer, work.tokens, generator)
-        start = small_batch.run_list if work.gemm is ExpertGemm.LIST else small_batch.run_direct
+        start = small_batch.run_direct
+        if work.gemm in LISTS:
+            start = small_batch.run_own_list if work.is_own_list else small_batch.run_list
 
         def run(index: int = 0) -> Tensor:
             return start(packed[index], spec, gpu, x, routing)

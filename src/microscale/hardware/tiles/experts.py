@@ -11,8 +11,6 @@ from microscale.hardware.tiles.tuned import Kernels, Section, measured
 ANY_LOAD = float(1 << 20)
 """More row tiles for an SM than any row ends at."""
 MAX_REGISTERS = 255
-LIST_REGISTERS = 128
-"""Of 16 warps on an SM, which the list's tiles are meant for."""
 # The rule. With fewer warps than this on an SM the ramp of each warp shows, and two along K share a row tile (H200:
 # 14.6 against 15.0 us for one token of gpt-oss-120b's gate_up, 8.9 against 10.9 for its down).
 FEW_WARPS = 24
@@ -28,12 +26,14 @@ class ExpertGemm(StrEnum):
 
     GATE_UP_DIRECT = "gate_up_direct"
     DOWN_DIRECT = "down_direct"
-    LIST = "list"
-    """Both GEMMs of the list of tokens."""
+    GATE_UP_LIST = "gate_up_list"
+    """Of a list of tokens, which share an expert's weights."""
+    DOWN_LIST = "down_list"
     GATE_UP_WITH_MLP = "gate_up_with_mlp"
     DOWN_WITH_MLP = "down_with_mlp"
 
 
+LISTS = (ExpertGemm.GATE_UP_LIST, ExpertGemm.DOWN_LIST)
 WITH_MLP = (ExpertGemm.GATE_UP_WITH_MLP, ExpertGemm.DOWN_WITH_MLP)
 
 
@@ -49,7 +49,8 @@ class Case:
     top_k_from: int
     """Experts of a token, at least."""
     up_to: float
-    """Row tiles for each SM, over all pairs of a token and an expert, at most."""
+    """Row tiles for each SM, at most: over all pairs of a token and an expert, of a list over the experts that its
+    tokens choose on average."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class Shape:
     row_tiles: int
     k_tiles: int
     bits: int
+    experts: int
+    """Of the layer."""
+
+    def chosen_row_tiles(self, tokens: int, top_k: int) -> float:
+        """Of the experts that so many tokens choose on average, if each is as likely as another."""
+        return self.row_tiles * self.experts * (1 - (1 - top_k / self.experts) ** tokens)
 
 
 def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
@@ -97,9 +104,9 @@ SECTION = Section(Kernels.SMALL_BATCH_EXPERTS, Case, Tile, _misfit)
 
 
 def find(
-    gemm: ExpertGemm, bits: int, tokens: int, top_k: int, row_tiles: int, gpu: Gpu
+    gemm: ExpertGemm, bits: int, tokens: int, top_k: int, row_tiles: float, gpu: Gpu
 ) -> tuple[Case, Tile] | tuple[None, None]:
-    """What was measured on the card's family for this GEMM. ``row_tiles``: over all pairs."""
+    """What was measured on the card's family for this GEMM. ``row_tiles``: as ``Case.up_to`` counts them."""
     for key, row in measured(SECTION, gpu.family).items():
         fits = key.gemm is gemm and key.bits == bits and tokens <= key.tokens and top_k >= key.top_k_from
         if fits and row_tiles <= key.up_to * gpu.num_sms:
@@ -128,20 +135,23 @@ def direct_by_rule(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
     return _within(Tile(1, 1, 2 if split else 1, _ahead(shape, gpu, 4)), shape)
 
 
-def for_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+def for_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
     """Four row tiles, one for each warp; 16 warps of at most 128 registers on an SM."""
-    _, tile = find(ExpertGemm.LIST, shape.bits, tokens, top_k, tokens * top_k * shape.row_tiles, gpu)
+    tile = _of_list(gemm, shape, tokens, top_k, gpu)
     return _within(Tile(4, 4, 1, _ahead(shape, gpu, 5)) if tile is None else tile, shape)
 
 
-def for_own_list(shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
-    """The same where programs find their tiles, which takes registers. On SM 9.0 ptxas spills a word of gpt-oss'
-    gate_up unless it is told that there are 128. On SM 10.0 it spills then too: by the rule a batch of MXFP4 has a tile
-    less."""
-    _, tile = find(ExpertGemm.LIST, shape.bits, tokens, top_k, tokens * top_k * shape.row_tiles, gpu)
-    if tile is None:
-        return _within(Tile(4, 4, 1, _ahead(shape, gpu, 4)), shape)
-    return _within(replace(tile, registers=tile.registers or LIST_REGISTERS), shape)
+def for_own_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile:
+    """The same where programs find their tiles, which takes registers: by the rule a batch of MXFP4 has a tile less, or
+    ptxas spills (SM 10.0)."""
+    tile = _of_list(gemm, shape, tokens, top_k, gpu)
+    return _within(Tile(4, 4, 1, _ahead(shape, gpu, 4)) if tile is None else tile, shape)
+
+
+def _of_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile | None:
+    """What was measured. With few tokens it follows the waves: an SM has room for 16 warps of 128 registers, 20 of 96
+    and 24 of 80, and a wave that is a third full takes nearly as long as a whole one."""
+    return find(gemm, shape.bits, tokens, top_k, shape.chosen_row_tiles(tokens, top_k), gpu)[1]
 
 
 def with_mlp(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile | None:
@@ -170,9 +180,9 @@ def max_registers(tile: Tile, warps: int, gpu: Gpu) -> int | None:
 
 def candidates(gemm: ExpertGemm, shape: Shape, gpu: Gpu, in_use: Tile) -> list[Tile]:
     """What ``tune`` measures: the tile in use and all that have the registers for what they keep in flight."""
-    direct = gemm is not ExpertGemm.LIST
-    blocks = [(1, 1, 1), (1, 1, 2)] if direct else [(4, 4, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
-    limits = (None, 80, 128, 168, 255) if direct else (None, 128, 168)
+    direct = gemm not in LISTS
+    blocks = [(1, 1, 1), (1, 1, 2)] if direct else [(4, 4, 1), (8, 8, 1), (8, 4, 1), (4, 4, 2), (2, 2, 1)]
+    limits = (None, 80, 128, 168, 255) if direct else (None, 80, 96, 128, 168)
     found = {in_use: None}
     for row_tiles, warps_n, slices in blocks:
         for registers in limits:

@@ -74,9 +74,10 @@ def _scales() -> dict[str, int]:
 
 
 def fetches_early(weight_format: str, tile: Tile) -> bool:
-    """Whether a program that norms its token has registers for a second batch of weights meanwhile. MXFP8's scales
-    leave none (SM 9.0: 14 words spill). Not measured yet."""
-    return weight_format != "mxfp8" and tile.registers >= EARLY_REGISTERS
+    """Whether a program has two batches of weights on their way before it waits for its tokens, and not one. Where it
+    norms the token itself, the second is fetched meanwhile. MXFP8's scales leave no registers for it (SM 9.0: 14 words
+    spill), nor do more than 8 tokens (16: 10 to 47 us more a step)."""
+    return weight_format != "mxfp8" and tile.columns == COLUMNS[0] and tile.registers >= EARLY_REGISTERS
 
 
 def norm_constants(packed: PackedDense, tile: Tile) -> dict[str, int]:
@@ -87,7 +88,7 @@ def norm_constants(packed: PackedDense, tile: Tile) -> dict[str, int]:
     chunks = cdiv(k, 256 * held)
     # A block of zeros behind the last chunk: what a slice of K reads past its end.
     sizes = {"CHUNKS": chunks, "BLOCKS": next_power_of_2(chunks + 1)}
-    return {**sizes, "HELD": held, "HIGH": norm_warps // held, "EARLY": fetches_early(packed.format, tile)}
+    return {**sizes, "HELD": held, "HIGH": norm_warps // held}
 
 
 def _launch(
@@ -100,7 +101,8 @@ def _launch(
     further: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     pdl, fmt = gpu.has(Feature.PDL), packed.format
-    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), **further, "PDL": pdl}
+    early = {"EARLY": pdl and fetches_early(fmt, tile)}
+    constants = {"BITS": BITS[fmt], "SCALES": _scales()[fmt], **tile_constants(tile), **further, **early, "PDL": pdl}
     options: dict[str, Any] = {"num_warps": tile.warps, "maxnreg": tile.registers}
     if pdl:
         options["launch_pdl"] = True

@@ -66,6 +66,7 @@ def small_batch(
     WARPS_N: gl.constexpr,
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
+    EARLY: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """``y = x @ weight.T + bias + residual``. Grid: (blocks of N tokens, blocks of 16 B rows): programs that read the
@@ -81,7 +82,7 @@ def small_batch(
         of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
-        N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
+        N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, EARLY, PDL, mma,
     )  # fmt: skip
     if SLICES == 1:
         of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)
@@ -117,6 +118,7 @@ def small_batch_logits(
     WARPS_N: gl.constexpr,
     SLICES: gl.constexpr,
     AHEAD: gl.constexpr,
+    EARLY: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Float32 logits, and what sampling wants of each block of 16 B rows. Grid as ``small_batch``'s."""
@@ -129,7 +131,7 @@ def small_batch_logits(
     token = gl.program_id(0) * N
     acc = walk_along_k(
         x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
-        N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, PDL, mma,
+        N, B, WARPS_N, SLICES, AHEAD, BITS, SCALES, EARLY, PDL, mma,
     )  # fmt: skip
     row = row_tile * 16 + gl.arange(0, B * 16, gl.SliceLayout(1, L2))
     of_rows = load_rows(channel_ptr, bias_ptr, row, rows, has_bias, SCALES)

@@ -323,7 +323,7 @@ def along_k_from_two(
 def walk_along_k(
     x_ptr, w_ptr, s_ptr, row_tile, token, rows, tokens, k, stride_x,
     N: gl.constexpr, B: gl.constexpr, WARPS_N: gl.constexpr, SLICES: gl.constexpr, AHEAD: gl.constexpr,
-    BITS: gl.constexpr, SCALES: gl.constexpr, PDL: gl.constexpr, mma: gl.constexpr,
+    BITS: gl.constexpr, SCALES: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Partial sums [SLICES, 16 B, N] of the rows from ``row_tile`` on times the tokens from ``token`` on."""
     S: gl.constexpr = SLICES
@@ -340,6 +340,11 @@ def walk_along_k(
     inputs = (x_ptrs, x_at, x_end)
 
     batch = load_batch(walk, 0, AHEAD, BITS, SCALES, True)
+    if EARLY:
+        later = load_batch(walk, AHEAD, AHEAD, BITS, SCALES, True)
     if PDL:
         gdc_wait()
-    return along_k(batch, walk, inputs, z, h, k, N, B, S, AHEAD, BITS, SCALES, False, mma)
+    if EARLY:
+        return along_k_from_two(batch, later, walk, inputs, z, h, k, N, B, S, AHEAD, BITS, SCALES, False, mma)
+    else:
+        return along_k(batch, walk, inputs, z, h, k, N, B, S, AHEAD, BITS, SCALES, False, mma)

@@ -16,6 +16,7 @@ import torch
 from microscale.errors import Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.tiles.experts import (
+    ExpertGemm,
     Shape,
     Tile,
     direct_down,
@@ -55,7 +56,7 @@ MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 
 def shape_of(weights: Packed) -> Shape:
     """What the choice of tiles depends on."""
-    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits)
+    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts)
 
 
 def tile_constants(tile: Tile) -> dict[str, int]:
@@ -145,15 +146,16 @@ def _parts(
     x: Tensor,
     routing: Routing,
     work: Dispatch | OwnList,
-    tile: Callable[[Shape, int, int, Gpu], Tile],
+    tile: Callable[[ExpertGemm, Shape, int, int, Gpu], Tile],
 ) -> Parts:
     """Both GEMMs. ``x``: as ``work`` wants it."""
     tokens, top_k = routing.expert_ids.shape
     h = _room(packed, x, tokens, top_k)
     gate_up, down = shape_of(packed.gate_up), shape_of(packed.down)
     parts = torch.empty((tokens * top_k, packed.hidden), dtype=torch.float32, device=x.device)
-    _gate_up(packed, spec.gate, x, h, routing.expert_ids, work, gpu, tile(gate_up, tokens, top_k, gpu))
-    _down(packed, h, routing, work, parts, gpu, tile(down, tokens, top_k, gpu))
+    first = tile(ExpertGemm.GATE_UP_LIST, gate_up, tokens, top_k, gpu)
+    _gate_up(packed, spec.gate, x, h, routing.expert_ids, work, gpu, first)
+    _down(packed, h, routing, work, parts, gpu, tile(ExpertGemm.DOWN_LIST, down, tokens, top_k, gpu))
     return Parts(parts, top_k)
 
 

@@ -11,7 +11,7 @@ the program. *List*: a program per (tile of the work list, rows), and ``pairs_ji
 *Own list*, for so few tokens that an expert has one tile: the same, but each program finds its tile (``own_tile_jit``).
 
 Activations between the two GEMMs are stored times 2**64 (``fragments_jit``). With programmatic dependent launch
-``down`` fetches its first weights before it waits for ``gate_up`` to end.
+``down`` fetches its first weights before it waits for ``gate_up`` to end: a batch, or two where tokens are very few.
 """
 
 # mypy: ignore-errors
@@ -55,9 +55,10 @@ def _load_tile(w_ptrs, s_ptrs, t, w_ok, s_ok, BITS: gl.constexpr, MASKED: gl.con
 
 @gluon.jit
 def _load_batch(
-    w_ptrs, s_ptrs, t, first_w, first_s, N: gl.constexpr, KT: gl.constexpr, BITS: gl.constexpr, MASKED: gl.constexpr
-):
+    walk, t, N: gl.constexpr, KT: gl.constexpr, BITS: gl.constexpr, MASKED: gl.constexpr
+):  # fmt: skip
     """Tiles t .. t + N of the walk, all in flight when this returns."""
+    w_ptrs, s_ptrs, first_w, first_s = walk
     batch = ()
     for u in gl.static_range(N):
         tile = _load_tile(w_ptrs, s_ptrs, t + u, first_w + (t + u) < KT, first_s + (t + u) < KT, BITS, MASKED)
@@ -95,6 +96,7 @@ def walk(
     BITS: gl.constexpr,
     SCALE_X: gl.constexpr,
     WAIT: gl.constexpr,
+    TWO: gl.constexpr,  # batches on their way before the wait, not one
     mma: gl.constexpr,
 ):
     """Partial sums [EXPERTS * SLICES, 16 B, 8]: each expert's rows times the tokens over each slice of K."""
@@ -139,35 +141,55 @@ def walk(
     x_ptrs = x_ptr + (rows + slice_x // SLICES * x_row_step) * stride_x + column
 
     # A batch of AHEAD tiles is computed while the next is in flight. Batches, and not a ring of single tiles, because a
-    # warp has six scoreboards: waiting for one load of many waits for younger ones too (ring of 9: 130 us, H200).
+    # warp has six scoreboards: waiting for one load of many waits for younger ones too (ring of 9: 130 us, H200). Two
+    # batches a turn: with one, handing the younger batch over costs a move for every register of it.
     BATCHES: gl.constexpr = STEPS // AHEAD
     TAIL: gl.constexpr = STEPS % AHEAD
-    batch = _load_batch(w_ptrs, s_ptrs, 0, first_w, first_s, AHEAD, KT, BITS, MASK_W)
+    EARLY: gl.constexpr = TWO and BATCHES > 1
+    LAST: gl.constexpr = (BATCHES - 2) // 2 * 2 if EARLY else (BATCHES - 1) // 2 * 2  # batches behind the turns
+    tokens = (x_ptrs, column)
+    walk = (w_ptrs, s_ptrs, first_w, first_s)
+    batch = _load_batch(walk, 0, AHEAD, KT, BITS, MASK_W)
+    if EARLY:
+        later = _load_batch(walk, AHEAD, AHEAD, KT, BITS, MASK_W)
     if WAIT:
         gdc_wait()
     acc = gl.zeros([S, B * 16, 8], gl.float32, mma)
-    # Two batches a turn: with one, handing the younger batch over costs a move for every register of it.
-    for i in range((BATCHES - 1) // 2):
+    for i in range(LAST // 2):
         n = i * 2 * AHEAD
-        later = _load_batch(w_ptrs, s_ptrs, n + AHEAD, first_w, first_s, AHEAD, KT, BITS, MASK_W)
-        for u in gl.static_range(AHEAD):
-            acc = _step(acc, batch[u], z, h, x_ptrs, column, n + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
-        batch = _load_batch(w_ptrs, s_ptrs, n + 2 * AHEAD, first_w, first_s, AHEAD, KT, BITS, MASK_W)
-        for u in gl.static_range(AHEAD):
-            acc = _step(acc, later[u], z, h, x_ptrs, column, n + AHEAD + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
-    if BATCHES % 2 == 0:
-        n = (BATCHES - 2) * AHEAD
-        later = _load_batch(w_ptrs, s_ptrs, n + AHEAD, first_w, first_s, AHEAD, KT, BITS, MASK_W)
-        for u in gl.static_range(AHEAD):
-            acc = _step(acc, batch[u], z, h, x_ptrs, column, n + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
-        batch = later
-    last = _load_batch(w_ptrs, s_ptrs, BATCHES * AHEAD, first_w, first_s, TAIL, KT, BITS, MASK_W)
-    for u in gl.static_range(AHEAD):
-        t = (BATCHES - 1) * AHEAD + u
-        acc = _step(acc, batch[u], z, h, x_ptrs, column, t, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
-    for u in gl.static_range(TAIL):
-        t = BATCHES * AHEAD + u
-        acc = _step(acc, last[u], z, h, x_ptrs, column, t, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        if not EARLY:
+            later = _load_batch(walk, n + AHEAD, AHEAD, KT, BITS, MASK_W)
+        acc = _steps(acc, batch, z, h, tokens, n, AHEAD, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        batch = _load_batch(walk, n + 2 * AHEAD, AHEAD, KT, BITS, MASK_W)
+        acc = _steps(acc, later, z, h, tokens, n + AHEAD, AHEAD, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        if EARLY:
+            later = _load_batch(walk, n + 3 * AHEAD, AHEAD, KT, BITS, MASK_W)
+    # One to three batches are left, and the tail; each is computed when what follows is on its way.
+    n: gl.constexpr = LAST * AHEAD
+    if BATCHES - LAST > 1:
+        if not EARLY:
+            later = _load_batch(walk, n + AHEAD, AHEAD, KT, BITS, MASK_W)
+        acc = _steps(acc, batch, z, h, tokens, n, AHEAD, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        if BATCHES - LAST == 3:
+            batch = _load_batch(walk, n + 2 * AHEAD, AHEAD, KT, BITS, MASK_W)
+            acc = _steps(acc, later, z, h, tokens, n + AHEAD, AHEAD, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+        else:
+            batch = later
+    last = _load_batch(walk, BATCHES * AHEAD, TAIL, KT, BITS, MASK_W)
+    acc = _steps(acc, batch, z, h, tokens, (BATCHES - 1) * AHEAD, AHEAD, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+    return _steps(acc, last, z, h, tokens, BATCHES * AHEAD, TAIL, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
+
+
+@gluon.jit
+def _steps(
+    acc, tiles, z, h, tokens, t,
+    N: gl.constexpr, K: gl.constexpr, BITS: gl.constexpr, SCALE_X: gl.constexpr, MASK_X: gl.constexpr,
+    LA: gl.constexpr, LB: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """``acc`` plus the tiles t .. t + N of the walk."""
+    x_ptrs, column = tokens
+    for u in gl.static_range(N):
+        acc = _step(acc, tiles[u], z, h, x_ptrs, column, t + u, K, BITS, SCALE_X, MASK_X, LA, LB, mma)
     return acc
 
 
@@ -243,7 +265,7 @@ def gate_up_small(
         experts = gl.zeros([SLICES], gl.int32, LE) + expert
         acc = walk(
             x_ptr, token, w_ptr, s_ptr, experts, row_tile, stride_x, 0,
-            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT or EXPERT_WORDS > 0, False, mma,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, DIRECT or EXPERT_WORDS > 0, False, False, mma,
         )  # fmt: skip
         if EXPERT_WORDS:
             row_tile = opaque(row_tile)
@@ -317,7 +339,7 @@ def down_small(
             place = first + gl.minimum(gl.arange(0, 8, L1), count - 1)
         acc = walk(
             h_ptr, place, w_ptr, s_ptr, experts, row_tile, K, 0,
-            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, mma,
+            K, ROW_TILES, B, WARPS_N, 1, SLICES, AHEAD, BITS, False, PDL, False, mma,
         )  # fmt: skip
         if EXPERT_WORDS:
             row_tile = opaque(row_tile)
@@ -378,7 +400,7 @@ def down_direct(
     weight = gl.load(weights_ptr + pair)
     acc = walk(
         h_ptr, gl.zeros([8], gl.int32, L1) + token * TOP_K, w_ptr, s_ptr, expert, row_tile, K, 1,
-        K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, mma,
+        K, ROW_TILES, B, WARPS_N, EXPERTS, SLICES, AHEAD, BITS, False, PDL, PDL, mma,
     )  # fmt: skip
     acc = unscaled(acc, BITS)
     L2: gl.constexpr = gl.SliceLayout(0, mma)
