@@ -68,7 +68,8 @@ class Met:
 @pytest.mark.parametrize("slices", [1, 4])
 @pytest.mark.parametrize("ahead", [1, 2, 3, 4])
 @pytest.mark.parametrize("bits", [4, 16])
-def test_every_column_is_met_once(k: int, slices: int, ahead: int, bits: int) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_every_column_is_met_once(k: int, slices: int, ahead: int, bits: int, early: bool) -> None:
     """``walk_along_k`` itself, as Python: which columns of weights and tokens meet, and that nothing else is read."""
     k_tiles, rows = -(-k // 64), 16 * ROW_TILES
     met = Met(k, slices, bits)
@@ -82,7 +83,8 @@ def test_every_column_is_met_once(k: int, slices: int, ahead: int, bits: int) ->
     # One row tile beyond the last, and one token.
     sizes = (1, 0, rows, TOKENS, k, k)
     scaled = NONE if bits == 16 else GROUP
-    walk(Pointer(x), Pointer(w), Pointer(scales), *sizes, 4, ROW_TILES, 1, slices, ahead, bits, scaled, True, None)
+    shape = (4, ROW_TILES, 1, slices, ahead)
+    walk(Pointer(x), Pointer(w), Pointer(scales), *sizes, *shape, bits, scaled, early, True, None)
     assert (met.columns[:, 1:].sum(axis=0) == 1).all()
 
 
