@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from microscale.hardware import LAUNCH_US, Gpu, speeds
+from microscale.hardware import LAUNCH_US, UNCHAINED_US, Feature, Gpu, speeds
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.op import Cost, Implementation
 
@@ -39,6 +39,8 @@ def estimate(entry: Implementation[Any], spec: Any, gpu: Gpu, kv_size: int = 2) 
         us = ideal / measured
     else:
         us = ideal / cost.efficiency + (0.0 if gpu.is_cpu else cost.launches * LAUNCH_US)
+    if gpu.has(Feature.PDL) and not cost.chained:
+        us += UNCHAINED_US
     return Estimate(us, floor, cost.bytes, cost.flops, measured is not None)
 
 

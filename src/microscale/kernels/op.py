@@ -63,6 +63,9 @@ class Cost:
     """Fraction of the floor's speed expected where nothing was measured. Stated by the implementation, not fitted."""
     launches: int = 1
     """Kernels that run one after the other. Where nothing was measured, each adds ``hardware.LAUNCH_US``."""
+    chained: bool = True
+    """Whether they take part in programmatic launches where the card has them. A library's do not, which the oracle
+    charges with ``hardware.UNCHAINED_US``."""
 
     runs_as: str | None = None
     """The implementation that does the work, where this one hands it on: what was measured of that one holds."""

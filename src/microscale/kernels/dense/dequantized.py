@@ -66,7 +66,7 @@ class DequantizedDense(DenseOp[DenseWeights]):
     def cost(self, spec: DenseSpec, gpu: Gpu) -> Cost:
         size = spec.activations.itemsize
         total = spec.rows * spec.columns * size + activation_bytes(spec)
-        return Cost(total, dense_flops(spec), efficiency=CUBLAS_REACHED)
+        return Cost(total, dense_flops(spec), efficiency=CUBLAS_REACHED, chained=False)
 
     def packed_bytes(self, spec: DenseSpec) -> int:
         return spec.rows * spec.columns * spec.activations.itemsize
