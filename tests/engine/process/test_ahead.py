@@ -10,46 +10,12 @@ import pytest
 import torch
 
 from microscale.engine.process.ahead import has_own_memory, open_gpu, torch_has_cuda
-
-DRIVER = """
-#include <stdio.h>
-#include <stdlib.h>
-
-static void tell(const char *name, int number) {
-    FILE *file = fopen(getenv("STUB_LOG"), "a");
-    fprintf(file, "%s %d\\n", name, number);
-    fclose(file);
-}
-static int refuses(const char *name) {
-    const char *refused = getenv("STUB_REFUSES");
-    return refused && refused[0] == name[0] ? 100 : 0;
-}
-int cuInit(unsigned flags) { tell("init", (int)flags); return refuses("init"); }
-int cuDeviceGet(int *device, int ordinal) {
-    tell("device", ordinal);
-    *device = 40 + ordinal;
-    return refuses("device");
-}
-int cuDevicePrimaryCtxRetain(void **context, int device) {
-    tell("context", device);
-    *context = (void *)1;
-    return refuses("context");
-}
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    tell("asked", attribute);
-    *value = device == 41;
-    return refuses("asked");
-}
-"""
+from support.stub_driver import StubDriver
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "driver.c").write_text(DRIVER)
-    library = folder / "libstub.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", str(folder / "driver.c"), "-o", str(library)], check=True)
-    return str(library)
+    return StubDriver(tmp_path_factory.mktemp("driver")).path
 
 
 @pytest.fixture
