@@ -182,7 +182,8 @@ class Staging:
     @property
     def num_bytes(self) -> int:
         """Of the files, that are on the GPU."""
-        return sum(each.end - each.begin for extents in self._extents.values() for each in extents)
+        with self._lock:
+            return sum(each.end - each.begin for extents in self._extents.values() for each in extents)
 
     def stop(self) -> None:
         """Begin no further read."""
