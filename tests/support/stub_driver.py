@@ -90,7 +90,11 @@ int cuMemFreeHost(void *memory) {
 }
 int cuMemcpyHtoD_v2(address target, const void *source, size_t size) {
     if (!current) return NO_CONTEXT;
-    if (__sync_fetch_and_sub(&copies_left, 1) == 0) { copies_left = 0; return 700; }
+    size_t left;
+    do {
+        left = copies_left;
+        if (!left) return 700;
+    } while (!__sync_bool_compare_and_swap(&copies_left, left, left - 1));
     memcpy((void *)target, source, size);
     __sync_fetch_and_add(&copied_bytes, size);
     return OK;

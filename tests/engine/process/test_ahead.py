@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from microscale.engine.process.ahead import has_own_memory, open_gpu, torch_has_cuda
+from microscale.engine.process import ahead
+from microscale.engine.process.ahead import has_own_memory, open_gpu, start_driver, torch_has_cuda
 from support.stub_driver import StubDriver
 
 
@@ -60,6 +62,19 @@ def test_a_gpu_that_shares_the_cpus_memory_is_known(driver: str, log: Path, monk
         monkeypatch.setenv("STUB_REFUSES", refused)
         assert not has_own_memory("cuda:2", driver)
     assert not has_own_memory("auto", driver + ".none")
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_the_driver_is_started_before_a_gpu_is_named(
+    driver: str, log: Path, monkeypatch: pytest.MonkeyPatch, has_cuda: bool
+) -> None:
+    """For a torch that can use it; no context is made."""
+    monkeypatch.setattr(ahead, "torch_has_cuda", lambda: has_cuda)
+    start_driver(driver)
+    for thread in threading.enumerate():
+        if thread.name == "driver":
+            thread.join()
+    assert log.read_text().split() == (["init", "0", "device", "0"] if has_cuda else [])
 
 
 def test_without_a_driver_there_is_nothing_to_open(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def _leaves_room(prepared: Prepared) -> bool:
     memory, held = prepared.memory, staged.held_on(prepared.device)
     if not held or memory.available is None:
         return True
-    return held + sum(memory.weights.values()) + WHILE_LOADING <= memory.available
+    needed = sum(memory.weights.values()) + WHILE_LOADING + staged.window_on(prepared.device)
+    return held + needed <= memory.available
 
 
 class _Progress:

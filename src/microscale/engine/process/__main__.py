@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable
 
 from microscale.engine.loading.laps import Laps
-from microscale.engine.process.ahead import start_opening
+from microscale.engine.process.ahead import start_driver, start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
 from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
@@ -72,6 +72,7 @@ def serve(connection: Connection, factory: str) -> None:
     reason = why_not()
     staging: Staging | None = None
     told: EngineConfig | None = None
+    start_driver()
     # The owner may have started this process ahead, and not yet know what to ask for.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
 

@@ -32,6 +32,17 @@ def torch_has_cuda() -> bool:
     return found is not None and found.origin is not None and (Path(found.origin).parent / TORCH_CUDA).is_file()
 
 
+def start_driver(library: str = LIBCUDA) -> None:
+    """Start the driver in a thread, before it is known which GPU is wanted, if any is."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):  # who needs the GPU tells what is wrong
+            if torch_has_cuda():
+                find("auto", library)
+
+    threading.Thread(target=work, name="driver", daemon=True).start()
+
+
 def start_opening(device: str) -> None:
     """Open the GPU in a thread, for a torch that can use it."""
 

@@ -185,6 +185,11 @@ class Staging:
         with self._lock:
             return sum(each.end - each.begin for extents in self._extents.values() for each in extents)
 
+    @property
+    def spare(self) -> int:
+        """Bytes of the GPU's memory that might have been taken and were not."""
+        return max(self._room - self.held, 0)
+
     def stop(self) -> None:
         """Begin no further read."""
         self._stopped = True

@@ -23,6 +23,7 @@ import torch
 from microscale.errors import BadCheckpoint
 from microscale.models.reading.chunks import READS, Chunk, Piece, Reads, block_begin, block_end, cut
 from microscale.models.reading.file import FileChanged, Way, WeightFile
+from microscale.models.reading.staged import window_on
 from microscale.models.reading.staged_memory import StagedMemory
 from microscale.models.reading.targets import Buffers, Landing, Targets, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
@@ -98,7 +99,7 @@ class ReadAhead:
         self.total = sum(entry.num_bytes for entry in entries)
         self.taken = self.taken_staged = 0
         """Bytes of the tensors that were taken, and those of them that lay on the device already."""
-        self._ahead = AHEAD[device.type] if ahead is None else ahead
+        self._ahead = AHEAD[device.type] + window_on(device) if ahead is None else ahead
         self._reads = reads
         self._held = self._in_flight = 0
         lock = threading.Lock()
@@ -175,22 +176,22 @@ class ReadAhead:
             self.taken_staged += pending.entry.num_bytes - pending.num_bytes
             self._may_read.notify()
         entry = pending.entry
-        if not entry.num_bytes:
-            return typed(entry, torch.empty(0, dtype=torch.uint8, device=self.device))
-        landing = self._targets.land(entry) if pending.landing is None else pending.landing
-        if pending.num_bytes:
+        if pending.landing is None:  # nothing of it was read
+            data = torch.empty(entry.num_bytes, dtype=torch.uint8, device=self.device)
+        else:
+            data = pending.landing.data
             self._targets.take(pending.mark)
         if pending.staged:
-            self._copy_staged(pending, landing)
-        return typed(entry, landing.data)
+            self._copy_staged(pending, data)
+        return typed(entry, data)
 
-    def _copy_staged(self, pending: _Pending, landing: Landing) -> None:
+    def _copy_staged(self, pending: _Pending, data: Tensor) -> None:
         try:
             self._files[pending.entry.file].check_unchanged()
         except FileChanged as error:
             raise _named(error, pending.entry) from error
         for piece in pending.staged:
-            self._staged.copy(piece, landing.data[piece.place])
+            self._staged.copy(piece, data[piece.place])
 
     def _work(self) -> None:
         try:

@@ -17,6 +17,8 @@ from microscale.models.reading.file import Stamp
 if TYPE_CHECKING:
     import torch
 
+WINDOW = 3 << 30
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -37,6 +39,10 @@ class Stage(Protocol):
     @property
     def held(self) -> int:
         """Bytes of the device's memory."""
+
+    @property
+    def spare(self) -> int:
+        """Bytes of the device's memory that neither this nor the load will take."""
 
     def settle(self) -> None:
         """Nothing is read ahead any more when this returns."""
@@ -60,6 +66,13 @@ def held_on(device: torch.device) -> int:
     """Bytes of a device's memory that are taken now and free once the weights are loaded."""
     stage = _on(device)
     return 0 if stage is None else stage.held
+
+
+def window_on(device: torch.device) -> int:
+    """Bytes by which a load may read further ahead than it does else. Whoever takes tensors comes to what is not there
+    after all that is, and the disk would wait for that."""
+    stage = _on(device)
+    return 0 if stage is None else min(stage.spare, WINDOW)
 
 
 def extents_on(device: torch.device, stamp: Stamp) -> list[Extent]:
