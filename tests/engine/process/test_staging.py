@@ -29,7 +29,7 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.process import __main__ as process
-from microscale.engine.process import staging
+from microscale.engine.process import staging, torch_files
 from microscale.engine.process.connection import Connection, OwnerGone
 from microscale.engine.process.driver import Memory
 from microscale.engine.process.loop import Serves
@@ -39,9 +39,9 @@ from microscale.engine.process.staging import (
     files_of,
     same_weights,
     start_staging,
-    torch_is_cached,
     why_not,
 )
+from microscale.engine.process.torch_files import torch_is_cached
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.families import write_random_checkpoint
@@ -469,7 +469,7 @@ def test_which_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_whether_torch_comes_from_the_disk_is_known_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import sys
-from microscale.engine.process.staging import torch_is_cached
+from microscale.engine.process.torch_files import torch_is_cached
 print(torch_is_cached(), "torch" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
@@ -477,10 +477,10 @@ print(torch_is_cached(), "torch" in sys.modules)
     assert found.stdout.split() == ["True", "False"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(staging.CORES)))
     assert why_not() is None
-    monkeypatch.setattr(staging, "_is_cached", lambda path: None)
+    monkeypatch.setattr(torch_files, "_is_cached", lambda path: None)
     assert torch_is_cached() is None
     assert why_not() == "this system does not tell whether torch's own files are in the page cache"
-    monkeypatch.setattr(staging, "_is_cached", lambda path: False)
+    monkeypatch.setattr(torch_files, "_is_cached", lambda path: False)
     assert why_not() == "torch's own files are not in the page cache and come from the disk first"
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(staging.CORES - 1)))
     assert why_not() == "7 CPU cores are too few, it takes 8"
@@ -498,12 +498,12 @@ def test_a_file_system_that_cannot_be_asked_for_pages_without_waiting(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "preadv", refuses)
-    assert staging._is_cached(file) is False
+    assert torch_files._is_cached(file) is False
     with file.open("rb") as opened:
         opened.read(1)
-    assert staging._is_cached(file) is True
-    monkeypatch.setattr(staging, "resident_pages", lambda fd: None)
-    assert staging._is_cached(file) is None
+    assert torch_files._is_cached(file) is True
+    monkeypatch.setattr(torch_files, "resident_pages", lambda fd: None)
+    assert torch_files._is_cached(file) is None
 
 
 def test_what_an_import_reads_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,13 +516,13 @@ def test_what_an_import_reads_is_looked_at(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch")
     for names in ([f"a.{mine}"], ["__init__.py", "a.py"]):
-        files = staging._torch_files()
+        files = torch_files._torch_files()
         assert [path.name for path in files] == names
         for path in files:
             path.unlink()
         (package / "__init__.py").touch()
-    monkeypatch.setattr(staging, "_like", lambda path: [])
-    assert [path.name for path in staging._torch_files()] == ["libtorch.so"]
+    monkeypatch.setattr(torch_files, "_like", lambda path: [])
+    assert [path.name for path in torch_files._torch_files()] == ["libtorch.so"]
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import logging
 import os
 import threading
@@ -32,13 +31,13 @@ from pathlib import Path
 from microscale.engine.process.ahead import has_own_memory, torch_has_cuda
 from microscale.engine.process.driver import LIBCUDA, DriverError, Memory
 from microscale.engine.process.messages import EngineConfig
+from microscale.engine.process.torch_files import torch_is_cached
 from microscale.errors import MicroscaleError
 from microscale.models import hub
 from microscale.models.load_format import LoadFormat
 from microscale.models.reading import staged
 from microscale.models.reading.chunks import block_end
 from microscale.models.reading.file import Stamp, WeightFile
-from microscale.models.reading.page_cache import resident_pages
 from microscale.models.reading.staged import Extent
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ SEGMENT = 512 << 20
 GROWTH, LEFT_FREE = 1.1, 4 << 30
 """What a load may take of the GPU beside what was read ahead: so many times the files' bytes, and these."""
 CORES = 8
-PROBES = 16
 NOTHING = "Weights are not read ahead: %s."
 
 
@@ -63,44 +61,6 @@ def why_not() -> str | None:
     if is_cached is None:
         return "this system does not tell whether torch's own files are in the page cache"
     return None if is_cached else "torch's own files are not in the page cache and come from the disk first"
-
-
-def torch_is_cached() -> bool | None:
-    """Whether torch's modules are in the page cache, as after an import since the machine was started; ``None`` where
-    the system does not tell. Some files are looked at, and none is waited for."""
-    with contextlib.suppress(OSError, ImportError, ValueError):
-        files = _torch_files()
-        probed = files[:: max(1, len(files) // PROBES)]
-        known = [each for each in map(_is_cached, probed) if each is not None]
-        return 2 * sum(known) > len(known) if known else None
-    return None
-
-
-def _torch_files() -> list[Path]:
-    """What an import of torch reads first: bytecode of this Python, or sources where there is none."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return []
-    compiled = [] if found.cached is None else _like(Path(found.cached))
-    return compiled or _like(Path(found.origin)) or sorted(Path(found.origin).parent.glob("lib/*.so"))
-
-
-def _like(module: Path) -> list[Path]:
-    """The files of a folder that are named as its ``__init__`` is."""
-    return sorted(module.parent.glob(f"*{module.name.removeprefix('__init__')}"))
-
-
-def _is_cached(file: Path) -> bool | None:
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    except (OSError, AttributeError):  # not every file system can be asked so: overlayfs and tmpfs cannot
-        pages = resident_pages(fd)
-        return None if pages is None else bool(pages[:1].all())
-    finally:
-        os.close(fd)
 
 
 def start_staging(config: EngineConfig, reason: str | None) -> Staging | None:

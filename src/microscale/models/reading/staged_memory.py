@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,9 @@ class StagedMemory:
 
     def _within(self, entry: TensorEntry, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """What is there between two bytes of the file, and its memory."""
-        for extent, memory in self._found.get(entry.stamp, ()):
+        found = self._found.get(entry.stamp, [])
+        for extent, memory in found[bisect_right(found, begin, key=lambda each: each[0].end) :]:
+            if extent.begin >= end:
+                break
             first, last = max(begin, extent.begin), min(end, extent.end)
-            if first < last:
-                yield first, last, memory[first - extent.begin : last - extent.begin]
+            yield first, last, memory[first - extent.begin : last - extent.begin]
