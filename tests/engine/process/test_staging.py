@@ -241,6 +241,56 @@ class Slow:
             assert self.begun.acquire(timeout=30)
 
 
+def late(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """From now on a GPU is opened when this is set."""
+    may_open = threading.Event()
+
+    def opened(gpu: str, library: str) -> Memory:
+        assert may_open.wait(30)
+        return Memory(gpu, library)
+
+    monkeypatch.setattr(staging, "Memory", opened)
+    return may_open
+
+
+@pytest.mark.parametrize("room", [1 << 40, 7 * READ])
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_disk_does_not_wait_for_the_gpu(
+    file: Path, driver: StubDriver, monkeypatch: pytest.MonkeyPatch, opens: bool, room: int
+) -> None:
+    """So many reads begin before it is open, and wait for it. They are for nothing if it cannot be."""
+    monkeypatch.setattr(staging, "EARLY", 2)
+    monkeypatch.setattr(staging, "_room", lambda free, file_bytes: room)
+    read: list[int] = []
+    read_into = WeightFile.read_into
+
+    def noted(file: WeightFile, memory: memoryview, offset: int, end: int) -> None:
+        read_into(file, memory, offset, end)
+        read.append(offset // READ)
+
+    may_open = late(monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(WeightFile, "read_into", noted)
+        found = staged_from(driver, file)
+        while len(read) < 2 * staging.THREADS:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert sorted(read) == list(range(2 * staging.THREADS))
+        assert driver.count("on_gpu") == driver.count("pinned") == found.num_bytes == 0
+        monkeypatch.setenv("STUB_REFUSES", "nothing" if opens else "context")
+        may_open.set()
+        wait(found)
+    if not opens:
+        assert found.num_bytes == 0
+        assert len(read) == 2 * staging.THREADS
+    elif room < file.stat().st_size:
+        assert 4 * READ <= found.num_bytes <= found.held <= room
+    else:
+        assert found.num_bytes == file.stat().st_size
+        assert sorted(read) == list(range(len(read))), "nothing is read twice"
+    assert read_all(file.parent).taken_staged <= found.num_bytes
+
+
 def test_nothing_begins_after_it_was_stopped_and_what_has_begun_is_waited_for(
     file: Path, driver: StubDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,18 +616,13 @@ def test_a_start_says_how_much_was_read_ahead(
         assert found is not None
         wait(found)
         staged.drop()
-    go = threading.Event()
-
-    def late(gpu: str, library: str) -> Memory:
-        assert go.wait(30)
-        return Memory(gpu, library)
-
-    monkeypatch.setattr(staging, "Memory", late)
     driver.reset()
+    monkeypatch.setattr(staging, "EARLY", 0)
+    may_open = late(monkeypatch)
     found = start_staging(config, None)
     assert found is not None
     found.stop()
-    go.set()
+    may_open.set()
     wait(found)
     all_of_it, a_part, nothing = caplog.messages
     assert re.fullmatch(r"0\.01 GB of weights were read ahead, in \d+\.\d\d s\.", all_of_it)

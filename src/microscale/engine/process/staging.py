@@ -20,12 +20,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import mmap
 import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from microscale.engine.process.ahead import has_own_memory, torch_has_cuda
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 THREADS = 4
 """That have a read in flight and a buffer each."""
 CHUNK = 64 << 20
+EARLY = 4
+"""Reads of each thread that wait in memory of the host, 1 GiB of all threads, until the GPU is open. That takes some
+tenths of a second."""
 SEGMENT = 512 << 20
 """Bytes that the driver is asked for at a time."""
 GROWTH, LEFT_FREE = 1.1, 4 << 30
@@ -98,19 +102,31 @@ def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
     return of(one) == of(other)
 
 
+class _Buffer:
+    """Memory of the host that begins at a page."""
+
+    def __init__(self, memory: ctypes.Array[ctypes.c_char]) -> None:
+        self.address = ctypes.addressof(memory)
+        self.view = memoryview(memory).cast("B")
+
+
 @dataclass(frozen=True)
 class _Part:
-    """One read, and where its bytes go on the GPU."""
+    """One read, and where its bytes go on the GPU, as soon as that is known."""
 
     file: WeightFile
     stamp: Stamp
     begin: int
     end: int
-    address: int
+    address: int | None = None
 
     @property
     def num_bytes(self) -> int:
         return self.end - self.begin
+
+    def read_into(self, buffer: _Buffer) -> None:
+        self.file.read_into(buffer.view[: block_end(self.num_bytes)], self.begin, self.end)
+        self.file.check_unchanged()
 
 
 class Staging:
@@ -123,13 +139,15 @@ class Staging:
         self._files = files
         self._gpu, self._library = gpu, library
         self._memory: Memory | None = None
+        self._is_open = threading.Event()
+        """Or cannot be."""
         self._room = self._left = 0
         """Bytes that may be allocated, and those of the files that have no place yet."""
         self._segments: list[int] = []
         self._at = self._end = 0
         """Of the last segment: the first free byte, and its end."""
         self._opened: list[WeightFile] = []
-        self._places = self._place_all()
+        self._parts = self._cut()
         self._extents: dict[Stamp, list[Extent]] = defaultdict(list)
         self._why_not: str | None = None
         """What ended it before its time."""
@@ -172,56 +190,84 @@ class Staging:
             thread.join()
 
     def _run(self) -> None:
+        threads = [threading.Thread(target=self._work, name="stage", daemon=True) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
         try:
-            self._memory = Memory(self._gpu, self._library)
-            self._memory.enter()
+            memory = Memory(self._gpu, self._library)
+            memory.enter()
             sizes = [file.stat().st_size for file in self._files]
-            self._left = sum(block_end(size) for size in sizes)
-            self._room = _room(self._memory.free(), sum(sizes))
-            threads = [threading.Thread(target=self._work, name="stage", daemon=True) for _ in range(THREADS)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with self._lock:
+                self._left = sum(block_end(size) for size in sizes)
+                self._room = _room(memory.free(), sum(sizes))
+                self._memory = memory
         except (DriverError, OSError) as error:
             self._fail(error)
+        self._is_open.set()
+        for thread in threads:
+            thread.join()
         for file in self._opened:
             file.close()
         self._tell()
 
     def _work(self) -> None:
-        memory = self._memory
-        assert memory is not None  # opened before this thread was started
         try:
-            memory.enter()
-            with memory.pinned(CHUNK) as buffer:
-                view = memoryview((ctypes.c_char * CHUNK).from_address(buffer)).cast("B")
-                while (part := self._next()) is not None:
-                    part.file.read_into(view[: block_end(part.num_bytes)], part.begin, part.end)
-                    part.file.check_unchanged()
-                    memory.copy_in(part.address, buffer, part.num_bytes)
-                    with self._lock:
-                        self._extents[part.stamp].append(Extent(part.begin, part.end, part.address))
-                        self._last_at = time.perf_counter()
+            early = self._read_early()
+            self._is_open.wait()
+            if self._memory is None:
+                return
+            self._memory.enter()
+            while early:
+                self._bring(*early.pop(0))  # and the system has its memory back
+            with self._memory.pinned(CHUNK) as address:
+                buffer = _Buffer((ctypes.c_char * CHUNK).from_address(address))
+                while (part := self._next(placed=True)) is not None:
+                    part.read_into(buffer)
+                    self._bring(part, buffer)
         except (DriverError, MicroscaleError, OSError) as error:
             self._fail(error)
 
-    def _next(self) -> _Part | None:
-        with self._lock:
-            return None if self._stopped else next(self._places, None)
+    def _read_early(self) -> list[tuple[_Part, _Buffer]]:
+        """The disk need not wait for the GPU."""
+        found: list[tuple[_Part, _Buffer]] = []
+        while len(found) < EARLY and not self._is_open.is_set() and (part := self._next(placed=False)):
+            memory = mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer = _Buffer((ctypes.c_char * CHUNK).from_buffer(memory))
+            part.read_into(buffer)
+            found.append((part, buffer))
+        return found
 
-    def _place_all(self) -> Iterator[_Part]:
+    def _bring(self, part: _Part, source: _Buffer) -> None:
+        """To the GPU."""
+        assert self._memory is not None
+        address = part.address
+        if address is None:
+            with self._lock:
+                address = self._place(part)
+        self._memory.copy_in(address, source.address, part.num_bytes)
+        with self._lock:
+            self._extents[part.stamp].append(Extent(part.begin, part.end, address))
+            self._last_at = time.perf_counter()
+
+    def _next(self, *, placed: bool) -> _Part | None:
+        """What to read now. ``placed``: with its place on the GPU, at once, so that what follows it in a file does so
+        there too; for threads that have entered."""
+        with self._lock:
+            part = None if self._stopped else next(self._parts, None)
+            return part if part is None or not placed else replace(part, address=self._place(part))
+
+    def _cut(self) -> Iterator[_Part]:
         """All reads, in the files' order."""
         for path in self._files:
             stamp = Stamp.of(path.stat())
             file = WeightFile(path, stamp)
             self._opened.append(file)
             for begin in range(0, stamp.size, CHUNK):
-                end = min(begin + CHUNK, stamp.size)
-                yield _Part(file, stamp, begin, end, self._place(block_end(end - begin)))
+                yield _Part(file, stamp, begin, min(begin + CHUNK, stamp.size))
 
-    def _place(self, num_bytes: int) -> int:
-        """Where the next bytes go: behind the last ones, or to a new segment."""
+    def _place(self, part: _Part) -> int:
+        """Where its bytes go: behind the last ones, or to a new segment."""
+        num_bytes = block_end(part.num_bytes)
         if self._end - self._at < num_bytes:
             size = min(SEGMENT, self._left, self._room - self.held)
             if size < num_bytes:
