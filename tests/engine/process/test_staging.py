@@ -310,7 +310,7 @@ def test_the_gpus_memory_is_full(file: Path, driver: StubDriver, monkeypatch: py
     monkeypatch.setattr(staging, "_room", lambda free, file_bytes: 1 << 40)
     driver.reset(free_bytes=6 * READ)
     found = wait(staged_from(driver, file))
-    assert 3 * READ <= found.num_bytes <= 4 * READ
+    assert 3 * READ <= found.num_bytes <= found.held == 5 * READ
     assert read_all(file.parent).taken_staged > 0
 
 
