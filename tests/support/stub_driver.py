@@ -16,7 +16,7 @@ SOURCE = r"""
 #include <string.h>
 
 typedef unsigned long long address;
-enum { OK = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201 };
+enum { OK = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201, POISONED = 16 << 20 };
 
 size_t free_bytes, copies_left, copied_bytes, synchronized;
 long on_gpu, pinned;
@@ -61,7 +61,7 @@ int cuMemAlloc_v2(address *found, size_t size) {
     if (!current) return NO_CONTEXT;
     if (size > free_bytes) return OUT_OF_MEMORY;
     char *memory = malloc(size + 64);
-    memset(memory, 0xAB, size + 64);
+    memset(memory, 0xAB, size < POISONED ? size + 64 : POISONED);
     *(size_t *)memory = size;
     free_bytes -= size;
     on_gpu++;
@@ -72,7 +72,8 @@ int cuMemFree_v2(address found) {
     if (!current) return NO_CONTEXT;
     char *memory = (char *)found - 64;
     free_bytes += *(size_t *)memory;
-    memset(memory, 0xCD, *(size_t *)memory);
+    size_t size = *(size_t *)memory;
+    memset(memory, 0xCD, size < POISONED ? size : POISONED);
     free(memory);
     on_gpu--;
     return OK;
