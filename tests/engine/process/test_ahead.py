@@ -4,52 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from microscale.engine.process.ahead import has_own_memory, open_gpu, torch_has_cuda
-
-DRIVER = """
-#include <stdio.h>
-#include <stdlib.h>
-
-static void tell(const char *name, int number) {
-    FILE *file = fopen(getenv("STUB_LOG"), "a");
-    fprintf(file, "%s %d\\n", name, number);
-    fclose(file);
-}
-static int refuses(const char *name) {
-    const char *refused = getenv("STUB_REFUSES");
-    return refused && refused[0] == name[0] ? 100 : 0;
-}
-int cuInit(unsigned flags) { tell("init", (int)flags); return refuses("init"); }
-int cuDeviceGet(int *device, int ordinal) {
-    tell("device", ordinal);
-    *device = 40 + ordinal;
-    return refuses("device");
-}
-int cuDevicePrimaryCtxRetain(void **context, int device) {
-    tell("context", device);
-    *context = (void *)1;
-    return refuses("context");
-}
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    tell("asked", attribute);
-    *value = device == 41;
-    return refuses("asked");
-}
-"""
+from microscale.engine.process import ahead
+from microscale.engine.process.ahead import has_own_memory, open_gpu, start_driver, torch_has_cuda
+from support.stub_driver import StubDriver
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "driver.c").write_text(DRIVER)
-    library = folder / "libstub.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", str(folder / "driver.c"), "-o", str(library)], check=True)
-    return str(library)
+    return StubDriver(tmp_path_factory.mktemp("driver")).path
 
 
 @pytest.fixture
@@ -94,6 +62,19 @@ def test_a_gpu_that_shares_the_cpus_memory_is_known(driver: str, log: Path, monk
         monkeypatch.setenv("STUB_REFUSES", refused)
         assert not has_own_memory("cuda:2", driver)
     assert not has_own_memory("auto", driver + ".none")
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_the_driver_is_started_before_a_gpu_is_named(
+    driver: str, log: Path, monkeypatch: pytest.MonkeyPatch, has_cuda: bool
+) -> None:
+    """For a torch that can use it; no context is made."""
+    monkeypatch.setattr(ahead, "torch_has_cuda", lambda: has_cuda)
+    start_driver(driver)
+    for thread in threading.enumerate():
+        if thread.name == "driver":
+            thread.join()
+    assert log.read_text().split() == (["init", "0", "device", "0"] if has_cuda else [])
 
 
 def test_without_a_driver_there_is_nothing_to_open(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
 greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported in a thread meanwhile, and once the options are known others open the device and fetch weights:
-a wrong version or option shows at once.
+comes. torch is imported in a thread meanwhile, and once the options are known others open the device and read weights
+ahead: a wrong version or option shows at once.
 
 Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
 """
@@ -24,9 +24,8 @@ import traceback
 from collections.abc import Callable
 
 from microscale.engine.loading.laps import Laps
-from microscale.engine.process.ahead import start_opening
+from microscale.engine.process.ahead import start_driver, start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
-from microscale.engine.process.fetching import Fetching, start_fetching, why_not
 from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
     VERSION,
@@ -39,7 +38,9 @@ from microscale.engine.process.messages import (
     decode_for_engine,
     failure,
 )
+from microscale.engine.process.staging import Staging, same_weights, start_staging, why_not
 from microscale.errors import BadMessage, MicroscaleError
+from microscale.models.reading import staged
 
 FACTORY = "microscale.engine.process.service:load"
 LAST_WORD_S = 1.0
@@ -69,30 +70,33 @@ def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
     laps = Laps()
     reason = why_not()
-    fetching = Fetching([])
+    staging: Staging | None = None
+    told: EngineConfig | None = None
+    start_driver()
     # The owner may have started this process ahead, and not yet know what to ask for.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
 
     def begin(config: EngineConfig) -> None:
-        nonlocal fetching
+        nonlocal staging, told
         laps("options known")
         # First: a GPU that is being opened answers no question.
-        fetching = start_fetching(config, reason)
+        staging, told = start_staging(config, reason), config
         start_opening(config.device)
 
     config = greet(connection, begin)
     laps("all of them known")
+    if told is not None and not same_weights(told, config):
+        staged.drop()
     load: Factory = getattr(importlib.import_module(module), name)
     # What was imported stays: the collector need not walk through it, now or at any time.
     gc.freeze()
     gc.enable()
-    fetching.stop()
+    if staging is not None:
+        staging.stop()
     laps("imports")
     log.info("The engine is about to load: %s.", laps)
 
     def on_progress(done: int, total: int, *, kernels: bool = False) -> None:
-        if done == total and not kernels:
-            fetching.drop()  # before the engine counts and takes what memory is left
         connection.send(Loading(done, total, kernels))
 
     service = load(config, on_progress)

@@ -41,7 +41,7 @@ class Launch:
 
 def begin_ahead(config: EngineConfig, launch: Launch) -> None:
     """Tell a process that was started ahead what it will be asked for, as soon as that is known: it opens the device
-    and fetches weights meanwhile. What cannot be asked is refused when the process is taken."""
+    and reads weights ahead. What cannot be asked is refused when the process is taken."""
     with contextlib.suppress(BadSetting):
         tell_ahead(launch.command, encode(Hello(VERSION)) + checked(Ahead(config), BadSetting))
 

@@ -118,7 +118,7 @@ class EngineConfig(Message, frozen=True, tag="Load"):
 
 class Ahead(Message, frozen=True):
     """What ``Load`` will say, but for the tokenizer's part. The engine may begin what leaves no trace if ``Load`` says
-    something else or never comes: it opens the device and fetches weights."""
+    something else or never comes: it opens the device and reads weights ahead."""
 
     config: EngineConfig
 

@@ -5,6 +5,7 @@
 
 Threads read (the system call leaves the interpreter free), the caller's thread takes. A tensor that is asked for before
 its turn is read at once, window or not, so no order can make the two wait for each other: a wrong order costs speed.
+What lies on the device already (``staged``) is not read: whoever takes the tensor copies it there, on its own stream.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.chunks import READS, Chunk, Reads, block_begin, block_end, cut
+from microscale.models.reading.chunks import READS, Chunk, Piece, Reads, block_begin, block_end, cut
 from microscale.models.reading.file import FileChanged, Way, WeightFile
+from microscale.models.reading.staged import window_on
+from microscale.models.reading.staged_memory import StagedMemory
 from microscale.models.reading.targets import Buffers, Landing, Targets, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
 
@@ -62,10 +65,20 @@ class _Pending:
     def __init__(self, entry: TensorEntry) -> None:
         self.entry = entry
         self.jobs: list[_Job] = []
-        self.left = 0
-        """Chunks that have not arrived."""
+        self.left = self.num_bytes = 0
+        """Chunks that have not arrived; bytes that are read, in all."""
+        self.staged: list[Piece] = []
+        """Lie on the device, in order, neighbours in one."""
         self.landing: Landing | None = None
         self.mark: object = None
+
+    def add_staged(self, piece: Piece) -> None:
+        """Pieces come in the order of the file."""
+        last = self.staged[-1] if self.staged else None
+        if last is not None and last.end == piece.begin:
+            self.staged[-1] = Piece(self.entry, last.begin, piece.end)
+        else:
+            self.staged.append(piece)
 
 
 class ReadAhead:
@@ -84,8 +97,9 @@ class ReadAhead:
         reads = READS[device.type] if reads is None else reads
         self.device = device
         self.total = sum(entry.num_bytes for entry in entries)
-        self.taken = 0
-        self._ahead = AHEAD[device.type] if ahead is None else ahead
+        self.taken = self.taken_staged = 0
+        """Bytes of the tensors that were taken, and those of them that lay on the device already."""
+        self._ahead = AHEAD[device.type] + window_on(device) if ahead is None else ahead
         self._reads = reads
         self._held = self._in_flight = 0
         lock = threading.Lock()
@@ -95,17 +109,29 @@ class ReadAhead:
         self._closed = False
         self._targets = targets_on(device) if targets is None else targets
         self._pending = {entry.name: _Pending(entry) for entry in entries}
-        self._queue = deque(_Job(chunk) for chunk in cut(entries, reads.num_bytes, self._targets.reads_in_place))
+        self._staged = StagedMemory(entries, device)
+        self._queue: deque[_Job] = deque()
         self._urgent: deque[_Job] = deque()
-        for job in self._queue:
-            for piece in job.chunk.pieces:
-                pending = self._pending[piece.entry.name]
-                pending.jobs.append(job)
-                pending.left += 1
+        for chunk in cut(entries, reads.num_bytes, self._targets.reads_in_place):
+            self._plan(chunk)
         self._files = _open(entries)
         count = min(max(THREADS, reads.in_flight), len(self._queue))
         self._buffers = Buffers(lambda: self._targets.buffer_memory(reads.num_bytes), count + SPARE)
         self._threads = [threading.Thread(target=self._work, name="weights", daemon=True) for _ in range(count)]
+
+    def _plan(self, chunk: Chunk) -> None:
+        """Have a chunk read, or copied by whoever takes its tensors."""
+        if self._staged.has(chunk):
+            for piece in chunk.pieces:
+                self._pending[piece.entry.name].add_staged(piece)
+            return
+        job = _Job(chunk)
+        self._queue.append(job)
+        for piece in chunk.pieces:
+            pending = self._pending[piece.entry.name]
+            pending.jobs.append(job)
+            pending.left += 1
+            pending.num_bytes += piece.end - piece.begin
 
     @property
     def ways(self) -> dict[Path, Way]:
@@ -145,13 +171,27 @@ class ReadAhead:
             if self._error is not None:
                 raise self._error
             del self._pending[name]
-            self._held -= pending.entry.num_bytes
+            self._held -= pending.num_bytes
             self.taken += pending.entry.num_bytes
+            self.taken_staged += pending.entry.num_bytes - pending.num_bytes
             self._may_read.notify()
-        if pending.landing is None:  # an empty tensor
-            return typed(pending.entry, torch.empty(0, dtype=torch.uint8, device=self.device))
-        self._targets.take(pending.mark)
-        return typed(pending.entry, pending.landing.data)
+        entry = pending.entry
+        if pending.landing is None:  # nothing of it was read
+            data = torch.empty(entry.num_bytes, dtype=torch.uint8, device=self.device)
+        else:
+            data = pending.landing.data
+            self._targets.take(pending.mark)
+        if pending.staged:
+            self._copy_staged(pending, data)
+        return typed(entry, data)
+
+    def _copy_staged(self, pending: _Pending, data: Tensor) -> None:
+        try:
+            self._files[pending.entry.file].check_unchanged()
+        except FileChanged as error:
+            raise _named(error, pending.entry) from error
+        for piece in pending.staged:
+            self._staged.copy(piece, data[piece.place])
 
     def _work(self) -> None:
         try:
@@ -222,7 +262,7 @@ class ReadAhead:
             name = chunk.pieces[0].entry.name
             raise BadCheckpoint(f"{chunk.file}: tensor {name!r} cannot be read: {error.strerror}.") from error
         except FileChanged as error:
-            raise FileChanged(f"{error} Tensor {chunk.pieces[0].entry.name!r} was being read.") from error
+            raise _named(error, chunk.pieces[0].entry) from error
 
     def _read(self, job: _Job) -> None:
         """The disk has brought a chunk: another reader begins the next while this one sees to its bytes."""
@@ -248,6 +288,10 @@ class ReadAhead:
         landing = self._pending[entry.name].landing
         assert landing is not None  # made when the chunk was begun
         return landing
+
+
+def _named(error: FileChanged, entry: TensorEntry) -> FileChanged:
+    return FileChanged(f"{error} Tensor {entry.name!r} was being read.")
 
 
 def _bytes(memory: Tensor) -> memoryview:
