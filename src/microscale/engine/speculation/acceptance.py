@@ -13,9 +13,11 @@ from operator import mul
 FADING = 1 - 1 / 32
 """By which a request's counts shrink with each of its drafts."""
 SHARED_FADING = 1 - 1 / 256
-OWN_WEIGHT = 4.0
-"""Tries of its own after which a request counts as much as all others."""
-SHARED_WEIGHT = 4.0
+OWN_WEIGHT = 16.0
+"""Tries of its own after which a request counts as much as all others, its own among them: with 4 the first two drafts
+that failed by chance were counted twice, and the last for long."""
+SHARED_WEIGHT = 8.0
+"""Tries after which they count as much as ``AT_FIRST``."""
 LARGEST_UNIT = 1e9
 AT_FIRST = 0.6
 """The chance of a token before anything was seen: between what published heads reach on chat and on code."""

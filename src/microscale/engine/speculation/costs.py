@@ -123,7 +123,7 @@ class StepCosts:
         size = cell[0]
         self._drafted[size] = self._drafted.get(size, 0) + 1 if drafts else 0
         if len(seen) >= LEAST_SEEN:
-            factor = sorted(seen)[(len(seen) - 1) // 3]
+            factor = sorted(seen)[(len(seen) - 1) // 2]
             if cell not in self._factors or abs(factor - self._factors[cell]) > NEWS:
                 self._factors[cell] = factor
                 self._tables.clear()
