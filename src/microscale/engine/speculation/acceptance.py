@@ -85,6 +85,18 @@ class Acceptance:
         weight, counts = OWN_WEIGHT * own.unit, zip(own.hit, own.tried, typical, strict=True)
         return [(hit + weight * usual) / (tried + weight) for hit, tried, usual in counts]
 
+    def shown(self, request_id: str, drafted: int) -> float:
+        """Tokens that so long a draft of the request gives on average, by what was seen alone: nothing is hoped for."""
+        own, given, chance = self._own.get(request_id), 0.0, 1.0
+        for place in range(drafted):
+            seen = self._shared.hit[place] / (self._shared.tried[place] + self._shared.unit)
+            if own is not None:
+                weight = OWN_WEIGHT * own.unit
+                seen = (own.hit[place] + weight * seen) / (own.tried[place] + weight)
+            chance *= seen
+            given += chance
+        return given
+
     def tries(self, request_id: str) -> float:
         """Drafts of the request that still count."""
         own = self._own.get(request_id)

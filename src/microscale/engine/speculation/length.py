@@ -148,7 +148,7 @@ class ByArithmetic(Length):
     def _given(self, requests: Sequence[Request], lengths: Sequence[int]) -> float:
         """Tokens that drafts of these lengths give on average, as far as is known."""
         drafted = ((request.request_id, length) for request, length in zip(requests, lengths, strict=True) if length)
-        return sum(sum(self._acceptance.chances(request_id)[:length]) for request_id, length in drafted)
+        return sum(self._acceptance.shown(request_id, length) for request_id, length in drafted)
 
     def rests(self, sequences: int) -> bool:
         return self._resting.rests(sequences)
