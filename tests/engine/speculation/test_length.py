@@ -83,7 +83,7 @@ class Simulation:
                 self.rule.landed(request, length, count)
             accepted += count
         us = self.time(len(lengths), sum(lengths), max(lengths))
-        self.rule.timed(len(lengths), lengths, accepted, us)
+        self.rule.timed(self.requests, lengths, us)
         self.tokens += len(lengths) + accepted
         self.us += us
         self.lengths.append(lengths)
@@ -171,9 +171,9 @@ def test_each_request_has_its_own_length() -> None:
 def test_requests_that_may_have_none_are_counted_in_the_step() -> None:
     """Two of 64 sequences may be drafted: the step costs what 64 cost."""
     rule = ByArithmetic(prior_of(linear), MOST)
-    requests = [Request(f"r{at}", [1], SamplingParams()) for at in range(2)]
+    requests, others = [[Request(f"r{at}", [1], SamplingParams()) for at in each] for each in (range(2), range(2, 64))]
     for _ in range(3):
-        rule.timed(64, [0] * 64, 0, linear(64, 0, 0))
+        rule.timed([*requests, *others], [0] * 64, linear(64, 0, 0))
     assert list(rule.choose(requests, 64)) == [0, 0]
     assert list(rule.choose([], 64)) == []
 
@@ -223,6 +223,8 @@ def test_costs_are_the_prior_until_steps_were_timed() -> None:
     costs.timed(4, 0, 0, 9000.0)
     assert costs.wants_baseline(4)  # one time may be a capture
     costs.timed(4, 0, 0, 2 * with_head(4, 0, 0))
+    assert costs.wants_baseline(4)  # and one of two the step after it, which seems to take no time
+    costs.timed(4, 0, 0, 100.0)
     assert not costs.wants_baseline(4)
     assert costs.table(4).verify[0] == pytest.approx(min(9000.0, 2 * with_head(4, 0, 0)))
     # All of it is slower, as far as anybody knows.
@@ -243,7 +245,7 @@ def test_one_slow_step_changes_nothing() -> None:
 
 def test_steps_without_drafts_are_timed_again() -> None:
     costs = StepCosts(prior_of(experts_like), MOST)
-    for _ in range(2):
+    for _ in range(costs_module.BASELINE_SEEN):
         costs.timed(1, 0, 0, experts_like(1, 0, 0))
     for _ in range(costs_module.STALE):
         assert not costs.wants_baseline(1)

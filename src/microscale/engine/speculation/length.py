@@ -6,14 +6,17 @@ cost.
 
     at first              ``ADVANCE`` steps: two drafts without luck say little, and shall not be the last for long
     every step            + ``SHARE`` of its time, once that has made up for the advance
-    a step with drafts    + what its tokens would have taken without drafts - what it took
+    a step with drafts    + what its tokens would have taken without drafts - what it took; its tokens are those that
+                          such drafts have given on average so far (``Acceptance.shown``)
     the one after them,   + what such a step takes - what it took: it is launched when the last is read, so the GPU
       if without          waits for the host
     never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
 
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
-without one, and a few steps. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
-acceptance can be learned anew. A draft head costs time even then, so it rests (``resting``).
+without one, and a few steps. (Reckoned by the tokens that each step happened to give, it fell below zero by chance in
+the first steps of one sequence, and was there for 100 steps and more.) While no drafts pay, the account pays for a
+short one now and then, a *probe*, so that acceptance can be learned anew. A draft head costs time even then, so it
+rests (``resting``).
 """
 
 from __future__ import annotations
@@ -48,9 +51,8 @@ class Length:
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
         """What became of a draft."""
 
-    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
-        """A step in which so many sequences decoded, some with drafts of these lengths of which so many tokens were
-        accepted, ended so long after the one before it."""
+    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
+        """A step in which these decoded, some with drafts of these lengths, ended so long after the one before it."""
 
     def rests(self, sequences: int) -> bool:
         """Whether a drafter that is a model need not follow steps of so many sequences: no drafts pay there."""
@@ -128,8 +130,8 @@ class ByArithmetic(Length):
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
         self._acceptance.landed(request.request_id, drafted, accepted)
 
-    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
-        drafts, longest = sum(lengths), max(lengths, default=0)
+    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
+        sequences, drafts, longest = len(requests), sum(lengths), max(lengths, default=0)
         alone, expected = self._costs.expected(sequences, 0, 0), self._costs.expected(sequences, drafts, longest)
         turns = not drafts and self._last_drafts > 0
         self._last_drafts = drafts
@@ -141,10 +143,15 @@ class ByArithmetic(Length):
         repaid = min(SHARE * counted, self._advance)
         self._advance -= repaid
         self._account += SHARE * counted - repaid
-        gained = alone * (sequences + accepted) / sequences - counted if drafts or turns else 0.0
+        gained = alone * (1 + self._given(requests, lengths) / sequences) - counted if drafts or turns else 0.0
         self._account += gained
         self._resting.stepped(sequences, counted, gained, self._wanted)
         self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
+
+    def _given(self, requests: Sequence[Request], lengths: Sequence[int]) -> float:
+        """Tokens that drafts of these lengths have given on average."""
+        drafted = ((request.request_id, length) for request, length in zip(requests, lengths, strict=True) if length)
+        return sum(self._acceptance.shown(request_id, length) for request_id, length in drafted)
 
     def rests(self, sequences: int) -> bool:
         return self._resting.rests(sequences)
