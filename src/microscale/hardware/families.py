@@ -18,9 +18,9 @@ LAUNCH_US = 2.5
 """What one kernel of a CUDA graph takes before its first and after its last byte, on any card. An estimate, and only
 used where an implementation was not measured: a measured time holds its launches."""
 UNCHAINED_US = 5.0
-"""What a library's kernels take more inside of a step than alone, on a card with programmatic launches: the first begins
-when the kernel before has ended, the kernel behind them when the last has. Two gaps; an estimate. (H200, gpt-oss' lm_head
-of 1 to 4 tokens: cuBLAS is 5 to 9 us faster than ours alone, and 10 to 20 us slower in a step.)"""
+"""What a library's kernels take more inside of a step than alone, on a card with programmatic launches: the first
+begins when the kernel before has ended, the kernel behind them when the last has. Two gaps; an estimate. (H200,
+gpt-oss' lm_head of 1 to 4 tokens: cuBLAS is 5 to 9 us faster than ours alone, and 10 to 20 us slower in a step.)"""
 
 
 class Feature(StrEnum):
