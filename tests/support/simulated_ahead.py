@@ -152,9 +152,10 @@ class AheadSimulation:
         return verify[low] + (high - verify[low]) * part / self._count
 
     def _land(self, flight: _Flight, acceptance: float) -> None:
+        waited = flight.end_ms > self._host
         self._host = max(self._host, flight.end_ms)
         found = [self._accept(len(work.drafts), acceptance) for work in flight.schedule]
-        self._speculation.ended(flight.schedule, sum(found))
+        self._speculation.ended(flight.schedule, waited=waited)
         for work, count in zip(flight.schedule, found, strict=True):
             if work.drafts:
                 self._speculation.landed(work, count)

@@ -94,7 +94,7 @@ class Simulation:
         self.steady += ms / 1e3
         self.now += (ms + first) / 1e3
         found = [self._accept(len(work.drafts), acceptance) for work in schedule]
-        self._speculation.ended(schedule, sum(found))
+        self._speculation.ended(schedule)
         for work, count in zip(schedule, found, strict=True):
             if work.drafts:
                 self._speculation.landed(work, count)

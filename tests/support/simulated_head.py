@@ -68,9 +68,10 @@ class HeadSimulation:
                 hits = next((at for at in range(length) if self._chance.random() >= acceptance), length)
                 self._rule.landed(request, length, hits)
                 accepted += hits
-        lengths = [*drafted, *[0] * (count - len(able))]
+        others = [request for request in self._requests if request.request_id not in {each.request_id for each in able}]
+        lengths = [*drafted, *[0] * len(others)]
         ms = self._ms(sum(lengths), runs)
-        self._rule.timed(count, lengths, accepted, ms * 1e3)
+        self._rule.timed([*able, *others], lengths, ms * 1e3)
         return count + accepted, ms
 
     def _ms(self, drafts: int, runs: bool) -> float:

@@ -83,7 +83,7 @@ class Simulation:
                 self.rule.landed(request, length, count)
             accepted += count
         us = self.time(len(lengths), sum(lengths), max(lengths))
-        self.rule.timed(len(lengths), lengths, accepted, us)
+        self.rule.timed(self.requests, lengths, us)
         self.tokens += len(lengths) + accepted
         self.us += us
         self.lengths.append(lengths)
@@ -171,9 +171,9 @@ def test_each_request_has_its_own_length() -> None:
 def test_requests_that_may_have_none_are_counted_in_the_step() -> None:
     """Two of 64 sequences may be drafted: the step costs what 64 cost."""
     rule = ByArithmetic(prior_of(linear), MOST)
-    requests = [Request(f"r{at}", [1], SamplingParams()) for at in range(2)]
+    requests, others = [[Request(f"r{at}", [1], SamplingParams()) for at in each] for each in (range(2), range(2, 64))]
     for _ in range(3):
-        rule.timed(64, [0] * 64, 0, linear(64, 0, 0))
+        rule.timed([*requests, *others], [0] * 64, linear(64, 0, 0))
     assert list(rule.choose(requests, 64)) == [0, 0]
     assert list(rule.choose([], 64)) == []
 

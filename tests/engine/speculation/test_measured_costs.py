@@ -179,7 +179,7 @@ class _Times(FixedLength):
         super().__init__(3)
         self.us: list[int] = []
 
-    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
+    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
         self.us.append(round(us))
 
 

@@ -13,9 +13,11 @@ from operator import mul
 FADING = 1 - 1 / 32
 """By which a request's counts shrink with each of its drafts."""
 SHARED_FADING = 1 - 1 / 256
-OWN_WEIGHT = 4.0
-"""Tries of its own after which a request counts as much as all others."""
-SHARED_WEIGHT = 4.0
+OWN_WEIGHT = 16.0
+"""Tries of its own after which a request counts as much as all others, its own among them: with 4 the first two drafts
+that failed by chance were counted twice, and the last for long."""
+SHARED_WEIGHT = 8.0
+"""Tries after which they count as much as ``AT_FIRST``."""
 LARGEST_UNIT = 1e9
 AT_FIRST = 0.6
 """The chance of a token before anything was seen: between what published heads reach on chat and on code."""
@@ -82,6 +84,18 @@ class Acceptance:
             return typical
         weight, counts = OWN_WEIGHT * own.unit, zip(own.hit, own.tried, typical, strict=True)
         return [(hit + weight * usual) / (tried + weight) for hit, tried, usual in counts]
+
+    def shown(self, request_id: str, drafted: int) -> float:
+        """Tokens that so long a draft of the request gives on average, by what was seen alone: nothing is hoped for."""
+        own, given, chance = self._own.get(request_id), 0.0, 1.0
+        for place in range(drafted):
+            seen = self._shared.hit[place] / (self._shared.tried[place] + self._shared.unit)
+            if own is not None:
+                weight = OWN_WEIGHT * own.unit
+                seen = (own.hit[place] + weight * seen) / (own.tried[place] + weight)
+            chance *= seen
+            given += chance
+        return given
 
     def tries(self, request_id: str) -> float:
         """Drafts of the request that still count."""

@@ -22,6 +22,8 @@ KEPT = 7
 """Times of a cell that are remembered."""
 LEAST_SEEN = 2
 """Times after which a cell counts: the lower of two is no step with a capture in it."""
+BASELINE_SEEN = 3
+"""The same of steps without drafts, which all others are held against."""
 NEWS = 0.02
 """A factor's change, as a logarithm, after which costs are reckoned anew."""
 STALE = 256
@@ -122,8 +124,8 @@ class StepCosts:
             self._tables.clear()
         size = cell[0]
         self._drafted[size] = self._drafted.get(size, 0) + 1 if drafts else 0
-        if len(seen) >= LEAST_SEEN:
-            factor = sorted(seen)[(len(seen) - 1) // 3]
+        if len(seen) >= (LEAST_SEEN if drafts else BASELINE_SEEN):
+            factor = sorted(seen)[(len(seen) - 1) // 2]
             if cell not in self._factors or abs(factor - self._factors[cell]) > NEWS:
                 self._factors[cell] = factor
                 self._tables.clear()

@@ -48,9 +48,8 @@ class Length:
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
         """What became of a draft."""
 
-    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
-        """A step in which so many sequences decoded, some with drafts of these lengths of which so many tokens were
-        accepted, ended so long after the one before it."""
+    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
+        """A step in which these decoded, some with drafts of these lengths, ended so long after the one before it."""
 
     def rests(self, sequences: int) -> bool:
         """Whether a drafter that is a model need not follow steps of so many sequences: no drafts pay there."""
@@ -128,8 +127,8 @@ class ByArithmetic(Length):
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
         self._acceptance.landed(request.request_id, drafted, accepted)
 
-    def timed(self, sequences: int, lengths: Sequence[int], accepted: int, us: float) -> None:
-        drafts, longest = sum(lengths), max(lengths, default=0)
+    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
+        sequences, drafts, longest = len(requests), sum(lengths), max(lengths, default=0)
         alone, expected = self._costs.expected(sequences, 0, 0), self._costs.expected(sequences, drafts, longest)
         turns = not drafts and self._last_drafts > 0
         self._last_drafts = drafts
@@ -141,10 +140,15 @@ class ByArithmetic(Length):
         repaid = min(SHARE * counted, self._advance)
         self._advance -= repaid
         self._account += SHARE * counted - repaid
-        gained = alone * (sequences + accepted) / sequences - counted if drafts or turns else 0.0
+        gained = alone * (1 + self._given(requests, lengths) / sequences) - counted if drafts or turns else 0.0
         self._account += gained
         self._resting.stepped(sequences, counted, gained, self._wanted)
         self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
+
+    def _given(self, requests: Sequence[Request], lengths: Sequence[int]) -> float:
+        """Tokens that drafts of these lengths give on average, as far as is known."""
+        drafted = ((request.request_id, length) for request, length in zip(requests, lengths, strict=True) if length)
+        return sum(self._acceptance.shown(request_id, length) for request_id, length in drafted)
 
     def rests(self, sequences: int) -> bool:
         return self._resting.rests(sequences)

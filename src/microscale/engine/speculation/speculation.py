@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RECENT_STEPS = 32
 """Over which the length of drafts is a mean, as it is told."""
+SLOW_HOST = 16
+"""Steps in a row that were over before the host asked: then what it does takes longer than a step, and is the time."""
 
 
 class Counts:
@@ -80,6 +82,8 @@ class Speculation:
         self._seen_first_runs = 0
         self._quiet = False
         """Nothing ran for the first time while the last step was waited for."""
+        self._late = 0
+        """Steps in a row that were over before the host asked for their tokens."""
         self.counts = Counts(most)
 
     @classmethod
@@ -171,20 +175,25 @@ class Speculation:
         self.counts.add(len(work.drafts), accepted)
         self._length.landed(work.request, len(work.drafts), accepted)
 
-    def ended(self, schedule: Sequence[Work], accepted: int = 0) -> None:
-        """The tokens of a step are read, though no request has them yet, and so many of its drafts were accepted. Steps
-        with prompts, and the first after an idle time, which has one, say nothing of what drafts cost; nor do
+    def ended(self, schedule: Sequence[Work], *, waited: bool = True) -> None:
+        """The tokens of a step are read, though no request has them yet. ``waited``: the host waited for them.
+
+        Steps with prompts, and the first after an idle time, which has one, say nothing of what drafts cost; nor do
         those since whose predecessor something ran for the first time, or was captured. Nor does the next where a head
-        may have been captured behind it: the GPU ran it meanwhile, and it seems to take no time."""
+        may have been captured behind it: the GPU ran it meanwhile, and it seems to take no time. The same goes for all
+        that the host may be late for: where it did not wait, this step seems longer than it was, and the next shorter.
+        """
         now = self._clock()
         before, self._last_end = self._last_end, now
         seen, self._seen_first_runs = self._seen_first_runs, self.first_runs()
         quiet, self._quiet = self._quiet, seen == self._seen_first_runs
+        late, self._late = self._late, 0 if waited else self._late + 1
+        in_time = (waited and not late) or min(late, self._late) >= SLOW_HOST
         if before is not None and all(work.verifies for work in schedule):
             lengths = [len(work.drafts) for work in schedule]
             self.counts.stepped(lengths)
-            if self._quiet and (quiet or self._ahead is None):
-                self._length.timed(len(schedule), lengths, accepted, (now - before) * 1e6)
+            if in_time and self._quiet and (quiet or self._ahead is None):
+                self._length.timed([work.request for work in schedule], lengths, (now - before) * 1e6)
 
     def forget(self, request_id: str) -> None:
         self._drafter.forget(request_id)
