@@ -43,17 +43,16 @@ def test_which_drafts() -> None:
 def test_what_is_accepted_is_set(sequences: int, drafts: int) -> None:
     for acceptance, tokens in ((0.0, 1), (1.0, 1 + drafts)):
         batch = _Batch(*tiny(), Plan(acceptance, (0, 4), depth=9, steps=4), sequences)
-        seconds, given, length = batch.measure(drafts)
-        assert given == sequences * tokens
-        assert length == drafts
-        assert seconds > 0
+        measured = batch.measure(drafts)
+        assert measured.tokens == sequences * tokens
+        assert measured.drafts == drafts
+        assert measured.seconds > 0
         batch._engine.check()
 
 
 def test_an_acceptance_between_is_met_on_average() -> None:
     batch = _Batch(*tiny(), Plan(0.7, (0, 3), depth=9, steps=100), 4)
-    _, given, _ = batch.measure(3)
-    assert given / 4 == pytest.approx(tokens_of(0.7, 3), rel=0.1)  # of 400 drafts, by a fixed seed
+    assert batch.measure(3).tokens / 4 == pytest.approx(tokens_of(0.7, 3), rel=0.1)  # of 400 drafts, by a fixed seed
 
 
 def test_rows() -> None:

@@ -33,9 +33,9 @@ def loaded() -> tuple[AnyModel, Outline, Setup]:
 def test_what_is_accepted_is_set(sequences: int, drafts: int) -> None:
     for acceptance, tokens in ((0.0, 1), (1.0, 1 + drafts)):
         batch = _Batch(*loaded(), Plan(acceptance, (0, 7), depth=40, steps=8), sequences)
-        _, given, length = batch.measure(drafts)
-        assert given == sequences * tokens
-        assert length == drafts
+        measured = batch.measure(drafts)
+        assert measured.tokens == sequences * tokens
+        assert measured.drafts == drafts
         batch._engine.check()
 
 

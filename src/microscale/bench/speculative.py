@@ -3,8 +3,11 @@
 Drafts are random tokens, and verified as all drafts are; only then the bench's own sampler says how many of them were
 accepted, by chance. So the figures need no drafter, hold for any weights, and say what each number of drafts costs: in
 tokens a second for the acceptance that was set, and for lengths that publishers of draft heads name. With a draft head
-its drafts are verified instead, and its passes are in the times; no drafts are then measured without it. ``auto`` is
-the length that the engine chooses by itself.
+its drafts are verified instead, and its passes are in the times; no drafts are then measured without it.
+
+``auto`` is the length that the engine chooses by itself. Steps grow slower with the context, so its steps are those of
+requests one after the other, each as long as those of the other rows, and tokens are counted as theirs are: what a
+length gives on average. Which lengths it chose is printed too (``chosen``).
 
 The floor is the same step's bytes and operations at the card's full rates, with as many experts read as its tokens are
 expected to use.
@@ -16,7 +19,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -24,6 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from microscale.backends.plan import Setup
+from microscale.bench.chosen import ChosenStep, RecordingSpeculation, shares, shares_line, steps_as_json
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
 from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
@@ -32,7 +36,6 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Drafter, Launched
 from microscale.engine.speculation.length import ByArithmetic, Length
 from microscale.engine.speculation.predicted import predicted_costs
-from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.reading import Found, Reading
 from microscale.engine.step.sampler import Drawn, Sampler
@@ -64,7 +67,9 @@ class Plan:
     """Tokens of context before the first step."""
     steps: int = 32
     auto_steps: int = 300
-    """With ``AUTO``, after as many in which it finds the length, and graphs are captured."""
+    """With ``AUTO``, of several requests."""
+    auto_learns: int = 100
+    """Steps before them, in which it finds the length, and graphs are captured."""
 
     @property
     def most(self) -> int:
@@ -73,8 +78,7 @@ class Plan:
     @property
     def longest(self) -> int:
         """Positions of a sequence, at most."""
-        auto = 2 * self.auto_steps if AUTO in self.drafts else 0
-        return self.depth + (WARM_UP + max(auto, self.steps) + 2) * (1 + self.most)
+        return self.depth + (WARM_UP + self.steps + 2) * (1 + self.most)
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,38 @@ class Row:
     """What ``explain`` says."""
     experts: float | None
     tokens_a_step: float
-    """Of a sequence: what the acceptance gives on average; with ``AUTO`` what it gave."""
+    """Of a sequence: what the acceptance gives on average, with the lengths that were chosen."""
     tok_s: float
     tok_s_at: dict[str, float | None]
     """If a step gave each sequence 2, 2.5, 3 tokens."""
     draft_length: float
     """Mean over the steps."""
+    steps: tuple[ChosenStep, ...] = ()
+    """With ``AUTO``, those in which it learned among them."""
+
+    @property
+    def chosen(self) -> dict[int, float]:
+        """How often each length was chosen in the steps that count."""
+        return shares([step for step in self.steps if step.counts])
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Of one step, as means."""
+
+    seconds: float
+    tokens: float
+    drafts: float
+    """Of a sequence."""
+    steps: tuple[ChosenStep, ...]
+
+    @classmethod
+    def of(cls, seconds: float, steps: Sequence[ChosenStep], sequences: int) -> _Measured:
+        """``seconds``: of all steps that count."""
+        kept = [step for step in steps if step.counts]
+        number = max(len(kept), 1)
+        tokens, drafts = sum(step.given for step in kept), sum(sum(step.lengths) for step in kept)
+        return cls(seconds / number, tokens / number, drafts / number / sequences, tuple(steps))
 
 
 class _Set(Length):
@@ -190,7 +220,7 @@ class _Batch:
         self._turn = 0
         self._shape, self._setup, self._head = shape, setup, head
         self._set = _Set()
-        self._first_runs: dict[Engine, Callable[[], int]] = {}
+        self._speculations: dict[Engine, RecordingSpeculation] = {}
         self._engine = self._new_engine(self._set, head)
         self._without = self._engine if head is None else self._new_engine(self._set, None)
         """Where nothing is drafted: without the head, which runs behind every step."""
@@ -211,7 +241,7 @@ class _Batch:
         full = count * (-(-plan.longest // size) + 1)
         sliding = count * (-(-(limits.window + plan.most) // size) + 2) + -(-budget // size)
         drafter = _AnyTokens(model.config.vocab_size, model.device) if head is None else head.make(plan.most)
-        speculation = Speculation(drafter, plan.most, rule)
+        speculation = RecordingSpeculation(drafter, plan.most, rule)
         engine = assemble(
             model,
             limits,
@@ -219,46 +249,56 @@ class _Batch:
             speculation=speculation,
             make_sampler=partial(_ByChance, acceptance=plan.acceptance),
         )
-        self._first_runs[engine] = speculation.first_runs
+        self._speculations[engine] = speculation
         return engine
 
-    def measure(self, drafts: int | str) -> tuple[float, float, float]:
-        """Seconds and tokens of one step, and drafts of a sequence in it, as means."""
-        engine, steps = self._engine if drafts else self._without, self._plan.steps
-        if isinstance(drafts, int):
-            self._set.tokens = drafts
-        else:
-            model, most, head = self._model, self._plan.most, self._head
-            drafting = FREE if head is None else head.drafting
-            prior = predicted_costs(self._shape, model.ops.plan, self._setup, most, self._sequences, drafting)
-            engine, steps = self._new_engine(ByArithmetic(prior, most), head), self._plan.auto_steps
-            engine.prepare()
+    def measure(self, drafts: int | str) -> _Measured:
+        if not isinstance(drafts, int):
+            return self._measure_auto()
+        self._set.tokens = drafts
+        seconds, steps = self._run_requests(self._engine if drafts else self._without)
+        return _Measured.of(seconds, steps, self._sequences)
+
+    def _measure_auto(self) -> _Measured:
+        """Requests one after the other, each with as many steps as a row of a fixed length has."""
+        model, plan, head = self._model, self._plan, self._head
+        drafting = FREE if head is None else head.drafting
+        prior = predicted_costs(self._shape, model.ops.plan, self._setup, plan.most, self._sequences, drafting)
+        engine = self._new_engine(ByArithmetic(prior, plan.most), head)
+        engine.prepare()
+        steps: list[ChosenStep] = []
+        seconds, counted = 0.0, 0
+        while counted < plan.auto_steps:
+            learning = len(steps) < plan.auto_learns
+            took, found = self._run_requests(engine, learning=learning)
+            steps += found
+            seconds, counted = (seconds, 0) if learning else (seconds + took, counted + len(found))
+        del self._speculations[engine]
+        return _Measured.of(seconds, steps, self._sequences)
+
+    def _run_requests(self, engine: Engine, *, learning: bool = False) -> tuple[float, list[ChosenStep]]:
+        """Requests from their prompts on: the seconds of all steps that count, and every step."""
         self._submit(engine)
-        for _ in range(WARM_UP if isinstance(drafts, int) else steps):
+        for _ in range(WARM_UP):
             engine.step()
-        before = engine.stats().num_draft_tokens
-        seconds, tokens = self._time(engine, steps)
-        drafted = engine.stats().num_draft_tokens - before
+        found = self._time(engine, learning)
         for at in range(self._sequences):
             engine.abort(f"{self._turn}-{at}")
-        if not isinstance(drafts, int):
-            del self._first_runs[engine]
-        return seconds, tokens, drafted / steps / self._sequences
+        return found
 
-    def _time(self, engine: Engine, steps: int) -> tuple[float, float]:
-        """Seconds and tokens of a step. One in which a graph is captured, 20 to 50 ms on an H200, is left out: with
-        lengths that change a new size comes up now and then, in a server once in its life."""
-        first_runs = self._first_runs[engine]
-        seconds, tokens, counted = 0.0, 0, 0
-        ended = self._now()
-        for _ in range(steps):
-            began, seen = ended, first_runs()
+    def _time(self, engine: Engine, learning: bool) -> tuple[float, list[ChosenStep]]:
+        """A step in which a graph is captured, 20 to 50 ms on an H200, is left out: with lengths that change a new size
+        comes up now and then, in a server once in its life."""
+        speculation, found = self._speculations[engine], []
+        seconds, ended = 0.0, self._now()
+        for _ in range(self._plan.steps):
+            began, seen = ended, speculation.first_runs()
             given = len(engine.step())
             ended = time.perf_counter()
-            if first_runs() == seen:
-                seconds, tokens, counted = seconds + ended - began, tokens + given, counted + 1
-        seconds += self._now() - ended
-        return seconds / max(counted, 1), tokens / max(counted, 1)
+            captured = speculation.first_runs() != seen
+            seconds += 0.0 if captured else ended - began
+            found.append(ChosenStep((ended - began) * 1e3, *speculation.last, captured, learning, given))
+        return seconds + self._now() - ended, found
 
     def _submit(self, engine: Engine) -> None:
         """Prompts, computed to their first token."""
@@ -292,9 +332,9 @@ def run(
         known = {step.drafts: step for step in steps}
         alone: float | None = None
         for drafts in plan.drafts:
-            seconds, tokens, length = batch.measure(drafts)
-            alone = seconds if drafts == 0 else alone
-            yield _row(plan, sequences, drafts, seconds, tokens, length, alone, known.get(_number(drafts)))
+            measured = batch.measure(drafts)
+            alone = measured.seconds if drafts == 0 else alone
+            yield _row(plan, sequences, drafts, measured, alone, known.get(_number(drafts)))
 
 
 def _number(drafts: int | str) -> int:
@@ -302,17 +342,18 @@ def _number(drafts: int | str) -> int:
 
 
 def _row(
-    plan: Plan, sequences: int, drafts: int | str, seconds: float, tokens: float, length: float,
-    alone: float | None, known: DraftedStep | None,
-) -> Row:  # fmt: skip
-    # The mean that the acceptance stands for, not what chance made of a few steps; what a length chosen anew for every
-    # step gives is known only from its steps.
-    each = tokens_of(plan.acceptance, drafts) if isinstance(drafts, int) else tokens / sequences
+    plan: Plan, sequences: int, drafts: int | str, measured: _Measured, alone: float | None, known: DraftedStep | None
+) -> Row:
+    # The mean that the acceptance stands for, not what chance made of a few steps.
+    seconds, steps = measured.seconds, () if isinstance(drafts, int) else measured.steps
+    kept = [step for step in steps if step.counts]
+    chosen = sum(step.tokens(plan.acceptance) for step in kept) / max(len(kept), 1) / sequences
+    each = tokens_of(plan.acceptance, drafts) if isinstance(drafts, int) else chosen
     at = {f"{n:g}": sequences * n / seconds if n <= _number(drafts) + 1 else None for n in LENGTHS}
     return Row(
         sequences, drafts, seconds * 1e3, None if alone is None else seconds / alone,
         None if known is None else known.floor_us / 1e3, None if known is None else known.us / 1e3,
-        None if known is None else known.experts, each, sequences * each / seconds, at, length,
+        None if known is None else known.experts, each, sequences * each / seconds, at, measured.drafts, steps,
     )  # fmt: skip
 
 
@@ -339,7 +380,8 @@ def line(row: Row) -> str:
         (shown(row.ratio, 5, 2), shown(row.floor_ms, 7, 2), shown(row.predicted_ms, 8, 2), shown(row.experts, 7, 1))
     )
     at = "".join(shown(rate, 9, 1) for rate in row.tok_s_at.values())
-    return f"{row.sequences:>4} {row.drafts!s:>5} {row.step_ms:>8.2f} {figures} {row.tok_s:>9.1f}{at}".rstrip()
+    found = f"{row.sequences:>4} {row.drafts!s:>5} {row.step_ms:>8.2f} {figures} {row.tok_s:>9.1f}{at}".rstrip()
+    return found + (f"\n{shares_line(row.chosen)}" if row.steps else "")
 
 
 def summary(rows: Sequence[Row], acceptance: float) -> str:
@@ -354,4 +396,11 @@ def summary(rows: Sequence[Row], acceptance: float) -> str:
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
     chosen = {id(row) for row in best(rows).values()}
-    return [asdict(row) | {"best": id(row) in chosen} for row in rows]
+    return [_told(row) | {"best": id(row) in chosen} for row in rows]
+
+
+def _told(row: Row) -> dict[str, object]:
+    """With ``AUTO`` how often each length was chosen, and all steps."""
+    told = asdict(replace(row, steps=()))
+    del told["steps"]
+    return told | {"chosen": row.chosen, "steps": steps_as_json(row.steps)} if row.steps else told

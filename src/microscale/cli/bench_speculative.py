@@ -54,7 +54,7 @@ def bench_speculative(
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
-    steps: Annotated[int, typer.Option(help="Steps of each row that are timed; with auto 300.", min=1)] = 32,
+    steps: Annotated[int, typer.Option(help="Steps of a request that are timed; auto has 300 of several.", min=1)] = 32,
     precision: PrecisionOption = "exact",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
@@ -63,7 +63,7 @@ def bench_speculative(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: ThreadsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One object per row as JSON; with auto its steps.")] = False,
 ) -> None:
     """Measure steps with drafts of which a set share is accepted, beside the floor by distinct experts.
 
