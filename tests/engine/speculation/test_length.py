@@ -223,6 +223,8 @@ def test_costs_are_the_prior_until_steps_were_timed() -> None:
     costs.timed(4, 0, 0, 9000.0)
     assert costs.wants_baseline(4)  # one time may be a capture
     costs.timed(4, 0, 0, 2 * with_head(4, 0, 0))
+    assert costs.wants_baseline(4)  # and one of two the step after it, which seems to take no time
+    costs.timed(4, 0, 0, 100.0)
     assert not costs.wants_baseline(4)
     assert costs.table(4).verify[0] == pytest.approx(min(9000.0, 2 * with_head(4, 0, 0)))
     # All of it is slower, as far as anybody knows.
@@ -243,7 +245,7 @@ def test_one_slow_step_changes_nothing() -> None:
 
 def test_steps_without_drafts_are_timed_again() -> None:
     costs = StepCosts(prior_of(experts_like), MOST)
-    for _ in range(2):
+    for _ in range(costs_module.BASELINE_SEEN):
         costs.timed(1, 0, 0, experts_like(1, 0, 0))
     for _ in range(costs_module.STALE):
         assert not costs.wants_baseline(1)

@@ -3,7 +3,8 @@
 The prior is the prediction that ``explain`` prints, at a few numbers of sequences and of drafts, and between them along
 straight lines (of drafts, and of doublings of sequences). Times of real steps say by which factor it is off, by *cell*:
 half doublings of sequences, drafts of a sequence. The lower third of the last few times counts, so that a step in which
-the machine was busy is no news. A cell that was not seen takes the factors of those near it. One that looked dear is
+the machine was busy is no news; without drafts the median, since all others are held against it: the lower of two times
+made drafts look dear for 256 steps. A cell that was not seen takes the factors of those near it. One that looked dear is
 believed less the longer ago that was, until it is tried again: otherwise what was wrong once would stay so, since
 nobody takes drafts that look dear.
 """
@@ -125,7 +126,7 @@ class StepCosts:
         size = cell[0]
         self._drafted[size] = self._drafted.get(size, 0) + 1 if drafts else 0
         if len(seen) >= (LEAST_SEEN if drafts else BASELINE_SEEN):
-            factor = sorted(seen)[(len(seen) - 1) // 2]
+            factor = sorted(seen)[(len(seen) - 1) // (3 if drafts else 2)]
             if cell not in self._factors or abs(factor - self._factors[cell]) > NEWS:
                 self._factors[cell] = factor
                 self._tables.clear()

@@ -6,13 +6,15 @@ cost.
 
     at first              ``ADVANCE`` steps: two drafts without luck say little, and shall not be the last for long
     every step            + ``SHARE`` of its time, once that has made up for the advance
-    a step with drafts    + what its tokens would have taken without drafts - what it took
+    a step with drafts    + what its tokens would have taken without drafts - what it took; its tokens are those that
+                          such drafts have given on average so far (``Acceptance.shown``)
     the one after them,   + what such a step takes - what it took: it is launched when the last is read, so the GPU
       if without          waits for the host
     never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
 
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
-without one, and a few steps. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
+without one, and a few steps. By the tokens that a step happened to give, an account of one sequence that is accepted 70
+of 100 tokens fell below zero in one run of four, and stayed there for 100 steps and more. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
 acceptance can be learned anew. A draft head costs time even then, so it rests (``resting``).
 """
 
@@ -146,7 +148,7 @@ class ByArithmetic(Length):
         self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
 
     def _given(self, requests: Sequence[Request], lengths: Sequence[int]) -> float:
-        """Tokens that drafts of these lengths give on average, as far as is known."""
+        """Tokens that drafts of these lengths have given on average."""
         drafted = ((request.request_id, length) for request, length in zip(requests, lengths, strict=True) if length)
         return sum(self._acceptance.shown(request_id, length) for request_id, length in drafted)
 
