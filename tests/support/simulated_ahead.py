@@ -25,9 +25,26 @@ from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.work import Work
 from support.simulated_drafts import Table
 
-LAUNCH_MS = 0.1
-FIRST_MS = 40.0
-"""What the host takes to capture a graph, of a step or of the head."""
+
+@dataclass(frozen=True)
+class Machine:
+    """What a host does, in milliseconds, and what tables of steps do not say."""
+
+    launch: float = 0.1
+    """To launch a step, or the head behind it."""
+    capture: float = 40.0
+    """To capture a graph, of a step or of the head."""
+    prepared: bool = False
+    """All graphs of steps were captured before the first one, and the head has one for each power of two of rows."""
+    late: float = 0.0
+    """What one launch in ten takes longer, on average."""
+    wakes: float = 0.0
+    """From the end of a step until the host has read it, on average."""
+    growth: float = 0.0
+    """What a step takes longer for every 1,000 tokens that were generated."""
+
+
+QUIET = Machine()
 
 
 @dataclass(frozen=True)
@@ -83,7 +100,10 @@ class _Flight:
 class AheadSimulation:
     """So many requests through a real ``Speculation``."""
 
-    def __init__(self, rule: Length, table: Table, head: Head, sequences: int, *, turn_ms: float, seed: int) -> None:
+    def __init__(
+        self, rule: Length, table: Table, head: Head, sequences: int, *, turn_ms: float, seed: int,
+        machine: Machine = QUIET,
+    ) -> None:  # fmt: skip
         """``table``: a step's milliseconds by drafts, with the head's work for them; without drafts without it.
         ``turn_ms``: from reading a step to launching the next."""
         self._rule, self._head, self._row, self._count = rule, head, table[sequences], sequences
@@ -93,7 +113,10 @@ class AheadSimulation:
         self._speculation._target_first_runs = lambda: len(self._captured)
         params = SamplingParams(max_tokens=10**9)
         self._requests = [Request(f"r{at}", [1], params) for at in range(sequences)]
+        self._machine = machine
         self._chance = random.Random(seed)
+        self._delays = random.Random(seed)
+        self._generated = 0.0
         self._captured: set[tuple[str, int, int]] = set()
         self._host = self._gpu = 0.0
         self.rested = False
@@ -107,6 +130,7 @@ class AheadSimulation:
             began, captured = self._host, len(self._captured)
             given = sum(tokens_of(acceptance, len(work.drafts)) for work in self._flight.schedule)
             self._step(acceptance)
+            self._generated += given / self._count
             if len(self._captured) == captured:
                 tokens, ms = tokens + given, ms + self._host - began
         return 1e3 * tokens / ms
@@ -138,9 +162,17 @@ class AheadSimulation:
 
     def _run(self, what: str, rows: int, guessed: int, ms: float) -> float:
         """Launch a graph behind what the GPU has to do: when it will have done it."""
-        size = (what, rows, guessed)
-        self._host += LAUNCH_MS if size in self._captured else FIRST_MS
-        self._captured.add(size)
+        machine, size = self._machine, (what, rows, guessed)
+        if machine.prepared and what == "head":
+            size = (what, (rows + self._count - 1).bit_length(), guessed)
+        known = size in self._captured or (machine.prepared and what == "step")
+        self._host += machine.launch if known else machine.capture
+        if machine.late and self._delays.random() < 0.1:
+            self._host += self._delays.expovariate(1 / machine.late)
+        if not known:
+            self._captured.add(size)
+        if what == "step":
+            ms += machine.growth * self._generated / 1e3
         self._gpu = max(self._gpu, self._host) + ms
         return self._gpu
 
@@ -154,6 +186,8 @@ class AheadSimulation:
     def _land(self, flight: _Flight, acceptance: float) -> None:
         waited = flight.end_ms > self._host
         self._host = max(self._host, flight.end_ms)
+        if self._machine.wakes:
+            self._host += self._delays.expovariate(1 / self._machine.wakes)
         found = [self._accept(len(work.drafts), acceptance) for work in flight.schedule]
         self._speculation.ended(flight.schedule, waited=waited)
         for work, count in zip(flight.schedule, found, strict=True):

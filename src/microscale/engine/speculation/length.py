@@ -13,9 +13,10 @@ cost.
     never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
 
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
-without one, and a few steps. By the tokens that a step happened to give, an account of one sequence that is accepted 70
-of 100 tokens fell below zero in one run of four, and stayed there for 100 steps and more. While no drafts pay, the account pays for a short one now and then, a *probe*, so that
-acceptance can be learned anew. A draft head costs time even then, so it rests (``resting``).
+without one, and a few steps. (Reckoned by the tokens that each step happened to give, it fell below zero by chance in
+the first steps of one sequence, and was there for 100 steps and more.) While no drafts pay, the account pays for a
+short one now and then, a *probe*, so that acceptance can be learned anew. A draft head costs time even then, so it
+rests (``resting``).
 """
 
 from __future__ import annotations
