@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -10,11 +11,13 @@ from typer.testing import CliRunner
 
 from microscale.backends.plan import Setup
 from microscale.bench import speculative
-from microscale.bench.speculative import AUTO, Plan, _Batch, as_json, best, header, line, run, summary
+from microscale.bench.chosen import ChosenStep, RecordingSpeculation, shares, shares_line
+from microscale.bench.speculative import AUTO, Plan, Row, _Batch, as_json, best, header, line, run, summary
 from microscale.cli import app
 from microscale.cli.bench_speculative import parse_drafts
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.prediction.drafts import tokens_of
+from microscale.engine.step.work import Work
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
@@ -57,7 +60,7 @@ def test_an_acceptance_between_is_met_on_average() -> None:
 
 def test_rows() -> None:
     model, shape, setup = tiny()
-    plan = Plan(0.5, (0, 2, AUTO), depth=5, steps=2, auto_steps=8)
+    plan = Plan(0.5, (0, 2, AUTO), depth=5, steps=2, auto_steps=8, auto_learns=6)
     rows = list(run(model, shape, setup, plan, [1, 2]))
     assert [(row.sequences, row.drafts) for row in rows] == [(n, k) for n in (1, 2) for k in (0, 2, AUTO)]
     for row in rows:
@@ -68,9 +71,10 @@ def test_rows() -> None:
             assert row.draft_length == row.drafts
             assert row.floor_ms is not None
             assert row.experts is not None
+            assert not row.steps
         else:
             assert row.floor_ms is None
-            assert 0 <= row.draft_length <= 2
+            check_chosen(row)
     assert [row.ratio for row in rows if row.drafts == 0] == [1.0, 1.0]
     assert rows[1].tok_s_at["3"] == pytest.approx(3e3 / rows[1].step_ms)
     assert rows[0].tok_s_at["2"] is None
@@ -79,7 +83,56 @@ def test_rows() -> None:
     assert all(row.drafts != AUTO for row in chosen.values())
     assert sum(bool(row["best"]) for row in as_json(rows)) == 2
     assert "2 sequences: K = " in summary(rows, 0.5)
-    assert len(header()) <= 100 >= max(len(line(row)) for row in rows)
+    assert len(header()) <= 100 >= max(len(each) for row in rows for each in line(row).splitlines())
+
+
+def check_chosen(row: Row) -> None:
+    """Of a row with requests of two steps: six in which it learns, eight that count."""
+    assert [step.learning for step in row.steps] == [True] * 6 + [False] * 8
+    kept = [step for step in row.steps if step.counts]
+    assert kept == list(row.steps[6:])  # nothing is captured on a CPU
+    assert all(len(step.lengths) == row.sequences and step.ms > 0 and step.waited for step in kept)
+    drafts = [length for step in kept for length in step.lengths]
+    assert row.draft_length == pytest.approx(sum(drafts) / len(drafts))
+    assert row.tokens_a_step == pytest.approx(sum(tokens_of(0.5, length) for length in drafts) / len(drafts))
+    assert row.chosen == {k: drafts.count(k) / len(drafts) for k in sorted(set(drafts))}
+    assert line(row).splitlines()[1].split() == shares_line(row.chosen).split()
+    [told] = as_json([row])
+    assert told["chosen"] == row.chosen
+    steps = told["steps"]
+    assert isinstance(steps, list)
+    assert [step["drafts"] for step in steps] == [sum(step.lengths) for step in row.steps]
+    assert [step["longest"] for step in steps] == [max(step.lengths) for step in row.steps]
+    assert steps[0].keys() == {"ms", "waited", "captured", "learning", "given", "drafts", "longest"}
+
+
+def test_which_lengths_were_chosen_is_printed() -> None:
+    def step(*lengths: int) -> ChosenStep:
+        return ChosenStep(1.0, lengths, True, False, False, len(lengths))
+
+    chosen = shares([step(0, 3), step(3, 3), step(1, 3), step(3, 3)])
+    assert chosen == {0: 1 / 8, 1: 1 / 8, 3: 3 / 4}
+    assert shares_line(chosen).split(maxsplit=1) == ["K:", "0 12%, 1 12%, 3 75%"]
+
+
+def test_contexts_of_auto_are_no_longer_than_those_of_the_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are slower after more tokens: the same contexts, and requests one after the other."""
+    seen: dict[str, int] = {}
+
+    def ended(self: RecordingSpeculation, schedule: Sequence[Work], *, waited: bool = True) -> None:
+        seen.update((work.request.request_id, work.end) for work in schedule)
+        plain(self, schedule, waited=waited)
+
+    plain = RecordingSpeculation.ended
+    monkeypatch.setattr(RecordingSpeculation, "ended", ended)
+    plan = Plan(1.0, (0, 3, AUTO), depth=9, steps=5, auto_steps=20, auto_learns=10)
+    batch = _Batch(*tiny(), plan, 1)
+    batch.measure(3)
+    deepest = max(seen.values())
+    seen.clear()
+    batch.measure(AUTO)
+    assert len(seen) == (10 + 20) // 5
+    assert max(seen.values()) <= deepest <= plan.longest
 
 
 EAGLE3 = ["--speculative-config", '{"method": "eagle3", "num_speculative_tokens": 1}']
