@@ -228,7 +228,7 @@ def test_a_first_draft_that_fails_does_not_end_drafts() -> None:
         rule.timed([request], [0], 1340.0)
     assert rule.choose([request], 1)[0] > 0
     rule.landed(request, 3, 0)
-    assert rule.choose([request], 1)[0] > 0
+    assert rule.choose([request], 1) == [1]  # as long as pays, and no probe
     for _ in range(3):
         rule.landed(request, 3, 0)
     assert rule.choose([request], 1)[0] <= PROBE_TOKENS
