@@ -487,7 +487,7 @@ def test_what_would_make_a_load_fail_is_freed_before(
     monkeypatch.setattr(loading, "WHILE_LOADING", available - needed + (0 if fits else 1))
     caplog.set_level(logging.INFO)
     load(prepared)
-    assert any("were read ahead" in message for message in caplog.messages) == fits
+    assert any("GB were read ahead)" in message for message in caplog.messages) == fits
 
 
 # -- the engine process
