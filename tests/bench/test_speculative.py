@@ -90,7 +90,9 @@ def check_chosen(row: Row) -> None:
     """Of a row with requests of two steps: six in which it learns, eight that count."""
     assert [step.learning for step in row.steps] == [True] * 6 + [False] * 8
     kept = [step for step in row.steps if step.counts]
-    assert kept == list(row.steps[6:])  # nothing is captured on a CPU
+    # A length that was chosen for the first time runs for the first time, also on a CPU.
+    assert kept == [step for step in row.steps[6:] if not step.captured]
+    assert kept
     assert all(len(step.lengths) == row.sequences and step.ms > 0 and step.waited for step in kept)
     drafts = [length for step in kept for length in step.lengths]
     assert row.draft_length == pytest.approx(sum(drafts) / len(drafts))

@@ -66,6 +66,9 @@ class Scripted:
             return RequestOutput(
                 number, None, finish="error", error=("BadLogits", "The model's logits are not finite.")
             )
+        if not params.max_tokens:  # the prompt alone was asked for
+            del self._open[number]
+            return RequestOutput(number, None, finish="length", num_cached=cached)
         token = next(tokens)
         finish = "length" if next(count) == params.max_tokens else None
         if token in params.stop_token_ids:
