@@ -24,19 +24,19 @@ class DriverError(Exception):
 class Gpu:
     """One GPU as the driver knows it."""
 
-    library: ctypes.CDLL
+    driver: ctypes.CDLL
     number: ctypes.c_int
 
     def shares_memory(self) -> bool | None:
         """Whether CPU and GPU share their memory; ``None`` where the driver does not tell."""
         shares = ctypes.c_int()
-        failed = self.library.cuDeviceGetAttribute(ctypes.byref(shares), INTEGRATED, self.number)
+        failed = self.driver.cuDeviceGetAttribute(ctypes.byref(shares), INTEGRATED, self.number)
         return None if failed else bool(shares.value)
 
     def retain(self) -> ctypes.c_void_p | None:
         """The context that the runtime library uses. It is kept until the process ends."""
         context = ctypes.c_void_p()
-        return None if self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.number) else context
+        return None if self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.number) else context
 
 
 def find(device: str, library: str = LIBCUDA) -> Gpu | None:
