@@ -78,23 +78,25 @@ class Job:
             "warp_size": self.target.warp_size,
             "folder": str(self.folder),
             "num_workers": self.num_workers,
-            "kernels": [_to_json(kernel) for kernel in self.kernels],
+            "kernels": [kernel_to_json(kernel) for kernel in self.kernels],
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Job:
         target = GPUTarget("cuda", data["sm"], data["warp_size"])
-        return cls([_from_json(each) for each in data["kernels"]], target, Path(data["folder"]), data["num_workers"])
+        return cls(
+            [kernel_from_json(each) for each in data["kernels"]], target, Path(data["folder"]), data["num_workers"]
+        )
 
 
-def _to_json(kernel: Kernel) -> dict[str, Any]:
+def kernel_to_json(kernel: Kernel) -> dict[str, Any]:
     values = [value for _, value in (*kernel.specialisation, *kernel.options)]
     if odd := [value for value in values if type(value) not in PLAIN_VALUES]:
         raise TypeError(f"{kernel.name} takes the constant {odd[0]!r}, which cannot be sent to another process.")
     return {"name": kernel.name, "specialisation": kernel.specialisation, "options": kernel.options}
 
 
-def _from_json(data: dict[str, Any]) -> Kernel:
+def kernel_from_json(data: dict[str, Any]) -> Kernel:
     module, _, function = data["name"].rpartition(".")
     fn = getattr(importlib.import_module(f"{PACKAGE}.{module}"), function)
     pairs = {key: tuple((name, value) for name, value in data[key]) for key in ("specialisation", "options")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import takewhile
 
 import pytest
 import torch
@@ -212,10 +213,15 @@ def test_every_size_is_captured_when_there_is_time(model: AnyModel, monkeypatch:
     assert runner.graphs() == GraphCounts(len(first) + len(expected), 0, 0)
 
 
-def test_long_contexts_come_after_short_ones(model: AnyModel) -> None:
+def test_long_contexts_come_after_short_ones_but_for_their_net(model: AnyModel) -> None:
     limits = Limits(PAGE, model.config.sliding_window, 20, 64, 4 * SHORT_CONTEXT)
     runner = ModelRunner(model, pools_of(4 * SHORT_CONTEXT // PAGE), limits, fill_up_prompts=True)
-    later = list(runner._later)
+    # Those that prompts with long contexts can stand in come first of all.
+    net = list(takewhile(lambda key: key.pages == runner._order.max_pages, runner._later))
+    assert [key.rows for key in net if isinstance(key, TailKey)] == [1, 2, 4, 8, 16, 20]
+    prompts = [(key.tokens, key.sequences) for key in net if isinstance(key, PromptKey)]
+    assert prompts == [(64, 21), (64, 2)]
+    later = list(runner._later)[len(net) :]
     widths = [key.pages for key in later]
     assert sorted(set(widths)) == [SHORT_CONTEXT // PAGE, runner._order.max_pages]
     assert widths == sorted(widths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.buckets import buckets, coarse, kernel_ends
+from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets, coarse, kernel_ends
 from microscale.engine.step.capture_order import FIRST_TOKENS, CaptureOrder
 from microscale.engine.step.decode import GraphKey
 from microscale.engine.step.graphs import GraphCounts, whole
@@ -157,8 +157,16 @@ def stand_in(runner: ModelRunner, key: GraphKey | PromptKey | TailKey) -> Key:
             return runner._stand_ins.of(key, key.fits)
 
 
-def test_the_cheapest_graph_that_holds_a_step_stands_in(runner: ModelRunner) -> None:
+def test_the_cheapest_graph_that_holds_a_step_stands_in(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long contexts decoding has one from the start, prompts when there was time."""
     stand_ins = runner._stand_ins
+    assert stand_in(runner, TailKey(3, WIDE)) == TailKey(3, WIDE)
+    assert stand_in(runner, PromptKey(50, 17, WIDE)) == PromptKey(50, 17, WIDE)
+    assert (stand_ins.steps, stand_ins.most_wanted()) == (0, None)
+    # A capture runs nothing, whatever the inputs hold. On paper it would.
+    monkeypatch.setattr(runner, "_task", lambda key: (1, whole(lambda: None)))
+    while runner._later[0].pages == WIDE:
+        runner.idle()
     for wanted, found in (
         (GraphKey(3, NARROW), GraphKey(3, NARROW)),
         (GraphKey(9, NARROW), GraphKey(16, NARROW)),
@@ -243,35 +251,84 @@ def test_prompts_and_drafts_have_stand_ins(runner: ModelRunner) -> None:
         assert runner.first_runs() == first_runs + 1
 
 
+def test_a_large_step_without_a_graph_is_launched_and_captured_later(
+    model: AnyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it. A smaller one with a long context is captured when it comes up."""
+    for module in ("stand_ins", "capture_order"):
+        monkeypatch.setattr(f"microscale.engine.step.{module}.LARGE", 30)
+    on_paper(monkeypatch)
+    pools = pools_of()
+    runner = started(model, pools)
+    enable(runner._graphs)
+    runner.prepare(stand_ins=True)
+    assert max(key.tokens for key in runner._graphs.sizes(PromptKey) if key.sequences == 2) < 64
+    captured = len(runner._graphs)
+    schedule = [make(pools, "large", 0, 64)]
+    key = PromptKey(64, 2, NARROW)
+    for step in range(1, 3):
+        first_runs = runner.first_runs()
+        runner.forward(schedule)
+        assert runner.graphs() == GraphCounts(captured, 0, 0), step
+        assert runner.first_runs() == first_runs + 1
+    assert runner._stand_ins.most_wanted() == key
+    assert runner.idle()
+    assert key in runner._graphs
+    assert runner.graphs() == GraphCounts(captured + 1, 0, 0)
+    first_runs = runner.first_runs()
+    runner.forward(schedule)
+    assert runner.first_runs() == first_runs
+    runner.forward([make(pools, "wide", 2 * SHORT_CONTEXT - 30, 20)])
+    assert runner.graphs().waited_for == 2, "body and tail"
+
+
+def test_a_large_step_that_is_launched_gives_its_own_logits(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("microscale.engine.step.stand_ins.LARGE", 30)
+    pools = pools_of()
+    launched, own = (started(model, pools) for _ in range(2))
+    spoil(launched)
+    only(launched, [PromptKey(33, 2, NARROW), TailKey(1, NARROW)])
+    launched._graphs.enabled, launched._graphs._failed = True, True
+    schedule = [make(pools, "large", 0, 64)]
+    logits = launched.forward(schedule).values
+    assert launched._stand_ins.most_wanted() == PromptKey(64, 2, NARROW)
+    torch.testing.assert_close(logits, own.forward(schedule).values, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("name", "card"), [("gpt-oss-20b", "h200"), ("gemma-4-26b-a4b", "gb10")])
 @pytest.mark.parametrize("max_rows", [1, 20, 64, 256])
 def test_every_step_fits_into_the_net(name: str, card: str, max_rows: int) -> None:
-    """With so much padding at most; one prompt runs the kernels of its own size."""
+    """With so much padding at most; one prompt runs the kernels of its own size. Steps of up to 1024 tokens and short
+    contexts from the start, the others after the first captures behind it."""
     kernels = kernels_by_tokens(PRESETS[name], Ops(known(card), Activations.BF16, Preference()))
-    ends = buckets(1024, kernels)
+    ends = buckets(PROMPT_GRAPH_TOKENS, kernels)
     limits = Limits(16, 128, max_num_seqs=max_rows)
     inputs = PromptInputs({kind: PagePool(9) for kind in LayerKind}, limits, 8192, ends, CPU)
     order = CaptureOrder(16, max_rows, 8192, 0, None, inputs, kernel_ends(ends, kernels))
-    net = [key for kind in order.first() for key in kind]
+    net, later = [key for kind in order.first() for key in kind], order.later()
     assert len(net) == len(set(net))
-    assert len([key for key in net if not isinstance(key, TailKey)]) <= 51
-    assert not set(net) & set(order.later())
-    bodies = [key for key in net if isinstance(key, PromptKey)]
-    rows = {(type(key), key.rows, key.pages) for key in net if isinstance(key, GraphKey | TailKey)}
-    for key in order.later():
+    assert len([key for key in net if not isinstance(key, TailKey)]) <= 46
+    assert not set(net) & set(later)
+    assert {key.pages for key in net if isinstance(key, GraphKey)} == {128, 8192}
+    assert {key.pages for key in net if not isinstance(key, GraphKey)} == {128}
+    rest = list(takewhile(lambda key: key.pages == 8192 or (isinstance(key, PromptKey) and key.tokens > 1024), later))
+    assert len(rest) <= 25
+    for key in later:
+        soon = isinstance(key, GraphKey) or (key.pages == 128 and (isinstance(key, TailKey) or key.tokens <= 1024))
+        there = net if soon else [*net, *rest]
         if isinstance(key, GraphKey | TailKey):
-            alike = [size for kind, size, pages in rows if (kind, pages) == (type(key), key.pages)]
+            alike = [each.rows for each in there if type(each) is type(key) and each.pages == key.pages]
             found = min(size for size in alike if size >= key.rows)
             assert key.pages == 8192 or found <= 2 * key.rows
             continue
         assert isinstance(key, PromptKey)
+        bodies = [each for each in there if isinstance(each, PromptKey)]
         body = min((each for each in bodies if key.fits(each)), key=lambda each: each.cost)
         if key.pages == 128 and key.tokens >= FIRST_TOKENS and key.sequences == 2:
             assert kernels(body.tokens) == kernels(key.tokens)
             assert body.tokens < 1.5 * key.tokens
         elif key.pages == 128 and key.tokens > 2 * FIRST_TOKENS:
             assert body.tokens < 2.2 * key.tokens
-    assert {key.pages for key in net} == {128, 8192}
 
 
 def test_a_net_is_as_fine_as_it_should_be() -> None:

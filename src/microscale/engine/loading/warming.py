@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,9 @@ from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, Kernel, Launch, Ops
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.plan import Setup
+from microscale.compiling.cache import use_cache
 from microscale.compiling.job import workers
+from microscale.compiling.listing import kept_or_made
 from microscale.compiling.warming import Warming
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
@@ -85,15 +88,19 @@ def _start_warming(prepared: Prepared, kernel_cache: Path | None, wanted: Wanted
         wanted = replace(wanted, tokens=max(wanted.tokens, wanted.sequences * max(2 * workload.draft_tokens, 1)))
         step = wanted.tokens
 
-    def record_here() -> Mapping[Kernel, Launch]:
+    folder = use_cache(kernel_cache)
+    drafts, head = workload.draft_tokens, prepared.head
+    made_for = prepared.config, setup, prepared.page_size, step, drafts, head and (head.config, head.setup), wanted
+
+    def list_here() -> Mapping[Kernel, Launch]:
         if device.index is not None:
             torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
-        drafts = workload.draft_tokens
-        return recorded(prepared.config, setup, prepared.page_size, step, drafts, prepared.head, wanted)
+        record = partial(recorded, prepared.config, setup, prepared.page_size, step, drafts, head, wanted)
+        return kept_or_made(folder, made_for, record)
 
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
     left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)
     target = GPUTarget("cuda", setup.gpu.sm, WARP_SIZE)
-    warming = Warming(record_here, target, kernel_cache, workers(left, SPARE_CORES))
+    warming = Warming(list_here, target, folder, workers(left, SPARE_CORES))
     warming.start()
     return warming

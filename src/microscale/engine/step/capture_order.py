@@ -1,7 +1,8 @@
 """Which graphs are captured before a step wants them, and in which order: before "ready", and after it.
 
-Before "ready" it is a net: few sizes, but so that every step fits into one (``stand_ins``). After it the others, if
-nobody has wanted any of them yet in the order in which a server that fills up will want them.
+Before "ready" it is a net: few sizes, but so that every step that is common soon after a start fits into one
+(``stand_ins``). After it the rest of the net, for long contexts and large steps, and then the others, if nobody has
+wanted any of them yet in the order in which a server that fills up will want them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from microscale.engine.step.buckets import coarse
 from microscale.engine.step.decode import GraphKey
 from microscale.engine.step.graphs import graph_size, table_width
 from microscale.engine.step.prompt import FEW_SEQUENCES, PromptInputs, PromptKey, TailKey
-from microscale.engine.step.stand_ins import Key
+from microscale.engine.step.stand_ins import LARGE, Key
 from microscale.engine.step.verify import VerifyInputs, VerifyKey
 from microscale.models.recorded import SHORT_CONTEXT
 
@@ -52,14 +53,18 @@ class CaptureOrder:
         ]
         yield [*self._drafts(1, 1, narrow)]
         if self.prompts is not None:
-            yield [*self._net_of_prompts(narrow, wide)]
-            tails = _powers(2, above=0, most=self.prompts.most_rows)
-            yield [TailKey(rows, pages) for pages in self._widths for rows in tails]
+            yield [*self._net_of_prompts(narrow)]
+            yield [*self._net_of_tails(narrow)]
 
     def later(self) -> list[Key]:
         """The others, those first that are wanted first."""
-        narrow = self._widths[0]
-        keys: list[Key] = [*self._with_prompts(FEW_SEQUENCES[0], narrow)]
+        narrow, *wide = self._widths
+        keys: list[Key] = []
+        if self.prompts is not None:
+            keys += self._net_of_large_prompts(narrow)
+            for pages in wide:
+                keys += [*self._net_of_tails(pages), *self._net_of_long_contexts(pages)]
+        keys += self._with_prompts(FEW_SEQUENCES[0], narrow)
         # A step of the smaller sort is filled up to fewer sequences; one of twice as many to as many as there may be.
         for place, others in enumerate((FEW, 2 * FEW), start=1):
             keys += self._with_company(others, place, narrow)
@@ -78,22 +83,36 @@ class CaptureOrder:
         widths = (table_width(longest, self.page_size, self.max_pages) for longest in (1, SHORT_CONTEXT + 1))
         return list(dict.fromkeys(widths))
 
-    def _net_of_prompts(self, narrow: int, wide: Sequence[int]) -> list[PromptKey]:
-        """The largest first: the others then fit into its memory. One prompt runs the kernels that it runs in a graph
-        of its own, from ``FIRST_TOKENS`` on."""
+    def _net_of_prompts(self, pages: int) -> list[PromptKey]:
+        """For steps of up to ``LARGE`` tokens, the largest first: the others then fit into its memory. One prompt runs
+        the kernels that it runs in a graph of its own, from ``FIRST_TOKENS`` on."""
+        keys = [key for sizes in self._nets(pages) for key in sizes if key not in _beyond(sizes)]
+        return sorted(keys, key=lambda key: (key.tokens, key.sequences), reverse=True)
+
+    def _net_of_large_prompts(self, pages: int) -> list[PromptKey]:
+        """For larger ones."""
+        return [key for sizes in self._nets(pages) for key in _beyond(sizes)]
+
+    def _nets(self, pages: int) -> Iterator[list[PromptKey]]:
+        """For each number of sequences, the largest first."""
         assert self.prompts is not None
-        ends, last = self.prompts.buckets, self.prompts.buckets[-1:]
+        ends = self.prompts.buckets
         alone, *company = self.prompts.sequences
-        most = self.prompts.sequences[-1]
-        below = min(FIRST_TOKENS, last[0]) - 1
-        keys = [PromptKey(tokens, alone, narrow) for tokens in coarse(ends, self.kernel_ends, ALONE, below)]
+        below = min(FIRST_TOKENS, ends[-1]) - 1
+        yield [PromptKey(tokens, alone, pages) for tokens in coarse(ends, self.kernel_ends, ALONE, below)]
         for sequences in company:
             ratio, above = (COMPANY, FIRST_TOKENS) if sequences in FEW_SEQUENCES else (CROWD, 2 * FIRST_TOKENS)
-            keys += [PromptKey(tokens, sequences, narrow) for tokens in self._spread(ratio, above)]
-        for pages in wide:
-            for sequences in dict.fromkeys((alone, most)):
-                keys += [PromptKey(tokens, sequences, pages) for tokens in self._spread(SPARSE, FIRST_TOKENS)]
-        return sorted(keys, key=lambda key: (key.tokens, key.sequences, key.pages), reverse=True)
+            yield [PromptKey(tokens, sequences, pages) for tokens in self._spread(ratio, above)]
+
+    def _net_of_long_contexts(self, pages: int) -> list[PromptKey]:
+        assert self.prompts is not None
+        alone, most = self.prompts.sequences[0], self.prompts.sequences[-1]
+        sizes = self._spread(SPARSE, FIRST_TOKENS)
+        return [PromptKey(tokens, sequences, pages) for tokens in sizes for sequences in dict.fromkeys((most, alone))]
+
+    def _net_of_tails(self, pages: int) -> list[TailKey]:
+        assert self.prompts is not None
+        return [TailKey(rows, pages) for rows in _powers(2, above=0, most=self.prompts.most_rows)]
 
     def _spread(self, ratio: float, above: int) -> list[int]:
         """Buckets so far from one another, whatever kernels they run; smaller steps run in the first."""
@@ -130,6 +149,12 @@ class CaptureOrder:
         if self.prompts is not None:
             sizes = (graph_size(rows) for rows in range(1, min(last, self.max_rows) + 1))
             yield from dict.fromkeys(TailKey(rows, pages) for rows in sizes)
+
+
+def _beyond(sizes: Sequence[PromptKey]) -> list[PromptKey]:
+    """Of the graphs for one number of sequences, the largest first, those that steps of ``LARGE`` tokens do without."""
+    enough = [key for key in sizes if key.tokens >= LARGE]
+    return enough[:-1]
 
 
 def _powers(base: int, above: int, most: int) -> list[int]:

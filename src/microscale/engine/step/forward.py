@@ -91,7 +91,10 @@ class PromptSteps:
         """Logits of the sequences whose next token is due. They last until the next step."""
         key = self._stand_ins.of(key, key.fits)
         self.inputs.fill(schedule, key)
-        self._graphs.run(key, *self.task(key))
+        if self._stand_ins.launches(key):
+            self.body(key)
+        else:
+            self._graphs.run(key, *self.task(key))
         count = sum(work.num_logits for work in schedule)
         if not count:
             return self.tail(TailKey(0, key.pages))

@@ -1,8 +1,9 @@
 """Stand-ins: a step whose graph is not captured yet runs in a larger one that is, filled up with nobody's tokens.
 
-A stand-in costs some ms at most; to capture the graph first would cost 25 to 50, while everybody waits. What was wanted
-is remembered: it is captured first when there is nothing else to do, or, where that never happens, a few layers behind
-every 64th step that wants it.
+A stand-in costs some ms at most; to capture the graph first would cost 25 to 50, while everybody waits. A large step
+that has none is launched kernel by kernel, which the GPU's own time hides. What was wanted is remembered: it is
+captured first when there is nothing else to do, or, where that never happens, a few layers behind every 64th step that
+wants it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ AnyKey = TypeVar("AnyKey", GraphKey, VerifyKey, PromptKey, TailKey)
 OFTEN = 64
 """Steps in a stand-in after which some layers of the wanted graph are captured, though others wait for it: 5 to 8 ms of
 64 steps of 1.5 ms and more, until it is complete. A fifth of padding pays for it within as many steps again."""
+
+LARGE = 1024
+"""Tokens from which on the GPU takes about as long as the host to launch a step's kernels: 15 to 26 ms of an H200 up to
+2048 of gpt-oss-20b, 20 to 31 of its host. To capture the step and then replay it would take both, one after the
+other."""
 
 
 class StandIns:
@@ -46,14 +52,24 @@ class StandIns:
         if not found:
             return key
         self.steps += 1
+        self._want(key)
+        return min(found, key=lambda each: each.cost)
+
+    def launches(self, key: PromptKey) -> bool:
+        """Whether a step that has no graph is launched and not captured: it is so large that this takes no longer."""
+        if not self.enabled or not self._graphs.enabled or key.tokens <= LARGE or key in self._graphs:
+            return False
+        self._want(key)
+        return True
+
+    def _want(self, key: Key) -> None:
         self._graphs.first_runs += 1  # what it takes says nothing of the next
         self._wanted[key] += 1
         if not self._wanted[key] % OFTEN:
             self._due.append(key)
-        return min(found, key=lambda each: each.cost)
 
     def most_wanted(self) -> Key | None:
-        """What most steps wanted that ran in others."""
+        """What most steps wanted that ran without it."""
         return max(self._wanted, key=lambda key: self._wanted[key], default=None)
 
     def due(self) -> list[Key]:
