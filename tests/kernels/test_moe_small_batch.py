@@ -8,6 +8,8 @@ What is plain Triton runs under the interpreter (``cases_moe_small_batch.py``); 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -185,6 +187,18 @@ def test_a_card_with_slow_memory_keeps_less_in_flight() -> None:
     cards = (unmeasured(known(name)) for name in ("h200", "rtx5090"))
     fast, slow = (for_list(ExpertGemm.GATE_UP_LIST, GPT_OSS, 8, 4, card).ahead for card in cards)
     assert slow < fast
+
+
+def test_half_a_tile_at_the_end_of_k_takes_a_tile_of_a_batch() -> None:
+    """Of one rank of two of gpt-oss: with 5 ahead its ``down`` would spill."""
+    h200, whole = known("h200"), Shape(2880 // 16, 23, 4, 128)
+    for tokens, ahead in ((3, 2), (4, 5), (8, 5), (16, 4)):
+        assert for_list(ExpertGemm.DOWN_LIST, whole, tokens, 4, h200).ahead == ahead
+        half = for_list(ExpertGemm.DOWN_LIST, replace(whole, half_tile=True), tokens, 4, h200)
+        assert half.ahead == min(ahead, 4)
+    for k, half_tile in ((96, True), (128, False)):
+        packed = pack(encode(torch.ones(1, 16, k), MXFP4), RowOrder.PLAIN)
+        assert small_batch.shape_of(packed).half_tile is half_tile
 
 
 @pytest.mark.parametrize("k", [32, 64, 96, 160, 704, 2112, 2816, 2880])

@@ -19,6 +19,9 @@ FEW_WARPS = 24
 SLOW_GBS_PER_SM = 15
 SLOW_WARPS = 12
 SLOW_AHEAD = 3
+HALF_TILE_AHEAD = 4
+"""Tiles of K in a batch of a list, at most, where K ends with half a tile: that takes a word or two more than 128
+registers leave (1440 numbers, those of one rank of two of gpt-oss, with 5 ahead; Triton 3.6.0 and 3.7.1)."""
 
 
 class ExpertGemm(StrEnum):
@@ -82,6 +85,8 @@ class Shape:
     bits: int
     experts: int
     """Of the layer."""
+    half_tile: bool = False
+    """K ends with half a tile, as that of a rank may."""
 
     def chosen_row_tiles(self, tokens: int, top_k: int) -> float:
         """Of the experts that so many tokens choose on average, if each is as likely as another."""
@@ -151,7 +156,10 @@ def for_own_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: G
 def _of_list(gemm: ExpertGemm, shape: Shape, tokens: int, top_k: int, gpu: Gpu) -> Tile | None:
     """What was measured. With few tokens it follows the waves: an SM has room for 16 warps of 128 registers, 20 of 96
     and 24 of 80, and a wave that is a third full takes nearly as long as a whole one."""
-    return find(gemm, shape.bits, tokens, top_k, shape.chosen_row_tiles(tokens, top_k), gpu)[1]
+    _, tile = find(gemm, shape.bits, tokens, top_k, shape.chosen_row_tiles(tokens, top_k), gpu)
+    if tile is not None and shape.half_tile:
+        return replace(tile, ahead=min(tile.ahead, HALF_TILE_AHEAD))
+    return tile
 
 
 def with_mlp(gemm: ExpertGemm, tokens: int, top_k: int, row_tiles: int, gpu: Gpu) -> Tile | None:

@@ -46,6 +46,7 @@ E4M3_MAX = 448.0
 # With fewer, the loop over K folds into straight code that Triton 3.6 fails to lower (an asynchronous copy under a
 # condition that is false at compile time).
 MIN_K_TILES = 4
+NARROW_SPILLS = "K of 256 numbers is the embedded model's, whose experts take microseconds; wider ones need none of it"
 
 
 def gemm_path(bits: int, fp8: bool) -> GemmPath:
@@ -158,7 +159,8 @@ def _gemm(
     if tile.resident(path):
         grid = (min(gpu.num_sms, items),)
         options = {"num_warps": 4, **pdl_option(gpu)}
-        launch(resident.grouped_gemm_resident, grid, (*pointers, items), constants, options, promise)
+        reason = NARROW_SPILLS if weights.k_tiles == MIN_K_TILES else None
+        launch(resident.grouped_gemm_resident, grid, (*pointers, items), constants, options, promise, reason)
     else:
         options = {"num_warps": tile.warps, **pdl_option(gpu)}
         launch(jit.grouped_gemm, (items,), (*pointers, work.offsets), constants, options, promise)

@@ -27,7 +27,7 @@ from microscale.hardware.tiles.experts import (
 )
 from microscale.kernels.gate import gate_constants
 from microscale.kernels.launch import launch
-from microscale.kernels.layouts import TILE_ROWS, Packed
+from microscale.kernels.layouts import TILE_K, TILE_ROWS, Packed
 from microscale.kernels.moe import pairs_jit
 from microscale.kernels.moe import small_batch_jit as jit
 from microscale.kernels.moe.packed import PackedExperts
@@ -56,7 +56,8 @@ MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"
 
 def shape_of(weights: Packed) -> Shape:
     """What the choice of tiles depends on."""
-    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts)
+    half_tile = weights.k % TILE_K > 0
+    return Shape(weights.rows // TILE_ROWS, weights.k_tiles, weights.format.bits, weights.num_experts, half_tile)
 
 
 def tile_constants(tile: Tile) -> dict[str, int]:
