@@ -44,6 +44,8 @@ class FakeDriver:
     utils: FakeUtils
     launched: list[Any] = field(default_factory=list)
     """The metadata of every launch."""
+    given: list[tuple[Any, ...]] = field(default_factory=list)
+    """What every launch gave to the driver: grid, stream, function, the launch's own attributes, hooks, arguments."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.gpu.sm, 32)
@@ -56,7 +58,11 @@ class FakeDriver:
         return 0
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        return lambda *arguments: self.launched.append(metadata)
+        def start(*given: Any) -> None:
+            self.launched.append(metadata)
+            self.given.append(given)
+
+        return start
 
 
 @contextmanager

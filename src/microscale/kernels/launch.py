@@ -122,7 +122,7 @@ def launch(
 ) -> None:
     """Start a kernel: the one way to do so. See ``Launch`` for the arguments."""
     if not _listeners or _hear(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
-        fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
+        binding.start(fn, grid, arguments, constants, options)
 
 
 @contextmanager
