@@ -1,8 +1,7 @@
 """What a launch costs the host: microseconds of one call of a bound layer, and of each of its launches.
 
 On a GPU with everything that Triton does; elsewhere, or with ``--without-triton``, Triton's own part is left out and
-what is left is ours. It looks at nothing but the ops, so it runs on any commit of the package, and two trees can be
-compared by turns on one machine:
+what is left is ours. Two trees can be compared by turns on one machine:
 
     PYTHONPATH=<one tree>/src python tests/support/launch_cost.py
     PYTHONPATH=<another>/src python tests/support/launch_cost.py
@@ -17,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from triton.runtime.jit import JITFunction
 
 from microscale.backends import ops as backend
 from microscale.backends.ops import (
@@ -37,6 +35,8 @@ from microscale.backends.ops import (
 )
 from microscale.formats import BLOCK, MXFP4, BlockScaled
 from microscale.hardware import detect, known
+from microscale.kernels import launch
+from microscale.kernels.launch import Launch, taken_by
 
 PREFERENCE: Any = vars(backend).get("Preference") or vars(backend)["Wish"]
 Work = Callable[[], object]
@@ -103,17 +103,15 @@ def make_work(device: str) -> dict[str, Work]:
 
 def launches_of(work: Work) -> int:
     """How many kernels one call starts."""
-    count, run = [0], JITFunction.run
+    started: list[Launch] = []
 
-    def counting(fn: Any, *args: Any, **kwargs: Any) -> None:
-        count[0] += 1
+    def count(one: Launch) -> bool:
+        started.append(one)
+        return False
 
-    JITFunction.run = counting
-    try:
+    with taken_by(count):
         work()
-    finally:
-        JITFunction.run = run
-    return count[0]
+    return len(started)
 
 
 def microseconds(work: Work, device: str) -> float:
@@ -136,7 +134,7 @@ def main() -> None:
     device = "cuda" if with_triton else "cpu"
     works = make_work(device)
     if not with_triton:
-        JITFunction.run = lambda *args, **kwargs: None
+        launch._start = lambda *started: None
     for name, work in works.items():
         count = launches_of(work)
         for _ in range(20):

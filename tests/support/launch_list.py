@@ -1,6 +1,6 @@
 """Prints every launch of a set of steps, in order: kernel, grid, arguments, constants, options. No GPU is needed.
 
-It looks at nothing but ``JITFunction.run``, so it runs on any commit of the package, and two lists can be compared:
+It listens to ``launch``, which every kernel starts through, so two lists can be compared:
 
     PYTHONPATH=<one tree>/src python tests/support/launch_list.py > one
     PYTHONPATH=<another>/src python tests/support/launch_list.py > another
@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from microscale.backends import ops as backend
 from microscale.backends.ops import Activations, AttentionBatch, Bias, History, Ops, SamplingBatch
 from microscale.backends.precision import make_precision
 from microscale.hardware import known
 from microscale.kernels import layouts
+from microscale.kernels.launch import Launch, taken_by
 from microscale.models import dummy_weights
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
@@ -80,14 +80,16 @@ def describe(value: Any) -> str:
     return repr(value)
 
 
-def print_launch(fn: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    keywords = " ".join(f"{name}={describe(value)}" for name, value in sorted(kwargs.items()))
-    print(f"    {fn.__module__}.{fn.__name__} {tuple(grid)} [{' '.join(map(describe, args))}] {keywords}")
+def print_launch(started: Launch) -> bool:
+    named = sorted({**started.constants, **started.options}.items())
+    keywords = " ".join(f"{name}={describe(value)}" for name, value in named)
+    arguments = " ".join(map(describe, started.arguments))
+    print(f"    {started.fn.__module__}.{started.fn.__name__} {started.grid} [{arguments}] {keywords}")
+    return False
 
 
 def shapes_alone() -> None:
     """Let any commit of the package bind a model on ``meta``: nothing is drawn, and no number is looked at."""
-    JITFunction.run = print_launch
     dummy_weights.RandomTensors._generator = lambda *_: None  # type: ignore[method-assign, assignment]
     if hasattr(layouts, "_check_numbers"):
         layouts._check_numbers = lambda *_: None
@@ -95,14 +97,9 @@ def shapes_alone() -> None:
     Tensor.isnan = lambda x: torch.zeros(1, dtype=torch.bool) if x.is_meta else isnan(x)  # type: ignore[method-assign, assignment]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", nargs="*", default=["h200", "b200", "gb10", "rtx3090"])
-    parser.add_argument("--model", nargs="*", default=list(LAYERS))
-    chosen = parser.parse_args()
-    shapes_alone()
-    for gpu in chosen.gpu:
-        for name in chosen.model:
+def print_steps(gpus: list[str], models: list[str]) -> None:
+    for gpu in gpus:
+        for name in models:
             for label, options in PRECISIONS.items():
                 weights = open_weights(name, load_format="dummy", overrides={"num_hidden_layers": LAYERS[name]})
                 ops = Ops(known(gpu), Activations.BF16, PREFERENCE(), make_precision(**options))  # type: ignore[arg-type]
@@ -114,6 +111,16 @@ def main() -> None:
                     for batch in sampling_batches(logits.values.shape[0], model.config.vocab_size):
                         model.sampling(logits.values, batch, logits)
                 model.sampling.score(meta(3, model.config.vocab_size, dtype=torch.float32), meta(3), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", nargs="*", default=["h200", "b200", "gb10", "rtx3090"])
+    parser.add_argument("--model", nargs="*", default=list(LAYERS))
+    chosen = parser.parse_args()
+    shapes_alone()
+    with taken_by(print_launch):
+        print_steps(chosen.gpu, chosen.model)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
@@ -47,33 +47,48 @@ def binder(fn: Any) -> _Binder:
     return found
 
 
-def start(
-    fn: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
-    """Start a kernel. The first time Triton does; a kernel that it started before is given to the driver at once.
+class Kept(NamedTuple):
+    """A kernel that Triton started once, on one device."""
 
-    Triton spells out constants and options at every launch, reads its settings from the environment, and calls hooks
-    that nobody set. What decides is kept: its reading of the arguments. Our table is in its own one, under keys that
-    it does not use, so whoever makes it forget a kernel makes us forget it.
+    kernel: Any
+    device: int
+    rest: tuple[Any, ...]
+    """What the driver gets after a launch's arguments: constants, defaults among them."""
+
+    def start(self, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        """As Triton does where nobody listens: no record for hooks, and no hooks."""
+        kernel = self.kernel
+        across, down, deep = (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(self.device)
+        own = kernel.function, kernel.packed_metadata, None, None, None
+        kernel.run(across, down, deep, stream, *own, *arguments, *self.rest)
+
+
+def place_of(
+    fn: Any, arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[Any, Any], tuple[Any, ...]]:
+    """The table that has the ``Kept`` of a launch, and its key there.
+
+    At every launch Triton spells out constants and options as text, reads settings from the environment, and calls
+    hooks that nobody set. What decides is in the key: its own reading of the arguments. The table is Triton's, with
+    keys that it does not use itself, so whoever makes it forget a kernel makes us forget it. It is an empty one for
+    interpreted functions, and where somebody does listen to Triton's launches.
     """
     runtime = knobs.runtime
-    if PLAIN or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
-        fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
-        return
-    device = driver.active.get_current_device()
-    kernels = fn.device_caches[device][0]
+    if not isinstance(fn, JITFunction) or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+        return {}, ()
     read = _READERS.get((id(fn), len(arguments))) or _reader(fn, len(arguments))
     key = (*read(*arguments)[1], *constants.items(), *options.items())
-    known = kernels.get(key)
-    if known is None:
-        kernel = fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
+    return fn.device_caches[driver.active.get_current_device()][0], key
+
+
+def keep(place: tuple[dict[Any, Any], tuple[Any, ...]], kernel: Any, launched: tuple[Any, ...]) -> None:
+    """``kernel``: what Triton started for ``launched``, which are function, arguments, constants and options."""
+    if kernel is not None:  # an interpreter has none
+        fn, arguments, constants, options = launched
         bound, _, _ = binder(fn)(*arguments, **constants, **options)
-        kernels[key] = kernel, tuple(bound.values())[len(arguments) :]
-        return
-    kernel, rest = known
-    across, down, deep = (*grid, 1, 1)[:3]
-    stream = driver.active.get_current_stream(device)
-    kernel.run(across, down, deep, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments, *rest)
+        table, key = place
+        table[key] = Kept(kernel, driver.active.get_current_device(), tuple(bound.values())[len(arguments) :])
 
 
 def _reader(fn: Any, count: int) -> _Binder:

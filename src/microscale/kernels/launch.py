@@ -122,7 +122,20 @@ def launch(
 ) -> None:
     """Start a kernel: the one way to do so. See ``Launch`` for the arguments."""
     if not _listeners or _hear(Launch(fn, grid, arguments, constants, options, promise, spills_because)):
-        binding.start(fn, grid, arguments, constants, options)
+        _start(fn, grid, arguments, constants, options)
+
+
+def _start(
+    fn: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """The first time Triton does it; a kernel that it started before is given to the driver at once."""
+    place = table, key = binding.place_of(fn, arguments, constants, options)
+    kept = table.get(key)
+    if kept is not None:
+        kept.start(grid, arguments)
+        return
+    kernel = fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
+    binding.keep(place, kernel, (fn, arguments, constants, options))
 
 
 @contextmanager
