@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,3 +24,13 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate-golden", action="store_true", help="Write tests/golden anew instead of comparing.")
+
+
+@pytest.fixture(autouse=True)
+def triton_is_left_as_it_was() -> Iterator[None]:
+    """Settings of Triton are the process's. Who leaves them changed breaks whatever runs next in the same process."""
+    knobs = sys.modules.get("triton.knobs")
+    groups = [] if knobs is None else [knobs.cache, knobs.compilation, knobs.runtime]
+    before = [dict(vars(group)) for group in groups]
+    yield
+    assert [dict(vars(group)) for group in groups] == before

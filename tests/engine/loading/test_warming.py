@@ -213,5 +213,6 @@ def test_the_engine_process_loads_so_too(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(service, "build_engine", listed_build)
     monkeypatch.setattr(service, "kernels_ready", ready)
     config = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu", kernel_cache=str(tmp_path))
-    service.load(config, lambda *arguments, **named: None)
+    with knobs.compilation.scope():  # it listens to compilations from then on
+        service.load(config, lambda *arguments, **named: None)
     assert found == [tmp_path, "begins", "loads", "ends"]

@@ -16,7 +16,6 @@ from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, Kernel, Launch, Ops
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.plan import Setup
-from microscale.compiling.cache import use_cache
 from microscale.compiling.job import workers
 from microscale.compiling.listing import kept_or_made
 from microscale.compiling.warming import Warming
@@ -88,11 +87,10 @@ def _start_warming(prepared: Prepared, kernel_cache: Path | None, wanted: Wanted
         wanted = replace(wanted, tokens=max(wanted.tokens, wanted.sequences * max(2 * workload.draft_tokens, 1)))
         step = wanted.tokens
 
-    folder = use_cache(kernel_cache)
     drafts, head = workload.draft_tokens, prepared.head
     made_for = prepared.config, setup, prepared.page_size, step, drafts, head and (head.config, head.setup), wanted
 
-    def list_here() -> Mapping[Kernel, Launch]:
+    def list_here(folder: Path) -> Mapping[Kernel, Launch]:
         if device.index is not None:
             torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
         record = partial(recorded, prepared.config, setup, prepared.page_size, step, drafts, head, wanted)
@@ -101,6 +99,6 @@ def _start_warming(prepared: Prepared, kernel_cache: Path | None, wanted: Wanted
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
     left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)
     target = GPUTarget("cuda", setup.gpu.sm, WARP_SIZE)
-    warming = Warming(list_here, target, folder, workers(left, SPARE_CORES))
+    warming = Warming(list_here, target, kernel_cache, workers(left, SPARE_CORES))
     warming.start()
     return warming
