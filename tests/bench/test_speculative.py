@@ -60,9 +60,9 @@ def test_an_acceptance_between_is_met_on_average() -> None:
 
 def test_rows() -> None:
     model, shape, setup = tiny()
-    plan = Plan(0.5, (0, 2, AUTO), depth=5, steps=2, auto_steps=8, auto_learns=6)
+    plan = Plan(0.5, (0, 1, 2, AUTO), depth=5, steps=2, auto_steps=8, auto_learns=6)
     rows = list(run(model, shape, setup, plan, [1, 2]))
-    assert [(row.sequences, row.drafts) for row in rows] == [(n, k) for n in (1, 2) for k in (0, 2, AUTO)]
+    assert [(row.sequences, row.drafts) for row in rows] == [(n, k) for n in (1, 2) for k in (0, 1, 2, AUTO)]
     for row in rows:
         assert row.ratio is not None
         assert row.step_ms > 0
@@ -76,7 +76,7 @@ def test_rows() -> None:
             assert row.floor_ms is None
             check_chosen(row)
     assert [row.ratio for row in rows if row.drafts == 0] == [1.0, 1.0]
-    assert rows[1].tok_s_at["3"] == pytest.approx(3e3 / rows[1].step_ms)
+    assert rows[2].tok_s_at["3"] == pytest.approx(3e3 / rows[2].step_ms)
     assert rows[0].tok_s_at["2"] is None
     chosen = best(rows)
     assert set(chosen) == {1, 2}
@@ -90,9 +90,10 @@ def check_chosen(row: Row) -> None:
     """Of a row with requests of two steps: six in which it learns, eight that count."""
     assert [step.learning for step in row.steps] == [True] * 6 + [False] * 8
     kept = [step for step in row.steps if step.counts]
-    # A length that was chosen for the first time runs for the first time, also on a CPU.
+    # Even lengths ran in the rows before. Of two sequences uneven ones (0 and 1, 0 and 2, 1 and 2) may run for the
+    # first time now, each once.
     assert kept == [step for step in row.steps[6:] if not step.captured]
-    assert kept
+    assert len(kept) == 8 if row.sequences == 1 else len(kept) >= 8 - 3
     assert all(len(step.lengths) == row.sequences and step.ms > 0 and step.waited for step in kept)
     drafts = [length for step in kept for length in step.lengths]
     assert row.draft_length == pytest.approx(sum(drafts) / len(drafts))
