@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import triton
 import triton.language as tl
+from triton.runtime.jit import JITFunction
 
 import microscale
 from microscale.backends.ops import Activations, Kernel, Launch
@@ -25,6 +27,7 @@ from microscale.compiling import listing
 from microscale.compiling.listing import FOLDER, MOST_LISTS, digest, kept_or_made, launch_of, plain
 from microscale.engine.loading.warming import recorded
 from microscale.hardware import known
+from microscale.kernels.binding import binder
 from microscale.models.config import MAX_DRAFT
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Wanted
@@ -60,7 +63,9 @@ def kept(folder: Path) -> Path:
         ("b200", "qwen3-30b-a3b", "exact"),
     ],
 )
-def test_the_next_start_has_the_list_without_making_it(card: str, name: str, precision: str, tmp_path: Path) -> None:
+def test_the_next_start_has_the_list_without_making_it(
+    card: str, name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup = Setup(known(card), Activations.BF16, precision=PRECISIONS[precision])
     made = recorded(PRESETS[name], setup, 16, 8192, MAX_DRAFT)
     made_for = name, setup
@@ -68,6 +73,22 @@ def test_the_next_start_has_the_list_without_making_it(card: str, name: str, pre
     found = kept_or_made(tmp_path, made_for, nobody)
     assert list(found) == list(made), "in the same order"
     assert [launch.kernel() for launch in found.values()] == list(made)
+    assert places_in_triton(found, monkeypatch) == places_in_triton(made, monkeypatch)
+
+
+def places_in_triton(launches: Mapping[Kernel, Launch], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Where Triton's table of loaded kernels has each: the texts of its reading of the arguments and of the options."""
+    found: list[tuple[str, str]] = []
+
+    def noted(fn: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        _, specialisation, options = binder(fn)(*arguments, **named)
+        found.append((str(specialisation), str(options)))
+        return SimpleNamespace(_init_handles=lambda: None)
+
+    monkeypatch.setattr(JITFunction, "run", noted)
+    for launch in launches.values():
+        launch.load()
+    return found
 
 
 def test_a_list_of_a_rank_is_kept_too(tmp_path: Path) -> None:

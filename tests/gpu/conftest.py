@@ -26,6 +26,7 @@ import torch
 
 from microscale.hardware import detect, known
 from microscale.kernels.launch import Kernel, watching
+from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.families import preset
 from microscale.prove.inventory import SETTINGS, Setting, record_setting, recorded
 from support.listed import assert_listed
@@ -71,20 +72,26 @@ def of_real_models() -> Mapping[Kernel, list[str]]:
 
 
 @cache
+def of_heads() -> Mapping[Kernel, list[str]]:
+    """What draft heads start."""
+    return recorded(detect(), tuple(HEADS))
+
+
+@cache
 def of_block_scaled() -> Mapping[Kernel, list[str]]:
     """What a card with block-scaled matrix instructions starts: tests run those kernels on other cards too."""
     return recorded(known("gb10"), REAL[1:], SETTINGS[1:3])
 
 
 def names_of_real_models(config: pytest.Config) -> set[str]:
-    """Every jit function of ``of_real_models`` and ``of_block_scaled``. Recording takes a minute, so pytest's own cache
-    keeps the names until a source changes: with ``-n`` every process would record."""
+    """Every jit function of ``of_real_models``, ``of_heads`` and ``of_block_scaled``. Recording takes a minute, so
+    pytest's own cache keeps the names until a source changes: with ``-n`` every process would record."""
     sources = b"".join(file.read_bytes() for file in sorted(SOURCES.rglob("*.py")))
     key = f"microscale/started/{detect().name}-{hashlib.sha256(sources).hexdigest()[:16]}"
     kept: pytest.Cache | None = getattr(config, "cache", None)  # not there with -p no:cacheprovider
     names = None if kept is None else kept.get(key, None)
     if names is None:
-        names = sorted({kernel.name for kernel in (*of_real_models(), *of_block_scaled())})
+        names = sorted({kernel.name for kernel in (*of_real_models(), *of_heads(), *of_block_scaled())})
         if kept is not None:
             kept.set(key, names)
     return set(names)

@@ -498,10 +498,11 @@ def test_a_graph_of_drafts_in_one_launch(window: int | None) -> None:
     problem = make_heads(shape, False, PLAIN_HEADS, DEVICE, verify=True)
     spec, batch, transform = problem.spec, problem.batch, problem.transform
     ours, exact = problem.copy_of_kv(), problem.copy_of_kv()
-    run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, ours, batch)
+    with fused_up_to(len(longest), spec.head_dim):
+        run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, problem.copy_of_kv(), batch)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run_fused(PagedAttention(), spec, GPU, problem.qkv, transform, ours, batch)
     generator = torch.Generator().manual_seed(5)
     cached = [n - 12 for n in longest]
     for counts in ((4, 1, 3), (1, 4, 4), (2, 2, 0), (4, 4, 4)):

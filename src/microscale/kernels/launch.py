@@ -46,7 +46,8 @@ class Launch(NamedTuple):
     def load(self) -> None:
         """All that this launch would do before it starts: its kernel is compiled, or found in the cache, and loaded to
         the current device, and later launches find it in Triton's table of this process."""
-        self.fn.run(*self.arguments, grid=self.grid, warmup=True, **self.constants, **self.options)._init_handles()
+        named = {**self.constants, **_in_order(self.options)}
+        self.fn.run(*self.arguments, grid=self.grid, warmup=True, **named)._init_handles()
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,13 @@ def _start(
     if kept is not None:
         kept.start(grid, arguments)
         return
-    kernel = fn.run(*arguments, grid=grid, warmup=False, **constants, **options)
+    kernel = fn.run(*arguments, grid=grid, warmup=False, **constants, **_in_order(options))
     binding.keep(place, kernel, (fn, arguments, constants, options))
+
+
+def _in_order(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Triton finds a loaded kernel by the text of its options, so each launch must name them in the same order."""
+    return dict(sorted(options.items()))
 
 
 @contextmanager
