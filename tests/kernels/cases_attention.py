@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -22,7 +22,7 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Case, Heads, Kv, Work, split_kv, wanted_splits
 from microscale.kernels.attention import paths as attention_paths
 from microscale.kernels.attention import widen
 from microscale.kernels.attention.fused_decode import kinds
@@ -278,6 +278,22 @@ def fused_up_to(sequences: int, head_dim: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def verified_in_parts() -> Iterator[None]:
+    """Meanwhile two programs share what one with 32 query rows does."""
+    case = Case(Work.FUSED_VERIFY_32, attention_tiles.VERIFY_HEAD_DIM, Kv.BF16)
+    tile = replace(attention_tiles.choose(case, GPU), block_m=16)
+    with tuned.trial(attention_tiles.SECTION, GPU.family, case, tile):
+        yield
+
+
+@pytest.fixture(params=[nullcontext, verified_in_parts], ids=["whole", "in parts"])
+def shared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How the new tokens of a sequence are shared among programs."""
+    with request.param():
+        yield
+
+
 def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:
     bound = fused_bound(expected)
     assert_close(actual, expected, worst=bound.worst, rms=bound.rms)
@@ -319,11 +335,13 @@ def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: Hea
     check_fused(make_fused_case(case, fp8, kind, sink=None if kind[0] else 0.5))
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("case", VERIFY, ids=str)
 def test_drafts_are_verified_in_one_launch(case: Shape) -> None:
     check_fused(make_heads(case, False, PLAIN_HEADS, DEVICE, sink=0.5, verify=True))
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("sink", [None, 30.0, -30.0])
 def test_drafts_in_one_launch_with_sinks(sink: float | None) -> None:
     check_fused(
@@ -331,6 +349,7 @@ def test_drafts_in_one_launch_with_sinks(sink: float | None) -> None:
     )
 
 
+@pytest.mark.usefixtures("shared")
 def test_drafts_are_what_decode_gives_token_by_token() -> None:
     """Four tokens at once and one after another: the same cache, and answers within a rounding of each other."""
     cached = [300, 13, 127]
@@ -352,6 +371,7 @@ def test_drafts_are_what_decode_gives_token_by_token() -> None:
         assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
 
 
+@pytest.mark.usefixtures("shared")
 def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
     """Rows that fill a graph's batch share a page that belongs to nobody; sequences without a token are left alone."""
     sequences = [(70, 3), (0, 4), (0, 4), (0, 0)]
@@ -491,6 +511,7 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
 @pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.usefixtures("shared")
 def test_a_graph_of_drafts_in_one_launch(window: int | None) -> None:
     """Numbers of tokens and lengths that change between replays, and keys of the replay before among the old ones."""
     longest = [1400, 700, 30] if window is None else [100, 70, 30]

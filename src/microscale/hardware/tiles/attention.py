@@ -88,6 +88,8 @@ class Tile:
     """One configuration of the kernel."""
 
     block_m: int
+    """Query rows of a program. Where drafts are verified straight from the projection, those of a sequence may be
+    more: programs then share its tokens."""
     block_n: int
     warps: int
     stages: int
@@ -266,8 +268,10 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
     """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
     found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
     if case.work.decodes:
-        rows = case.work.rows
-        shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
+        # Where drafts are verified, programs may share a sequence's tokens.
+        rows = sorted({case.work.rows, FEWEST_ROWS if case.work in FUSED_VERIFY else case.work.rows})
+        keys = (16, 32, 64, 128)
+        shapes = [(m, n, warps, stages) for m in rows for n in keys for warps in (4, 8) for stages in (2, 3)]
     else:
         blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
         shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]

@@ -11,10 +11,13 @@ stores them for later steps, with nobody waiting for that, and takes them as one
 Old keys were written by an earlier step, so the first block of them comes to registers before the wait. Counted
 without the new ones, a window of 128 is one block of 128.
 
+A sequence's new tokens may be shared among PARTS programs of each KV head: more of the machine works, and each has
+fewer rows to turn and to add up. Every part reads all old keys and makes all new ones, and stores those of its tokens.
+
 Shapes are powers of two, so that all of a token's heads turn by the sines and cosines that are computed once a token:
 
-    queries             [TOKENS, GROUP, pairs]          row r of BLOCK_M is token r // GROUP, head r % GROUP
-    new keys, values    [NEW / TOKENS, TOKENS, pairs]   row r of NEW is token r; rows from TOKENS on are never visible
+    queries             [TOKENS, GROUP, pairs]    row r of BLOCK_M is the part's token r // GROUP, head r % GROUP
+    new keys, values    [1, NEW, pairs]           row r of NEW is the sequence's new token r
 """
 
 # mypy: ignore-errors
@@ -59,6 +62,13 @@ def _flat(x):
 
 
 @triton.jit
+def _rotation(positions, frequencies, scale):
+    """Cosine and sine of each pair of columns, ``[positions, pairs]`` each."""
+    angle = positions.to(tl.float32)[:, None] * frequencies
+    return tl.cos(angle) * scale, tl.sin(angle) * scale
+
+
+@triton.jit
 def _turned(heads, cos, sin, PLAIN: tl.constexpr):
     """Both halves of heads, turned, in bf16."""
     first, second = heads
@@ -92,20 +102,23 @@ def attend_verify(
     stride_qkv_token, stride_out_token, stride_page, stride_kv_head, stride_table, stride_scale,
     frequencies_ptr, rope_scale,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    INSIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    INSIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """As ``attend_fused``, for up to ``BLOCK_M / GROUP`` new tokens of a sequence, which may differ in number.
+    """As ``attend_fused``, for up to ``PARTS * BLOCK_M / GROUP`` new tokens of a sequence, which may differ in number.
+    Grid: (programs, KV heads times PARTS).
 
     The first block of a split comes to registers before the wait, and PREFETCH keys after it to L2.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    NEW: tl.constexpr = max(TOKENS, FEWEST_NEW)
+    NEW: tl.constexpr = max(TOKENS * PARTS, FEWEST_NEW)
     HALF: tl.constexpr = HEAD_DIM // 2
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
+    kv_head = tl.program_id(1) // PARTS
+    kv_heads = tl.num_programs(1) // PARTS
     live, seq, split, first_program, splits, query_first, query_len, first, last, begin, end = find_work(
-        query_start_ptr, context_lens_ptr, num_sequences, window, TOKENS, wanted, least, BLOCK_N, SPLIT, True
+        query_start_ptr, context_lens_ptr, num_sequences, window, TOKENS * PARTS, wanted, least, BLOCK_N, SPLIT, True
     )
+    first_token = tl.program_id(1) % PARTS * TOKENS
+    live = live & (first_token < query_len)
     first_new = last - query_len
     k_head_ptr = k_ptr + kv_head * stride_kv_head
     v_head_ptr = v_ptr + kv_head * stride_kv_head
@@ -122,20 +135,20 @@ def attend_verify(
                 PREFETCH,
             )  # fmt: skip
     rows = tl.arange(0, BLOCK_M)
-    token = rows // GROUP
+    token = first_token + rows // GROUP
     row_valid = (token < query_len) & live
     oldest = first_new + token - window + 1  # that a row sees
     head = kv_head * GROUP + rows % GROUP
-    tokens = tl.arange(0, TOKENS)
+    tokens = first_token + tl.arange(0, TOKENS)
     query = query_first.to(tl.int64) + tokens
     # Which of the tile of new keys are there, and are this program's.
     new = tl.arange(0, NEW)
     num_new = tl.where(live & (split == splits - 1), query_len, 0)
     is_new = new < num_new
     new_slots = find_slots(table_ptr, first_new + new, is_new, stride_page, page_shift, HEAD_DIM, True)
-    angle = (first_new + tokens).to(tl.float32)[:, None] * tl.load(frequencies_ptr + tl.arange(0, HALF))[None, :]
-    cos = tl.cos(angle) * rope_scale
-    sin = tl.sin(angle) * rope_scale
+    frequencies = tl.load(frequencies_ptr + tl.arange(0, HALF))[None, :]
+    cos, sin = _rotation(first_new + tokens, frequencies, rope_scale)
+    new_cos, new_sin = _rotation(first_new + new, frequencies, rope_scale)
     scale *= LOG2E
     state = start_softmax(sinks_ptr, head, row_valid & (split == 0), BLOCK_M, HEAD_DIM, False)
     if PDL:  # also who has nothing to do: whoever waits for this kernel must not overtake the one before
@@ -145,17 +158,19 @@ def attend_verify(
 
     q_heads = (kv_head * GROUP + tl.arange(0, GROUP)) * HEAD_DIM
     q_at = (query * stride_qkv_token)[:, None, None] + q_heads[None, :, None]
-    k_at = (query * stride_qkv_token)[None, :, None] + (kv_heads * GROUP + kv_head) * HEAD_DIM
-    k_mask = tl.arange(0, NEW // TOKENS)[:, None, None] * TOKENS + tokens[None, :, None] < num_new
+    new_query = query_first.to(tl.int64) + new
+    k_at = (new_query * stride_qkv_token)[None, :, None] + (kv_heads * GROUP + kv_head) * HEAD_DIM
+    k_mask = is_new[None, :, None]
     q_halves = _load_heads(qkv_ptr, q_at, (tokens < query_len)[:, None, None], HALF)
     k_halves = _load_heads(qkv_ptr, k_at, k_mask, HALF)
     v_halves = _load_heads(qkv_ptr, k_at + kv_heads * HEAD_DIM, k_mask, HALF)
     q_turned = _turned(q_halves, cos[:, None, :], sin[:, None, :], PLAIN)
-    k_turned = _turned(k_halves, cos[None, :, :], sin[None, :, :], PLAIN)
+    k_turned = _turned(k_halves, new_cos[None, :, :], new_sin[None, :, :], PLAIN)
     v_plain = _flat(to_bf16(v_halves[0], PLAIN)), _flat(to_bf16(v_halves[1], PLAIN))
     q = (whole(q_turned[0], q_turned[1]),)
-    new_k = _keep(k_head_ptr + new_slots[:, None], k_turned, is_new[:, None], HALF)
-    new_v = _keep(v_head_ptr + new_slots[:, None], v_plain, is_new[:, None], HALF)
+    is_own = is_new & (new >= first_token) & (new < first_token + TOKENS)
+    new_k = _keep(k_head_ptr + new_slots[:, None], k_turned, is_own[:, None], HALF)
+    new_v = _keep(v_head_ptr + new_slots[:, None], v_plain, is_own[:, None], HALF)
     visible = is_new[None, :] & (new[None, :] <= token[:, None]) & (new[None, :] > token[:, None] - window)
     state = _add_block(state, q, new_k, new_v, visible, scale, PLAIN)
     visible = is_early[None, :] & (early[None, :] >= oldest[:, None])
@@ -170,6 +185,6 @@ def attend_verify(
     finish(
         state, row_valid, query_first.to(tl.int64) + token, head,
         out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
-        split, first_program, splits, query_first, query_len, GROUP, stride_out_token, stride_scale,
-        HEAD_DIM, BLOCK_M, False, SPLIT, INSIDE, PLAIN,
+        split, first_program, splits, query_first + first_token, tl.minimum(query_len - first_token, TOKENS), GROUP,
+        stride_out_token, stride_scale, HEAD_DIM, BLOCK_M, False, SPLIT, INSIDE, PLAIN, PARTS,
     )  # fmt: skip

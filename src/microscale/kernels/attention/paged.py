@@ -26,7 +26,7 @@ from microscale.kernels.attention import fused_decode_jit, fused_verify_jit, pag
 from microscale.kernels.attention.cost import attention_flops, kv_bytes
 from microscale.kernels.attention.fused_decode import HeadTransform
 from microscale.kernels.attention.op import AttentionOp, AttentionPath, FusedPath
-from microscale.kernels.attention.paths import Split, most_splits, short_len, tile_of
+from microscale.kernels.attention.paths import Split, most_splits, parts_of, short_len, tile_of
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, PagedKv
 from microscale.kernels.attention.widen import COPY
 from microscale.kernels.last_program import last_program_counters
@@ -120,6 +120,11 @@ class _Call:
     def sequences(self) -> int:
         return self.batch.sizes[0]
 
+    @property
+    def verifies(self) -> bool:
+        """Whether several new tokens of a sequence come straight from the projection."""
+        return self.transform is not None and self.batch.sizes[1] > 1
+
     def tile(self, decode: bool) -> Tile:
         return tile_of(self.spec, self.gpu, self.fp8, decode=decode, fused=self.transform is not None)
 
@@ -153,18 +158,19 @@ class _Call:
         per_sm = by_heads.splits_per_sm
         if self.transform is not None and tile.registers is not None:
             per_sm = self.gpu.registers_per_sm // (32 * tile.warps * tile.registers)
-        wanted = wanted_splits(kv_heads, per_sm, self.gpu)
+        parts = parts_of(self.spec, tile) if self.verifies else 1
+        wanted = wanted_splits(kv_heads * parts, per_sm, self.gpu)
         least = by_heads.least_blocks(tile)
         split, inside = way is not Split.ONE_PASS, way is Split.LAST_PROGRAM
         most = most_splits(self.spec, self.batch.sizes[2], tile, self.gpu, fused=self.transform is not None)
         # Each sequence may have one more than its share.
         programs = min(self.sequences + wanted, self.sequences * most) if split else self.sequences
-        rows = programs * kv_heads * tile.block_m if split else 0
+        rows = programs * kv_heads * parts * tile.block_m if split else 0
         sums = torch.empty((rows, self.spec.head_dim), dtype=torch.float32, device=device)
         summary = torch.empty((rows, 2), dtype=torch.float32, device=device)
         spans = torch.empty((0 if inside else self.sequences, 2), dtype=torch.int32, device=device)
-        counters = last_program_counters(device, self.sequences * kv_heads) if inside else spans
-        attend, group, others, constants = self._kernel(tile)
+        counters = last_program_counters(device, self.sequences * kv_heads * parts) if inside else spans
+        attend, group, others, constants = self._kernel(tile, parts)
         arguments = (
             self.q, *self.words(), self.sinks, self.out, sums, summary, spans, counters,
             *self.lookups(), *self.sizes(), *group, wanted, least, self.spec.softmax_scale, *self.strides(), *others,
@@ -175,25 +181,27 @@ class _Call:
             "INSIDE": inside, "PREFETCH": tile.prefetch if pdl else 0, "PDL": pdl, "PLAIN": binding.PLAIN,
         }  # fmt: skip
         options = compile_options(tile) | PDL_OPTION[pdl]
-        launch(attend, (programs, kv_heads), arguments, constants, options, MMA)
+        launch(attend, (programs, kv_heads * parts), arguments, constants, options, MMA)
         if way is Split.MERGE:
-            self._merge(sums, summary, spans, tile)
+            self._merge(sums, summary, spans, tile, parts)
 
-    def _kernel(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
+    def _kernel(self, tile: Tile, parts: int) -> tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
         """The kernel for short sequences, and its arguments and constants that others do not have: the group, which is
         a constant where drafts are verified, and the heads' norms and rotation."""
         if self.transform is None:
             return paged_jit.attend_short, (self.group,), (), {"KV_FP8": self.fp8}
-        if self.batch.sizes[1] > 1:
-            return fused_verify_jit.attend_verify, (), self.transform.rotation, {"GROUP": self.group}
+        if self.verifies:
+            constants = {"GROUP": self.group, "PARTS": parts}
+            return fused_verify_jit.attend_verify, (), self.transform.rotation, constants
         norm, norm_v, shared = self.transform.kind
         constants = {"KV_FP8": self.fp8, "EARLY": tile.early, "NORM": norm, "NORM_V": norm_v, "SHARED": shared}
         return fused_decode_jit.attend_fused, (self.group,), self.transform.arguments(self.q), constants
 
-    def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile) -> None:
+    def _merge(self, sums: Tensor, summary: Tensor, spans: Tensor, tile: Tile, parts: int) -> None:
         arguments = (sums, summary, spans, self.out, self.batch.query_start, self.group, self.out.stride(0))
         pdl = uses_pdl(self.gpu)
         constants = {"HEAD_DIM": self.spec.head_dim, "BLOCK_M": tile.block_m, "PDL": pdl, "PLAIN": binding.PLAIN}
+        constants["PARTS"] = parts
         grid = (self.sequences, self.spec.num_heads)
         launch(split_kv_jit.merge_splits, grid, arguments, constants, {"num_warps": MERGE_WARPS} | PDL_OPTION[pdl])
 

@@ -223,10 +223,10 @@ def finish(
     state, row_valid, query, head, out_ptr, partial_ptr, summary_ptr, spans_ptr, counters_ptr, v_scale_ptr, seq,
     split, first_program, splits, query_first, query_len, group, stride_out_token, stride_scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, KV_FP8: tl.constexpr, SPLIT: tl.constexpr, INSIDE: tl.constexpr,
-    PLAIN: tl.constexpr,
+    PLAIN: tl.constexpr, PARTS: tl.constexpr = 1,
 ):  # fmt: skip
     """The answer of a sequence in one split, or this split of it for the merge, which the last program does itself if
-    INSIDE."""
+    INSIDE. PARTS: programs that share a sequence's tokens, as if each had a KV head of its own."""
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
     rows = tl.arange(0, BLOCK_M)
@@ -252,7 +252,7 @@ def finish(
                     tl.store(counter, 0)
                     merge_in_place(
                         partial_ptr, summary_ptr, out_ptr, first_program, splits, kv_head, kv_heads, query_first,
-                        query_len * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
+                        query_len * group, kv_head // PARTS * group, group, stride_out_token, HEAD_DIM, BLOCK_M, PLAIN,
                     )  # fmt: skip
         row_valid = row_valid & (splits == 1)
     at = query * stride_out_token + head * HEAD_DIM

@@ -62,15 +62,24 @@ def tile_of(spec: AttentionSpec, gpu: Gpu, fp8: bool, *, decode: bool, fused: bo
 
 def _decode_work(spec: AttentionSpec, *, fused: bool) -> Work:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
-    rows = spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads)
     if not fused:
-        return drafted_work(rows, spec.head_dim) if spec.shape.verify else Work.DECODE
-    return fused_drafted_work(rows) if spec.shape.longest_query > 1 else Work.FUSED_DECODE
+        return drafted_work(_rows(spec), spec.head_dim) if spec.shape.verify else Work.DECODE
+    return fused_drafted_work(_rows(spec)) if spec.shape.longest_query > 1 else Work.FUSED_DECODE
+
+
+def _rows(spec: AttentionSpec) -> int:
+    """Query rows of the longest sequence, of one KV head."""
+    return spec.shape.longest_query * (spec.num_heads // spec.num_kv_heads)
 
 
 def short_len(spec: AttentionSpec, tile: Tile) -> int:
     """New tokens up to which a sequence is short: its rows fit one block of the decoding tile."""
     return tile.block_m // (spec.num_heads // spec.num_kv_heads)
+
+
+def parts_of(spec: AttentionSpec, tile: Tile) -> int:
+    """Programs of each KV head that share the new tokens of a sequence, where drafts come from the projection."""
+    return cdiv(_rows(spec), tile.block_m)
 
 
 def split_of(spec: AttentionSpec, gpu: Gpu) -> SplitKv:
@@ -185,8 +194,9 @@ def verifies(way: Split) -> Supports:
         if group & (group - 1):
             return f"takes a power of two of query heads per KV head, not {group}"
         tile = _short_tile(spec, gpu, fused=True)
-        if _long(spec, tile) is None:
-            return f"pays up to {short_len(spec, tile)} new tokens of a sequence, not {shape.longest_query}"
+        most = _decode_work(spec, fused=True).rows // group
+        if shape.longest_query > most:
+            return f"pays up to {most} new tokens of a sequence, not {shape.longest_query}"
         few = _few(spec, min(split_of(spec, gpu).fused_sequences, VERIFY_SEQUENCES))
         return few or _split(way, spec, gpu, tile, fused=True)
 

@@ -180,8 +180,8 @@ def _rounded_product(a, b, PLAIN: tl.constexpr):
 
 @triton.jit
 def merge_in_place(
-    partial_ptr, summary_ptr, out_ptr, first, splits, kv_head, kv_heads, query_first, num_rows, group, stride_out_token,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
+    partial_ptr, summary_ptr, out_ptr, first, splits, kv_head, kv_heads, query_first, num_rows, first_head, group,
+    stride_out_token, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """What ``merge_splits`` does, for all rows of one sequence and one KV head, in the order of the splits."""
     dims = tl.arange(0, HEAD_DIM)
@@ -210,7 +210,7 @@ def merge_in_place(
             acc = acc * shrink[:, None] + tl.sum(parts * weight[:, :, None], axis=0)
             top = new_top
         query = (query_first + row // group).to(tl.int64)
-        head = kv_head * group + row % group
+        head = first_head + row % group
         place = (query * stride_out_token + head * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(out_ptr + place, to_bf16(acc / total[:, None], PLAIN), mask=(row < num_rows)[:, None])
 
@@ -218,23 +218,25 @@ def merge_in_place(
 @triton.jit(do_not_specialize=["group"])
 def merge_splits(
     partial_ptr, summary_ptr, spans_ptr, out_ptr, query_start_ptr, group, stride_out_token,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr, PLAIN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences, query heads). Adds up the splits of the short sequences that ``attend_short`` cut."""
+    """Grid: (sequences, query heads). Adds up the splits of the short sequences that ``attend_short`` cut. PARTS:
+    blocks of rows in which a sequence's tokens stand."""
     seq = tl.program_id(0)
     head = tl.program_id(1)
     if PDL:
         let_next_begin_and_wait()
     query_first = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_first
-    if (query_len == 0) | (query_len > BLOCK_M // group):
+    tokens = BLOCK_M // group  # of a block
+    if (query_len == 0) | (query_len > tokens * PARTS):
         return
     first = tl.load(spans_ptr + 2 * seq)
     splits = tl.load(spans_ptr + 2 * seq + 1)
     if splits == 1:
         return
     dims = tl.arange(0, HEAD_DIM)
-    kv_heads = tl.num_programs(1) // group
+    blocks = tl.num_programs(1) // group * PARTS
     for token in tl.range(0, query_len):
         top = -1.0e30
         total = 0.0
@@ -242,7 +244,8 @@ def merge_splits(
         for begin in tl.range(0, splits, BLOCK_P):
             split = begin + tl.arange(0, BLOCK_P)
             mask = split < splits
-            row = ((first + split) * kv_heads + head // group) * BLOCK_M + token * group + head % group
+            block = (first + split) * blocks + head // group * PARTS + token // tokens
+            row = block * BLOCK_M + token % tokens * group + head % group
             tops = tl.load(summary_ptr + row * 2, mask=mask, other=-1.0e30)
             totals = tl.load(summary_ptr + row * 2 + 1, mask=mask, other=0.0)
             parts = tl.load(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], mask=mask[:, None], other=0.0)
