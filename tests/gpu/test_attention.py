@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kernels.cases_attention import (  # noqa: F401
-    shared,
     test_a_graph_of_drafts_in_one_launch,
     test_a_graph_of_one_launch,
     test_a_graph_reads_lengths_and_tables_on_the_device,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -22,12 +22,12 @@ from microscale.errors import Unsupported
 from microscale.hardware import Gpu
 from microscale.hardware.tiles import attention as attention_tiles
 from microscale.hardware.tiles import tuned
-from microscale.hardware.tiles.attention import Case, Heads, Kv, Work, split_kv, wanted_splits
+from microscale.hardware.tiles.attention import Heads, Kv, split_kv, wanted_splits
 from microscale.kernels.attention import paths as attention_paths
 from microscale.kernels.attention import widen
 from microscale.kernels.attention.fused_decode import kinds
 from microscale.kernels.attention.paged import PagedAttention
-from microscale.kernels.attention.paths import tile_of
+from microscale.kernels.attention.paths import parts_of, tile_of
 from microscale.kernels.attention.reference import attention
 from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, BatchShape, HeadsKind, PagedKv
 from microscale.kernels.op import Activations
@@ -278,22 +278,6 @@ def fused_up_to(sequences: int, head_dim: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def verified_in_parts() -> Iterator[None]:
-    """Meanwhile two programs share what one with 32 query rows does."""
-    case = Case(Work.FUSED_VERIFY_32, attention_tiles.VERIFY_HEAD_DIM, Kv.BF16)
-    tile = replace(attention_tiles.choose(case, GPU), block_m=16)
-    with tuned.trial(attention_tiles.SECTION, GPU.family, case, tile):
-        yield
-
-
-@pytest.fixture(params=[nullcontext, verified_in_parts], ids=["whole", "in parts"])
-def shared(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How the new tokens of a sequence are shared among programs."""
-    with request.param():
-        yield
-
-
 def check_fused_out(actual: torch.Tensor, expected: torch.Tensor) -> None:
     bound = fused_bound(expected)
     assert_close(actual, expected, worst=bound.worst, rms=bound.rms)
@@ -335,13 +319,11 @@ def test_heads_to_attention_in_one_launch(case: FusedShape, fp8: bool, kind: Hea
     check_fused(make_fused_case(case, fp8, kind, sink=None if kind[0] else 0.5))
 
 
-@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("case", VERIFY, ids=str)
 def test_drafts_are_verified_in_one_launch(case: Shape) -> None:
     check_fused(make_heads(case, False, PLAIN_HEADS, DEVICE, sink=0.5, verify=True))
 
 
-@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("sink", [None, 30.0, -30.0])
 def test_drafts_in_one_launch_with_sinks(sink: float | None) -> None:
     check_fused(
@@ -349,7 +331,6 @@ def test_drafts_in_one_launch_with_sinks(sink: float | None) -> None:
     )
 
 
-@pytest.mark.usefixtures("shared")
 def test_drafts_are_what_decode_gives_token_by_token() -> None:
     """Four tokens at once and one after another: the same cache, and answers within a rounding of each other."""
     cached = [300, 13, 127]
@@ -371,7 +352,6 @@ def test_drafts_are_what_decode_gives_token_by_token() -> None:
         assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
 
 
-@pytest.mark.usefixtures("shared")
 def test_drafts_in_one_launch_with_rows_of_no_one() -> None:
     """Rows that fill a graph's batch share a page that belongs to nobody; sequences without a token are left alone."""
     sequences = [(70, 3), (0, 4), (0, 4), (0, 0)]
@@ -400,16 +380,17 @@ def drafted_spec(heads: tuple[int, int, int], new: int, shape: BatchShape) -> At
 
 
 @pytest.mark.parametrize("card", ["h200", "b200", "gb10"])
-@pytest.mark.parametrize(("new", "rows"), [(2, 16), (3, 32), (4, 32)])
-def test_which_drafts_are_one_launch(card: str, new: int, rows: int) -> None:
-    """By the rows of a block: tokens times heads of a group."""
+@pytest.mark.parametrize(("new", "parts"), [(2, 1), (3, 2), (4, 2)])
+def test_which_drafts_are_one_launch(card: str, new: int, parts: int) -> None:
+    """Blocks of 16 rows, of which as many share a sequence as its tokens times heads of a group need."""
     gpu = hardware.known(card)
     spec = drafted_spec((64, 8, 64), new, BatchShape(2, new, 8, False, PLAIN_HEADS, verify=True))
     path = ask(PagedAttention(), Asked.FUSED, spec, gpu).path
     assert path is not None
     assert path.name == "fused verify, one pass"
     tile = tile_of(spec, gpu, False, decode=True, fused=True)
-    assert (tile.block_m, tile.block_n, tile.warps, tile.stages, tile.early) == (rows, 128, 8, 2, 2)
+    assert (tile.block_m, tile.block_n, tile.warps, tile.stages, tile.early) == (16, 128, 8, 2, 2)
+    assert parts_of(spec, tile) == parts
 
 
 @pytest.mark.parametrize(
@@ -511,7 +492,6 @@ def test_a_graph_of_one_launch(heads: tuple[int, int, int, int | None, bool]) ->
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
 @pytest.mark.parametrize("window", [None, 128])
-@pytest.mark.usefixtures("shared")
 def test_a_graph_of_drafts_in_one_launch(window: int | None) -> None:
     """Numbers of tokens and lengths that change between replays, and keys of the replay before among the old ones."""
     longest = [1400, 700, 30] if window is None else [100, 70, 30]

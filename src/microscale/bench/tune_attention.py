@@ -87,7 +87,8 @@ def case_of(key: tiles.Case) -> Case:
     layer, fp8 = LAYER_OF[key.head_dim], key.kv is Kv.FP8
     if key.work.decodes:
         spec, one = Case(layer, 1, 1).spec, key.work in (Work.DECODE, Work.FUSED_DECODE)
-        new = 1 if one else key.work.rows * spec.num_kv_heads // spec.num_heads
+        rows = tiles.VERIFY_ROWS if key.work is Work.FUSED_VERIFY else key.work.rows
+        new = 1 if one else rows * spec.num_kv_heads // spec.num_heads
         if key.work.fused:
             return Case(layer, 1, FUSED_CONTEXT, new, fp8, verify=new > 1)
         return Case(layer, DECODE_SEQUENCES, DECODE_CONTEXT, new, fp8, verify=new > 1)

@@ -103,7 +103,7 @@ class StepCosts:
         """The step in which a cell was seen last."""
         self._steps = 0
         self._drafted: dict[int, int] = {}
-        """Steps with drafts since one without was timed, by half doublings of sequences."""
+        """``drafted_in_a_row``, by half doublings of sequences."""
         self._tables: dict[int, Costs] = {}
         self._predicted: dict[int, Costs] = {}
         """By the prior alone."""
@@ -137,10 +137,13 @@ class StepCosts:
                 kept.pop(cell, None)
             self._tables.clear()
 
+    def drafted_in_a_row(self, sequences: int) -> int:
+        """Steps with drafts since one without was timed, of about so many sequences."""
+        return self._drafted.get(_cell(sequences, 0)[0], 0)
+
     def wants_baseline(self, sequences: int) -> bool:
         """Whether steps of so many sequences without drafts were not timed yet, or long ago."""
-        cell = _cell(sequences, 0)
-        return cell not in self._factors or self._drafted.get(cell[0], 0) >= STALE
+        return _cell(sequences, 0) not in self._factors or self.drafted_in_a_row(sequences) >= STALE
 
     def table(self, sequences: int) -> Costs:
         """Costs of a step by its drafts."""

@@ -15,8 +15,9 @@ cost.
 Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
 without one, and a few steps. (Reckoned by the tokens that each step happened to give, it fell below zero by chance in
 the first steps of one sequence, and was there for 100 steps and more.) While no drafts pay, the account pays for a
-short one now and then, a *probe*, so that acceptance can be learned anew. A draft head costs time even then, so it
-rests (``resting``).
+short one now and then, a *probe*, so that acceptance can be learned anew. After ``PROBES`` of them steps without are
+timed: the first after prompts are slower, and held against those a probe in every step seems to cost nothing. A draft
+head costs time even while nothing is drafted, so it rests (``resting``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MOST_KEPT = 8
 LEAST_GAIN = 1.02
 """Drafts that gain less are none: costs are not known better than that."""
 PROBE_TOKENS = 2
+PROBES = 8
+"""In a row."""
 OUTLIER = 2.0
 """A step that takes so many times what was expected was not slow for its drafts: the machine was busy. They are charged
 what was expected. Where all such steps do, the next are expected to."""
@@ -103,7 +106,7 @@ class ByArithmetic(Length):
         costs = self._costs.table(sequences)
         found = best_lengths([self._acceptance.chances(r.request_id) for r in requests], costs, LEAST_GAIN)
         self._wanted = any(found)
-        if self._account < 0:
+        if self._account < 0 or (not self._wanted and self._costs.drafted_in_a_row(sequences) >= PROBES):
             return none
         return self._afforded(found, costs) if self._wanted else self._probe(requests, costs)
 

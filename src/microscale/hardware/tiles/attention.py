@@ -17,6 +17,9 @@ FEWEST_ROWS = 16
 """Of a matrix instruction."""
 VERIFY_HEAD_DIM = 64
 """Heads that verify drafts straight from the projection; with wider ones it is slower (H200, Triton 3.6)."""
+VERIFY_ROWS = 32
+"""Query rows of a sequence and a KV head, new tokens times query heads, up to which that pays: programs of
+``FEWEST_ROWS`` share them."""
 VERIFY_SEQUENCES = 2
 """Up to which drafts are verified straight from the projection. On an H200 four sequences gain 34 us of 24 layers at a
 context of 128, 3 at 2048, and lose 113 at 8192; a graph does not know the context."""
@@ -36,27 +39,22 @@ class Work(StrEnum):
     FUSED_DECODE = "fused_decode"
     """Decode with the norms and rotation of the new heads and the KV write in the same launch."""
     FUSED_VERIFY = "fused_verify"
-    """The same for two or more new tokens of a sequence: drafts are verified, with keys of ``VERIFY_HEAD_DIM`` in
-    bf16."""
-    FUSED_VERIFY_32 = "fused_verify_32"
+    """The same for two or more new tokens of a sequence, which programs share: drafts are verified, with keys of
+    ``VERIFY_HEAD_DIM`` in bf16."""
 
     @property
     def rows(self) -> int:
         """Query rows of a block, in decode: tokens times query heads of a KV head."""
-        return {Work.DECODE_32: 32, Work.DECODE_64: 64, Work.FUSED_VERIFY_32: 32}.get(self, FEWEST_ROWS)
+        return {Work.DECODE_32: 32, Work.DECODE_64: 64}.get(self, FEWEST_ROWS)
 
     @property
     def fused(self) -> bool:
         """Straight from the projection."""
-        return self in (Work.FUSED_DECODE, *FUSED_VERIFY)
+        return self in (Work.FUSED_DECODE, Work.FUSED_VERIFY)
 
     @property
     def decodes(self) -> bool:
         return self not in (Work.PREFILL, Work.PREFILL_WINDOW)
-
-
-FUSED_VERIFY = (Work.FUSED_VERIFY, Work.FUSED_VERIFY_32)
-"""By query rows."""
 
 
 class Kv(StrEnum):
@@ -88,8 +86,6 @@ class Tile:
     """One configuration of the kernel."""
 
     block_m: int
-    """Query rows of a program. Where drafts are verified straight from the projection, those of a sequence may be
-    more: programs then share its tokens."""
     block_n: int
     warps: int
     stages: int
@@ -122,7 +118,7 @@ def _misfit(case: Case, tile: Tile, family: Family) -> str | None:
         return f"has {tile.block_m} query rows, and {case.work} has up to {case.work.rows}"
     if reason := _does_not_pay(case):
         return reason
-    if case.work in FUSED_VERIFY and tile.early != 2:
+    if case.work is Work.FUSED_VERIFY and tile.early != 2:
         return f"has early {tile.early}, and {case.work} has keys and values of a first block early"
     if shared > family.shared_per_block:
         return f"needs {shared} bytes of shared memory, family {family.name} offers {family.shared_per_block}"
@@ -183,11 +179,9 @@ _FUSED: _Tiles = {
     512: (Tile(16, 16, 8, 3, 255, prefetch=64, early=2),),
 }
 _FUSED_FP8 = _FUSED | {512: (Tile(16, 32, 8, 3, 255, prefetch=64),)}
-# QKV and attention of gpt-oss-20b's layers, one sequence at 2048 on H200, triton 3.6: two tokens 379 us, with 4 warps
-# and 3 stages 404; four tokens 439, with 64 keys and 4 warps 511. 4 warps with 32 rows and 128 keys spill 8 bytes on
-# SM 10.0 and 12.1.
+# QKV and attention of gpt-oss-20b, one sequence of two tokens at 2048 on H200, triton 3.6: 379 us; with 4 warps
+# and 3 stages 404.
 _VERIFY: _Tiles = {VERIFY_HEAD_DIM: (Tile(16, 128, 8, 2, 255, prefetch=128, early=2),)}
-_VERIFY_32: _Tiles = {VERIFY_HEAD_DIM: (Tile(32, 128, 8, 2, 255, prefetch=128, early=2),)}
 
 
 def cases() -> Iterator[Case]:
@@ -205,11 +199,6 @@ def drafted_work(rows: int, head_dim: int) -> Work:
     return next((work for work in (Work.DECODE, Work.DECODE_32) if rows <= work.rows), widest)
 
 
-def fused_drafted_work(rows: int) -> Work:
-    """The same straight from the projection."""
-    return next((work for work in FUSED_VERIFY if rows <= work.rows), FUSED_VERIFY[-1])
-
-
 def no_kernel(case: Case, gpu: Gpu) -> str | None:
     """Why a card does not run a case, in one clause; ``None`` where it does."""
     if case.work.fused and not gpu.has(Feature.PDL):
@@ -218,7 +207,7 @@ def no_kernel(case: Case, gpu: Gpu) -> str | None:
 
 
 def _does_not_pay(case: Case) -> str | None:
-    if case.work not in FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
+    if case.work is not Work.FUSED_VERIFY or (case.head_dim, case.kv) == (VERIFY_HEAD_DIM, Kv.BF16):
         return None
     return f"pays with bf16 KV and heads of {VERIFY_HEAD_DIM}, not {case.kv} KV and heads of {case.head_dim}"
 
@@ -244,8 +233,8 @@ def _rule(case: Case, family: Family) -> _Tiles:
     fp8 = case.kv is Kv.FP8
     if case.work is Work.FUSED_DECODE:
         return _FUSED_FP8 if fp8 else _FUSED
-    if case.work in FUSED_VERIFY:
-        return _VERIFY if case.work is Work.FUSED_VERIFY else _VERIFY_32
+    if case.work is Work.FUSED_VERIFY:
+        return _VERIFY
     if case.work is Work.DECODE:
         return _DECODE_FP8 if fp8 else _DECODE
     if case.work is Work.DECODE_32 and fp8:
@@ -268,10 +257,8 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
     """What ``tune`` measures: the tile in use, the rule's, and their neighbours that fit."""
     found = {choose(case, gpu): None, by_rule(case, gpu.family): None}
     if case.work.decodes:
-        # Where drafts are verified, programs may share a sequence's tokens.
-        rows = sorted({case.work.rows, FEWEST_ROWS if case.work in FUSED_VERIFY else case.work.rows})
-        keys = (16, 32, 64, 128)
-        shapes = [(m, n, warps, stages) for m in rows for n in keys for warps in (4, 8) for stages in (2, 3)]
+        rows = case.work.rows
+        shapes = [(rows, n, warps, stages) for n in (16, 32, 64, 128) for warps in (4, 8) for stages in (2, 3)]
     else:
         blocks = [(m, n) for m in (32, 64, 128) for n in (32, 64, 128)]
         shapes = [(m, n, warps, stages) for m, n in blocks for warps in (4, 8) for stages in (2, 3)]
@@ -281,7 +268,7 @@ def candidates(case: Case, gpu: Gpu) -> list[Tile]:
         for registers in (128, 168, 255):
             tile = Tile(m, n, warps, stages, registers, prefetch=n if case.work.decodes else 0)
             early = [replace(tile, prefetch=0, early=2)] if case.work.fused else []
-            if case.work in FUSED_VERIFY:
+            if case.work is Work.FUSED_VERIFY:
                 early.append(replace(tile, early=2))
             fits = (each for each in (tile, *early) if _misfit(case, each, gpu.family) is None)
             found |= dict.fromkeys(fits if held < registers else ())

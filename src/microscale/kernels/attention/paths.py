@@ -4,6 +4,7 @@ A sequence with one new token, or two, is *short*: its queries fit one block of 
 into splits for the whole machine (``Split``); long ones take blocks of query rows; a batch may have both.
 
 Where drafts are verified the block has as many rows as the longest sequence needs, up to 64: eight tokens of gpt-oss.
+Straight from the projection, blocks of 16 rows share them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 
 from microscale.hardware import Gpu
 from microscale.hardware.tiles.attention import (
+    VERIFY_ROWS,
     VERIFY_SEQUENCES,
     Case,
     Kv,
@@ -21,7 +23,6 @@ from microscale.hardware.tiles.attention import (
     Work,
     choose,
     drafted_work,
-    fused_drafted_work,
     no_kernel,
     split_kv,
 )
@@ -64,7 +65,7 @@ def _decode_work(spec: AttentionSpec, *, fused: bool) -> Work:
     """By the rows of a block: those of the longest sequence where drafts are verified, else the fewest."""
     if not fused:
         return drafted_work(_rows(spec), spec.head_dim) if spec.shape.verify else Work.DECODE
-    return fused_drafted_work(_rows(spec)) if spec.shape.longest_query > 1 else Work.FUSED_DECODE
+    return Work.FUSED_VERIFY if spec.shape.longest_query > 1 else Work.FUSED_DECODE
 
 
 def _rows(spec: AttentionSpec) -> int:
@@ -194,9 +195,8 @@ def verifies(way: Split) -> Supports:
         if group & (group - 1):
             return f"takes a power of two of query heads per KV head, not {group}"
         tile = _short_tile(spec, gpu, fused=True)
-        most = _decode_work(spec, fused=True).rows // group
-        if shape.longest_query > most:
-            return f"pays up to {most} new tokens of a sequence, not {shape.longest_query}"
+        if _rows(spec) > VERIFY_ROWS:
+            return f"pays up to {VERIFY_ROWS // group} new tokens of a sequence, not {shape.longest_query}"
         few = _few(spec, min(split_of(spec, gpu).fused_sequences, VERIFY_SEQUENCES))
         return few or _split(way, spec, gpu, tile, fused=True)
 
