@@ -38,10 +38,11 @@ from microscale.compiling.source import cache_hash
 from microscale.compiling.warming import Warming
 from microscale.hardware import known
 from microscale.hardware.targets import WARP_SIZE
+from microscale.kernels.launch import launch
 from microscale.models.config import MAX_DRAFT
 from microscale.models.recorded import bind_shapes, record
 from microscale.prove import inventory
-from support.driver import card_driver
+from support.fake_driver import faked_anew
 
 GB10 = known("gb10")
 TARGET = GPUTarget("cuda", GB10.sm, WARP_SIZE)
@@ -82,7 +83,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launch_all(launches: Mapping[Kernel, Launch]) -> None:
     """The ordinary way."""
     for each in launches.values():
-        each.fn.run(*each.arguments, grid=each.grid, warmup=False, **each.constants, **each.options)
+        launch(each.fn, each.grid, each.arguments, each.constants, each.options)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_the_key_is_the_launchs(card: str, name: str, precision: str, monkeypatc
     read = Job.from_json(job)
     assert list(read.kernels) == list(launches)
     assert len(launches) > 40
-    with card_driver(known(card)):
+    with faked_anew(known(card)):
         for kernel, each in zip(read.kernels, launches.values(), strict=True):
             each.fn.run(*each.arguments, grid=each.grid, warmup=True, **each.constants, **each.options)
             assert cache_hash(kernel, target) == found[-1]
@@ -150,10 +151,10 @@ def test_a_launch_finds_what_was_compiled_ahead(folder: Path, filled: Path) -> N
     launches = quick(3)
     late = LateKernels()
     late.watch()
-    with card_driver(GB10) as driver:
+    with faked_anew(GB10) as driver:
         launch_all(launches)
         assert (late.compiled, late.loaded) == (0, 3)
-        assert driver.launched == [kernel.short_name for kernel in launches]
+        assert [one.name for one in driver.launched] == [kernel.short_name for kernel in launches]
 
 
 def test_nothing_is_left_for_later(folder: Path, filled: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,14 +162,14 @@ def test_nothing_is_left_for_later(folder: Path, filled: Path, caplog: pytest.Lo
     shutil.copytree(filled, folder, dirs_exist_ok=True)
     launches = quick(4)
     ahead = dict(list(launches.items())[:3])
-    with card_driver(GB10) as driver:
+    with faked_anew(GB10) as driver:
         assert list(load_kernels(ahead.values())) == [None] * 3
-        assert len(driver.loaded) == 3
+        assert len(driver.utils.loaded) == 3
         assert driver.launched == []
         late = LateKernels()
         late.watch()
         launch_all(ahead)
-        assert (late.compiled, late.loaded, len(driver.loaded), len(driver.launched)) == (0, 0, 3, 3)
+        assert (late.compiled, late.loaded, len(driver.utils.loaded), len(driver.launched)) == (0, 0, 3, 3)
         launch_all(launches)
     assert (late.compiled, late.loaded) == (1, 0)
     name = list(launches)[3].short_name
@@ -210,7 +211,7 @@ def test_a_damaged_entry_is_compiled_again(folder: Path, filled: Path, damage: s
     lacking = missing(kernels, TARGET)
     assert len(lacking) == 1
     if damage in ("cut", "list cut"):  # the launch itself compiles it then
-        with card_driver(GB10) as driver:
+        with faked_anew(GB10) as driver:
             late = LateKernels()
             late.watch()
             launch_all(quick(3))
@@ -345,7 +346,7 @@ def test_warming_beside_other_work(tmp_path: Path, filled: Path, caplog: pytest.
     kernel, launch = next(iter(launches.items()))
     bad = replace(kernel, options=(("num_warps", 3),))
     listed = launches | {bad: launch._replace(options={"num_warps": 3})}
-    with knobs.cache.scope(), knobs.compilation.scope(), card_driver(GB10) as driver:
+    with knobs.cache.scope(), knobs.compilation.scope(), faked_anew(GB10) as driver:
         warming = Warming(lambda folder: listed, TARGET, where, 2)
         warming.start()
         seen: list[tuple[int, int]] = []
@@ -367,7 +368,7 @@ def test_warming_beside_other_work(tmp_path: Path, filled: Path, caplog: pytest.
 def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
     """In vLLM's process: kernels go to the cache in use, and Triton reads them there in its own way."""
     launches = quick(1)
-    with knobs.cache.scope(), knobs.compilation.scope(), card_driver(GB10):
+    with knobs.cache.scope(), knobs.compilation.scope(), faked_anew(GB10):
         knobs.cache.dir = str(tmp_path)
         before = knobs.cache.manager_class, knobs.compilation.store_binary_only
         warming = Warming(lambda folder: launches, TARGET, None, 1, is_guest=True)

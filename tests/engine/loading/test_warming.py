@@ -26,8 +26,9 @@ from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.process import service
 from microscale.engine.process.messages import EngineConfig
 from microscale.hardware import Gpu, known, played
+from microscale.kernels.launch import launch
 from microscale.models.recorded import Wanted
-from support.driver import card_driver
+from support.fake_driver import faked_anew
 
 TINY = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
 GB10 = known("gb10")
@@ -65,7 +66,7 @@ def test_kernels_are_compiled_while_the_model_loads(cache: Path, monkeypatch: py
 
     monkeypatch.setattr(warming, "recorded", one_of_them)
     told: list[tuple[int, int]] = []
-    with card_driver(GB10) as driver:
+    with faked_anew(GB10) as driver:
         with kernels_ready(
             as_planned_for(GB10), cache, lambda done, total: told.append((done, total)), Wanted(tokens=3)
         ):
@@ -73,9 +74,9 @@ def test_kernels_are_compiled_while_the_model_loads(cache: Path, monkeypatch: py
         late = LateKernels()
         late.watch()
         for each in listed.values():
-            each.fn.run(*each.arguments, grid=each.grid, warmup=False, **each.constants, **each.options)
+            launch(each.fn, each.grid, each.arguments, each.constants, each.options)
         assert (late.compiled, late.loaded) == (0, 0)
-        assert driver.launched == ["rms_norm"]
+        assert [one.name for one in driver.launched] == ["rms_norm"]
     assert told[-1] == (1, 1)
     assert list(cache.rglob("rms_norm.cubin"))
 
@@ -97,7 +98,7 @@ def test_the_next_start_does_not_list_again(
     monkeypatch.setattr(warming, "recorded", one_of_them)
     prepared = as_planned_for(GB10)
     for wanted in (Wanted(tokens=3), Wanted(tokens=3), Wanted(tokens=4)):
-        with card_driver(GB10), kernels_ready(prepared, cache, wanted=wanted):
+        with faked_anew(GB10), kernels_ready(prepared, cache, wanted=wanted):
             pass
     assert [arguments[-1] for arguments in asked] == [Wanted(tokens=3), Wanted(tokens=4)]
     ready = [line for line in caplog.messages if "kernels are ready" in line]
