@@ -244,8 +244,11 @@ def merge_splits(
         for begin in tl.range(0, splits, BLOCK_P):
             split = begin + tl.arange(0, BLOCK_P)
             mask = split < splits
-            block = (first + split) * blocks + head // group * PARTS + token // tokens
-            row = block * BLOCK_M + token % tokens * group + head % group
+            block = (first + split) * blocks + head // group * PARTS
+            if PARTS == 1:  # a division less: it spills otherwise (heads of 128, SM 9.0, Triton 3.6)
+                row = block * BLOCK_M + token * group + head % group
+            else:
+                row = (block + token // tokens) * BLOCK_M + token % tokens * group + head % group
             tops = tl.load(summary_ptr + row * 2, mask=mask, other=-1.0e30)
             totals = tl.load(summary_ptr + row * 2 + 1, mask=mask, other=0.0)
             parts = tl.load(partial_ptr + row[:, None] * HEAD_DIM + dims[None, :], mask=mask[:, None], other=0.0)
