@@ -5,9 +5,10 @@ accepted, by chance. So the figures need no drafter, hold for any weights, and s
 tokens a second for the acceptance that was set, and for lengths that publishers of draft heads name. With a draft head
 its drafts are verified instead, and its passes are in the times; no drafts are then measured without it.
 
-``auto`` is the length that the engine chooses by itself. Steps grow slower with the context, so its steps are those of
-requests one after the other, each as long as those of the other rows, and tokens are counted as theirs are: what a
-length gives on average. Which lengths it chose is printed too (``chosen``).
+All numbers of drafts are measured by turns (``TURNS``). ``auto`` is the length that the engine chooses by itself. Steps
+grow slower with the context, so its steps are those of requests one after the other, each as long as those of the other
+rows, and tokens are counted as theirs are: what a length gives on average. Which lengths it chose is printed too
+(``chosen``).
 
 The floor is the same step's bytes and operations at the card's full rates, with as many experts read as its tokens are
 expected to use.
@@ -19,7 +20,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -27,7 +28,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from microscale.backends.plan import Setup
-from microscale.bench.chosen import ChosenStep, RecordingSpeculation, shares, shares_line, steps_as_json
+from microscale.bench.chosen import ChosenStep, RecordingSpeculation
+from microscale.bench.speculative_table import LENGTHS, Row
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
 from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
@@ -47,11 +49,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AUTO = "auto"
+TURNS = 4
+"""Every number of drafts is measured so often, one after the other: a card that has worked for some seconds is slower
+than one that is cool, by 4 % at 64 sequences."""
 WARM_UP = 6
 """Steps before those that are timed: the first capture their graph."""
 MAX_DRAFT = 16
 ANY_TOKENS = 1024 * MAX_DRAFT
-LENGTHS = (2.0, 2.5, 3.0)
 STEP_TOKENS = 8192
 
 
@@ -66,8 +70,9 @@ class Plan:
     depth: int
     """Tokens of context before the first step."""
     steps: int = 32
+    """Of a request."""
     auto_steps: int = 300
-    """With ``AUTO``, of several requests."""
+    """With ``AUTO``, of several requests, at least."""
     auto_learns: int = 100
     """Steps before them, in which it finds the length, and graphs are captured."""
 
@@ -76,36 +81,14 @@ class Plan:
         return max((count for count in self.drafts if isinstance(count, int)), default=0) or 7
 
     @property
+    def auto_requests(self) -> int:
+        """Of each sequence in each turn."""
+        return -(-self.auto_steps // (TURNS * self.steps))
+
+    @property
     def longest(self) -> int:
         """Positions of a sequence, at most."""
         return self.depth + (WARM_UP + self.steps + 2) * (1 + self.most)
-
-
-@dataclass(frozen=True)
-class Row:
-    sequences: int
-    drafts: int | str
-    step_ms: float
-    ratio: float | None
-    """Against a step without drafts, where that was measured."""
-    floor_ms: float | None
-    predicted_ms: float | None
-    """What ``explain`` says."""
-    experts: float | None
-    tokens_a_step: float
-    """Of a sequence: what the acceptance gives on average, with the lengths that were chosen."""
-    tok_s: float
-    tok_s_at: dict[str, float | None]
-    """If a step gave each sequence 2, 2.5, 3 tokens."""
-    draft_length: float
-    """Mean over the steps."""
-    steps: tuple[ChosenStep, ...] = ()
-    """With ``AUTO``, those in which it learned among them."""
-
-    @property
-    def chosen(self) -> dict[int, float]:
-        """How often each length was chosen in the steps that count."""
-        return shares([step for step in self.steps if step.counts])
 
 
 @dataclass(frozen=True)
@@ -252,29 +235,34 @@ class _Batch:
         self._speculations[engine] = speculation
         return engine
 
-    def measure(self, drafts: int | str) -> _Measured:
-        if not isinstance(drafts, int):
-            return self._measure_auto()
-        self._set.tokens = drafts
-        seconds, steps = self._run_requests(self._engine if drafts else self._without)
-        return _Measured.of(seconds, steps, self._sequences)
+    def measure(self) -> dict[int | str, _Measured]:
+        """By drafts, all of the plan's, by turns."""
+        plan = self._plan
+        auto = self._new_choosing() if AUTO in plan.drafts else None
+        steps: dict[int | str, list[ChosenStep]] = {drafts: [] for drafts in plan.drafts}
+        seconds = dict.fromkeys(plan.drafts, 0.0)
+        for drafts in (each for _ in range(TURNS) for each in plan.drafts):
+            choosing, fixed = auto if drafts == AUTO else None, self._engine if drafts else self._without
+            if isinstance(drafts, int):
+                self._set.tokens = drafts
+            while choosing is not None and len(steps[AUTO]) < plan.auto_learns:
+                steps[AUTO] += self._run_requests(choosing, learning=True)[1]
+            for _ in range(plan.auto_requests if choosing else 1):
+                took, found = self._run_requests(choosing or fixed)
+                seconds[drafts] += took
+                steps[drafts] += found
+        if auto is not None:
+            del self._speculations[auto]
+        return {drafts: _Measured.of(seconds[drafts], steps[drafts], self._sequences) for drafts in plan.drafts}
 
-    def _measure_auto(self) -> _Measured:
-        """Requests one after the other, each with as many steps as a row of a fixed length has."""
+    def _new_choosing(self) -> Engine:
+        """An engine that chooses by itself."""
         model, plan, head = self._model, self._plan, self._head
         drafting = FREE if head is None else head.drafting
         prior = predicted_costs(self._shape, model.ops.plan, self._setup, plan.most, self._sequences, drafting)
         engine = self._new_engine(ByArithmetic(prior, plan.most), head)
         engine.prepare()
-        steps: list[ChosenStep] = []
-        seconds, counted = 0.0, 0
-        while counted < plan.auto_steps:
-            learning = len(steps) < plan.auto_learns
-            took, found = self._run_requests(engine, learning=learning)
-            steps += found
-            seconds, counted = (seconds, 0) if learning else (seconds + took, counted + len(found))
-        del self._speculations[engine]
-        return _Measured.of(seconds, steps, self._sequences)
+        return engine
 
     def _run_requests(self, engine: Engine, *, learning: bool = False) -> tuple[float, list[ChosenStep]]:
         """Requests from their prompts on: the seconds of all steps that count, and every step."""
@@ -321,7 +309,7 @@ class _Batch:
 def run(
     model: AnyModel, shape: Outline, setup: Setup, plan: Plan, batches: Sequence[int], head: Head | None = None
 ) -> Iterator[Row]:
-    """Rows as they are measured."""
+    """Rows, when all of a number of sequences are measured."""
     gc.collect()
     gc.freeze()
     for sequences in batches:
@@ -330,11 +318,10 @@ def run(
         context, drafting = max(plan.depth, 1), FREE if head is None else head.drafting
         steps = drafted_steps(shape, model.ops.plan, setup, sequences, counts, context, drafting)
         known = {step.drafts: step for step in steps}
-        alone: float | None = None
-        for drafts in plan.drafts:
-            measured = batch.measure(drafts)
-            alone = measured.seconds if drafts == 0 else alone
-            yield _row(plan, sequences, drafts, measured, alone, known.get(_number(drafts)))
+        measured = batch.measure()
+        alone = measured[0].seconds if 0 in measured else None
+        for drafts, found in measured.items():
+            yield _row(plan, sequences, drafts, found, alone, known.get(_number(drafts)))
 
 
 def _number(drafts: int | str) -> int:
@@ -355,52 +342,3 @@ def _row(
         None if known is None else known.floor_us / 1e3, None if known is None else known.us / 1e3,
         None if known is None else known.experts, each, sequences * each / seconds, at, measured.drafts, steps,
     )  # fmt: skip
-
-
-def best(rows: Sequence[Row]) -> dict[int, Row]:
-    """Of each number of sequences, the fixed number of drafts that gives most tokens a second."""
-    found: dict[int, Row] = {}
-    for row in rows:
-        kept = found.get(row.sequences)
-        if isinstance(row.drafts, int) and (kept is None or row.tok_s > kept.tok_s):
-            found[row.sequences] = row
-    return found
-
-
-def header() -> str:
-    at = "".join(f"{f'at {n:g}':>9}" for n in LENGTHS)
-    return f"{'seq':>4} {'K':>5} {'step ms':>8} {'x':>5} {'floor':>7} {'explain':>8} {'experts':>7} {'tok/s':>9}{at}"
-
-
-def line(row: Row) -> str:
-    def shown(value: float | None, width: int, digits: int) -> str:
-        return f"{'' if value is None else f'{value:.{digits}f}':>{width}}"
-
-    figures = " ".join(
-        (shown(row.ratio, 5, 2), shown(row.floor_ms, 7, 2), shown(row.predicted_ms, 8, 2), shown(row.experts, 7, 1))
-    )
-    at = "".join(shown(rate, 9, 1) for rate in row.tok_s_at.values())
-    found = f"{row.sequences:>4} {row.drafts!s:>5} {row.step_ms:>8.2f} {figures} {row.tok_s:>9.1f}{at}".rstrip()
-    return found + (f"\n{shares_line(row.chosen)}" if row.steps else "")
-
-
-def summary(rows: Sequence[Row], acceptance: float) -> str:
-    """The best number of drafts for each number of sequences, against none."""
-    parts = []
-    for sequences, row in best(rows).items():
-        alone = next((each for each in rows if each.sequences == sequences and each.drafts == 0), None)
-        gain = "" if alone is None else f", {row.tok_s / alone.tok_s:.2f} x"
-        parts.append(f"{sequences} sequences: K = {row.drafts}{gain}")
-    return f"best at an acceptance of {acceptance:g}: {'; '.join(parts)}"
-
-
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
-    chosen = {id(row) for row in best(rows).values()}
-    return [_told(row) | {"best": id(row) in chosen} for row in rows]
-
-
-def _told(row: Row) -> dict[str, object]:
-    """With ``AUTO`` how often each length was chosen, and all steps."""
-    told = asdict(replace(row, steps=()))
-    del told["steps"]
-    return told | {"chosen": row.chosen, "steps": steps_as_json(row.steps)} if row.steps else told

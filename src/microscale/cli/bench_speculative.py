@@ -13,7 +13,7 @@ import typer
 
 from microscale import settings
 from microscale.backends.precision import make_precision
-from microscale.bench import speculative
+from microscale.bench import speculative, speculative_table
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
@@ -104,19 +104,19 @@ def bench_speculative(
         versions = f"torch {torch.__version__}, triton {triton.__version__}"
         who = "free drafts" if head is None or drafter is None else f"{drafter.method} {drafter.model or ''}".strip()
         print(f"{model} on {prepared.setup.gpu.name}, precision {asked}, acceptance {acceptance:g}, {who}, {versions}")
-        print(speculative.header(), flush=True)
+        print(speculative_table.header(), flush=True)
     rows = []
     with progress_bar("Measuring") as (start, advance):
         start(len(batches) * len(plan.drafts))
         for row in speculative.run(loaded, prepared.outline, prepared.setup, plan, batches, head):
             rows.append(row)
             if not as_json:
-                print(speculative.line(row), flush=True)
+                print(speculative_table.line(row), flush=True)
             advance(1)
     if as_json:
-        print_json(speculative.as_json(rows))
+        print_json(speculative_table.as_json(rows))
     else:
-        print(speculative.summary(rows, acceptance))
+        print(speculative_table.summary(rows, acceptance))
 
 
 def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative.Head | None:

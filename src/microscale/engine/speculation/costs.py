@@ -177,7 +177,7 @@ class StepCosts:
         verify = [predicted.verify[0] * factors[0]]
         for count in range(1, self._most + 1):
             part = predicted.verify[(count - 1) * sequences + 1 : count * sequences + 1]
-            verify += [us * factors[count] for us in part]
+            verify += [max(us * factors[count], verify[0]) for us in part]
         draft = [us * factor for us, factor in zip(predicted.draft, factors, strict=True)]
         return Costs(sequences, verify, draft, SIZES)
 
