@@ -19,12 +19,13 @@ from microscale.engine.speculation.length import ByArithmetic, FixedLength
 from microscale.engine.speculation.resting import BAD_WINDOWS, FIRST_REST, SETTLING, WINDOW, Resting
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.limits import Limits
+from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
 from support.heads import Anew, RecordingDrafter, random_head
 from support.loading import load_model
-from support.simulated_drafts import best_fixed, prior_of
+from support.simulated_drafts import SomeTokens, best_fixed, prior_of
 from support.simulated_head import HeadSimulation
 
 AWAKE = SETTLING + WINDOW
@@ -87,6 +88,18 @@ def test_each_number_of_sequences_rests_by_itself() -> None:
     for _ in range(AWAKE):
         resting.stepped(64, 1000.0, 0.0)
     assert [resting.rests(count) for count in (1, 8, 32, 33, 64, 65)] == [False, False, False, True, True, False]
+
+
+def test_steps_that_the_host_was_late_for_count_too() -> None:
+    """Behind a head of one sequence it was late for most of them, and the head was awake for 270 steps, not 128."""
+    now, rule = 0.0, ByArithmetic(prior_of(STEPS), 7)
+    speculation = Speculation(SomeTokens(), 7, rule, lambda: now)
+    step = [Work(Request("r", [1], SamplingParams()), 0, 1, drafts=())]
+    for at in range(AWAKE + 1):  # of the first one nobody knows when it began
+        assert not rule.rests(1)
+        now += OBSERVED[1] / 1e3
+        speculation.ended(step, waited=at % 8 < 3)
+    assert rule.rests(1)
 
 
 # ---- a real head -----------------------------------------------------------------------------------------------------

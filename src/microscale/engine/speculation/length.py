@@ -57,6 +57,9 @@ class Length:
     def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
         """A step in which these decoded, some with drafts of these lengths, ended so long after the one before it."""
 
+    def passed(self, sequences: int) -> None:
+        """A step in which so many decoded ended, and its time says nothing."""
+
     def rests(self, sequences: int) -> bool:
         """Whether a drafter that is a model need not follow steps of so many sequences: no drafts pay there."""
         return False
@@ -150,6 +153,9 @@ class ByArithmetic(Length):
         self._account += gained
         self._resting.stepped(sequences, counted, gained, self._wanted)
         self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
+
+    def passed(self, sequences: int) -> None:
+        self._resting.stepped(sequences, 0.0, 0.0, self._wanted)
 
     def _given(self, requests: Sequence[Request], lengths: Sequence[int]) -> float:
         """Tokens that drafts of these lengths have given on average."""

@@ -2,7 +2,8 @@
 
     awake    ``SETTLING`` + ``WINDOW`` steps: if what drafts gave in the second part is less than ``LEAST`` of its time,
              the head rests; else the same again. If drafts were wanted in most of it, that was bad luck perhaps: 64
-             steps of one sequence are off by 8 % of their time. Then it rests after ``BAD_WINDOWS`` in a row.
+             steps of one sequence are off by 8 % of their time. Then it rests after ``BAD_WINDOWS`` in a row. Steps
+             whose time says nothing count too: where the host is late for most, the head was awake twice as long
     resting  the head takes no notice of steps, so requests that run meanwhile are drafted for no more (``head``);
              ``FIRST_REST`` steps, and twice as many each time in a row, up to ``MOST_REST``
 

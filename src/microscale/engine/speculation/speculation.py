@@ -194,6 +194,8 @@ class Speculation:
             self.counts.stepped(lengths)
             if in_time and self._quiet and (quiet or self._ahead is None):
                 self._length.timed([work.request for work in schedule], lengths, (now - before) * 1e6)
+            else:
+                self._length.passed(len(schedule))
 
     def forget(self, request_id: str) -> None:
         self._drafter.forget(request_id)
