@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,6 +54,8 @@ TURNS = 4
 than one that is cool, by 4 % at 64 sequences."""
 WARM_UP = 6
 """Steps before those that are timed: the first capture their graph."""
+AT_ONCE = 64
+"""Steps with drafts of one length for which it is said at once how many are accepted."""
 MAX_DRAFT = 16
 ANY_TOKENS = 1024 * MAX_DRAFT
 STEP_TOKENS = 8192
@@ -151,6 +153,10 @@ class _AnyTokens:
         pass
 
 
+_Accepted: TypeAlias = "tuple[list[int], Tensor]"
+"""Drafts of each request that are accepted: on the host, and on the device."""
+
+
 class _ByChance(Sampler):
     """Draws as ever, and accepts drafts by chance. Nothing but a bench may do that: the tokens are not the model's."""
 
@@ -158,22 +164,34 @@ class _ByChance(Sampler):
         super().__init__(*given)
         self._acceptance = acceptance
         self._chance = random.Random(1)
-        self._counts_of: WeakKeyDictionary[Reading, list[int]] = WeakKeyDictionary()
-        """Drafts of each request that are accepted of what was drawn: the host knows it at once, and acts as if not."""
+        self._ready: dict[tuple[int, int], list[_Accepted]] = {}
+        """For steps to come, by sequences and the length of all their drafts."""
+        self._counts_of: WeakKeyDictionary[Reading, _Accepted] = WeakKeyDictionary()
+        """Of what was drawn: the host knows it at once, and acts as if not."""
 
-    def _chosen(self, drawn: Drawn) -> list[int]:
+    def _chosen(self, drawn: Drawn) -> _Accepted:
         if drawn.reading not in self._counts_of:
-            self._counts_of[drawn.reading] = [self._choose(len(draft)) for draft in drawn.drafts]
+            lengths = [len(draft) for draft in drawn.drafts]
+            even = len(set(lengths)) == 1
+            ready = self._ready.setdefault((len(lengths), lengths[0]), []) if even else []
+            if not ready:
+                ready += self._choose(lengths, AT_ONCE if even else 1)
+            self._counts_of[drawn.reading] = ready.pop()
         return self._counts_of[drawn.reading]
 
-    def _choose(self, drafted: int) -> int:
+    def _choose(self, lengths: Sequence[int], steps: int) -> list[_Accepted]:
+        """For so many steps, which a server would find among its tokens: a copy to the device is none of its costs."""
+        counts = [[self._count(length) for length in lengths] for _ in range(steps)]
+        return list(zip(counts, self._layouts.there(torch.tensor(counts)), strict=True))
+
+    def _count(self, drafted: int) -> int:
         return next((n for n in range(drafted) if self._chance.random() >= self._acceptance), drafted)
 
     def _given(self, drawn: Drawn) -> Tensor | None:
-        return self._layouts.there(torch.tensor(self._chosen(drawn)))
+        return self._chosen(drawn)[1]
 
     def _accepted(self, drawn: Drawn, values: Found) -> list[int]:
-        counts, at = self._chosen(drawn), 0
+        (counts, _), at = self._chosen(drawn), 0
         drafts = drawn.drafts if drawn.ahead is None else drawn.reading.drafts()
         for count, draft, own in zip(counts, drafts, drawn.drafts, strict=True):
             values.tokens[at : at + count] = draft[:count]
