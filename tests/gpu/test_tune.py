@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton import knobs
 
 from microscale.bench import timing, tune_attention, tune_split_kv, tune_with_mlp
 from microscale.bench.tune import JOBS, WITH_MLP, tune
@@ -39,7 +40,8 @@ BORDERS = (Kernels.SPLIT_KV, Kernels.THRESHOLDS)
 @pytest.mark.parametrize("kernels", list(JOBS))
 def test_a_quick_look(tmp_path: Path, kernels: str) -> None:
     gpu = detect()
-    file = tune(gpu, tmp_path, kernels=[kernels], quick=True)
+    with knobs.cache.scope(), knobs.compilation.scope():  # it keeps what it compiles, as a server does
+        file = tune(gpu, tmp_path, kernels=[kernels], quick=True)
     found = tuned.read(file, SECTIONS[kernels], gpu.family)
     # An MLP in the experts' launches has rows where that is faster than beside them.
     assert found or kernels == WITH_MLP
@@ -55,8 +57,8 @@ def test_a_quick_look(tmp_path: Path, kernels: str) -> None:
     if kernels == Kernels.THRESHOLDS:
         names = {Name.WGMMA_PAIRS, Name.WGMMA_TOKENS, Name.FP8_PAIRS, Name.MXFP8_RESIDENT_PAIRS}
         on_wgmma = names if gpu.has(Feature.WGMMA) else set()
-        dense_names = {Name.UNPACK_TOKENS, Name.FEW_ROWS_PROGRAMS, Name.FEW_ROWS_TOKENS}
-        assert {key.name for key in found} == on_wgmma | dense_names
+        on_all = {Name.UNPACK_TOKENS, Name.FEW_ROWS_PROGRAMS, Name.FEW_ROWS_TOKENS, Name.WIDEN_ROWS}
+        assert {key.name for key in found} == on_wgmma | on_all
 
 
 @pytest.mark.slow
@@ -65,7 +67,8 @@ def test_a_quick_look(tmp_path: Path, kernels: str) -> None:
 def test_splits_of_every_head_size(head_dim: int) -> None:
     gpu = detect()
     bench = Bench(gpu, timing.graph_us, "a test", compiler_for(gpu), lambda: None, "cuda", quick=True)
-    [row] = tune_split_kv.SplitJob(head_dim, gpu).quick().rows(bench)
+    with knobs.cache.scope(), knobs.compilation.scope():
+        [row] = tune_split_kv.SplitJob(head_dim, gpu).quick().rows(bench)
     assert attention.SPLIT_SECTION.misfit(row.key, row.tile, gpu.family) is None
     assert "splits_per_sm" in row.measured.run
 

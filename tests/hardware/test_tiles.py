@@ -51,7 +51,7 @@ def test_wgmma_alone_means_no_measured_tile() -> None:
         for rows in (2880, 5120, 8192, 201088):
             tile = dense.choose(fmt, rows, 1, other)
             assert tile.registers == dense.MAX_REGISTERS
-            assert tile == dense.by_rule(dense.Case(fmt, 8, dense.size_of(rows, other)))
+            assert tile == dense.by_rule(dense.Case(fmt, 8, dense.size_of(rows, other)), other.family)
     for bits, top_k in ((4, 4), (8, 8)):
         shape = replace(GPT_OSS, bits=bits)
         for find in (experts.direct_gate_up, experts.direct_down):
@@ -214,7 +214,7 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
                 key = dense.Case(fmt, columns, size)
                 options = list(dense.candidates(key, gpu))
                 assert len(options) == len(set(options)) > 3
-                assert {dense.tile_of(key, gpu), dense.by_rule(key)} <= set(options)
+                assert {dense.tile_of(key, gpu), dense.by_rule(key, gpu.family)} <= set(options)
                 assert all(dense.SECTION.misfit(key, tile, gpu.family) is None for tile in options)
     for bits in (4, 8):
         shape = replace(GPT_OSS, bits=bits)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from microscale.hardware.families import Family, Gpu
+from microscale.hardware.families import SM86, SM89, Family, Gpu
 from microscale.hardware.tiles.tuned import Kernels, Section, measured
 
 COLUMNS = (8, 16, 32)
@@ -105,6 +105,8 @@ _AHEAD = {
     # ahead 11.1 us with 168 registers, 2 ahead 15).
     32: {DenseFormat.FP8: 1, DenseFormat.MXFP8: 1, DenseFormat.MXFP4: 1},
 }
+# Where two row tiles of MXFP8 and 32 tokens spill 24 bytes (Triton 3.6): four warps beside each other, and no slices.
+_ONE_ROW_TILE_A_WARP = frozenset({SM86, SM89})
 
 
 def columns_for(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> int:
@@ -136,10 +138,10 @@ def choose(weight_format: str, rows: int, tokens: int, gpu: Gpu) -> Tile:
 
 def tile_of(case: Case, gpu: Gpu) -> Tile:
     row = measured(SECTION, gpu.family).get(case)
-    return by_rule(case) if row is None else row.tile
+    return by_rule(case, gpu.family) if row is None else row.tile
 
 
-def by_rule(case: Case) -> Tile:
+def by_rule(case: Case, family: Family) -> Tile:
     """Many rows: a warp for a row tile. Fewer: four warps share one along K, so that the card is full. All registers:
     with fewer some SMs spill.
 
@@ -149,7 +151,8 @@ def by_rule(case: Case) -> Tile:
     if case.size is Size.MANY:
         return Tile(case.columns, 4, 4, 1, ahead, MAX_REGISTERS)
     if case.columns == 32 and case.size is Size.CROWDED:
-        return Tile(case.columns, 4, 2, 2, ahead, MAX_REGISTERS)
+        beside = 4 if case.format is DenseFormat.MXFP8 and family in _ONE_ROW_TILE_A_WARP else 2
+        return Tile(case.columns, 4, beside, 4 // beside, ahead, MAX_REGISTERS)
     # A slice of K has a dozen tiles, and each batch is a wait for the memory.
     if case.format is DenseFormat.BF16 and case.columns == COLUMNS[0]:
         ahead = 3
@@ -169,7 +172,7 @@ def candidates(case: Case, gpu: Gpu) -> Iterator[Tile]:
         blocks += [(2, 1, 4), (2, 1, 2), (2, 2, 4), (4, 2, 4), (4, 2, 2)]
     words = {DenseFormat.BF16: 16, DenseFormat.MXFP4: 4}.get(case.format, 8)
     tokens = 32 if case.columns <= 16 else 4 * case.columns  # registers of theirs and of addresses
-    seen = {tile_of(case, gpu): None, by_rule(case): None}
+    seen = {tile_of(case, gpu): None, by_rule(case, gpu.family): None}
     for row_tiles, warps_n, slices in blocks:
         for registers in (128, 168, 255):
             for ahead in (1, 2, 3, 4):
