@@ -4,9 +4,9 @@ The prior is the prediction that ``explain`` prints, at a few numbers of sequenc
 straight lines (of drafts, and of doublings of sequences). Times of real steps say by which factor it is off, by *cell*:
 half doublings of sequences, drafts of a sequence. The lower third of the last few times counts, so that a step in which
 the machine was busy is no news; without drafts the median, since all others are held against it: the lower of two times
-made drafts look dear for 256 steps. A cell that was not seen takes the factors of those near it. One that looked dear
-is believed less the longer ago that was, until it is tried again: otherwise what was wrong once would stay so, since
-nobody takes drafts that look dear.
+made drafts look dear for 256 steps. Drafts never seem to save time by themselves. A cell that was not seen takes the
+factors of those near it. One that looked dear is believed less the longer ago that was, until it is tried again:
+otherwise what was wrong once would stay so, since nobody takes drafts that look dear.
 """
 
 from __future__ import annotations
