@@ -231,6 +231,14 @@ def test_what_is_measured_fits_and_holds_the_tile_in_use(gpu: Gpu) -> None:
             assert misfits == [None] * len(found)
 
 
+def test_two_row_tiles_a_warp_where_registers_hold_them() -> None:
+    """32 tokens of MXFP8 spill on SM 8.6 and 8.9 with Triton 3.6, which is not the one that is pinned."""
+    case = dense.Case(dense.DenseFormat.MXFP8, 32, dense.Size.CROWDED)
+    found = {gpu.sm: dense.tile_of(case, gpu) for gpu in CARDS}
+    assert {sm for sm, tile in found.items() if tile.row_tiles == tile.warps_n} == {86, 89}
+    assert all((tile.rows, tile.warps) == (64, 4) for tile in found.values())
+
+
 def test_one_wave_is_what_registers_leave() -> None:
     """Rows of gate and up end where all programs still run at once, with 7 % to spare for the kernel before, whose
     programs hold registers (88 registers, 99 % full: 24.8 us and not 20.8)."""

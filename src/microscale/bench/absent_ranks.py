@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FEW, MANY = 10_000, 1_000_000
 SPINS = 20
+"""Of one graph, while they are measured."""
 
 
 @dataclass(frozen=True)

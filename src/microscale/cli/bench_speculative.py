@@ -54,7 +54,9 @@ def bench_speculative(
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
     depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
-    steps: Annotated[int, typer.Option(help="Steps of a request that are timed; auto has 300 of several.", min=1)] = 32,
+    steps: Annotated[
+        int, typer.Option(help="Steps of a request that are timed; each row has four requests, auto 300 steps.", min=1)
+    ] = 32,
     precision: PrecisionOption = "exact",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     gpu_memory_utilization: UtilizationOption = 0.9,
