@@ -26,7 +26,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test lint lint-files check wheel test-wheel test-image test-vllm test-ray test-links test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-screens docs-serve quality coverage lock clean
+.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-links test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-screens docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -95,8 +95,12 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 	$$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq chromium fonts-dejavu-core \
 	>/dev/null || echo "No Chromium could be installed: the tests of the web page will be skipped."
 
-test: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test that needs no GPU (half an hour on two cores)
-	$(BIN)/python -m pytest -n auto --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+test: $(INSTALLED) browser ## Run the tests that protect users (under 8 minutes on two cores)
+	$(PYTEST) -m 'not nightly'
+
+test-all: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser test-wheel ## Run every test that needs no GPU (an hour on two cores)
+	$(PYTEST)
 
 wheel: $(INSTALLED) ## Build the wheel into dist
 	$(BIN)/python tools/wheel.py dist
@@ -122,9 +126,10 @@ test-links: $(INSTALLED) ## Run one model on two machines with a slow and lossy 
 test-clients: $(INSTALLED) browser ## Run real clients, from PyPI and npm, against the server: rewrites docs/clients.md
 	PYTHONPATH=tests $(BIN)/python -m clients.run $(ARGS)
 
-lint: $(INSTALLED) ## Lint, format and types of src, demo and tests (a minute on two cores, seconds the second time)
+lint: $(INSTALLED) ## Lint, format, architecture rules and types (two minutes on two cores, seconds the second time)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/architecture.py
 	$(BIN)/mypy
 
 # What no Python tool reads: the Dockerfile, GitHub's workflows, the citation, the hooks. Needs npm.
@@ -140,8 +145,8 @@ lint-files: $(FILES)/.installed ## Lint the Dockerfile, workflows, citation and 
 	$(FILES)/bin/cffconvert --validate --infile CITATION.cff
 	$(FILES)/bin/pre-commit validate-config
 
-check: $(INSTALLED) lint ## Lint and the fast tests (some minutes on two cores)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
+check: $(INSTALLED) lint ## Lint and the fast tests (under three minutes on two cores, the second time)
+	$(PYTEST) -m 'not slow and not nightly'
 
 prove: $(INSTALLED) $(OLD_INSTALLED) ## Compile every kernel for every architecture, with the pinned Triton and with 3.6.0
 	$(BIN)/microscale prove --gpu all --markdown docs/kernels.md

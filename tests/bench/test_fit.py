@@ -11,6 +11,8 @@ from microscale.bench import fit
 from microscale.cli import app
 from microscale.hardware import FAMILY_OF_SM, whole_models
 
+pytestmark = pytest.mark.nightly
+
 SM90 = FAMILY_OF_SM[90]
 FILE = whole_models.file_of("sm90")
 

@@ -154,6 +154,7 @@ def test_names_paths_and_numbers_are_taken_out() -> None:
 # ---- a run without a GPU --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_report_without_a_gpu(tmp_path: Path) -> None:
     """Kernels of one op, executed on the CPU; the machine; nothing timed; both files."""

@@ -48,6 +48,7 @@ def measured_in_peace(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     return folder, told
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_whole_command(tmp_path: Path) -> None:
     folder, told = measured_in_peace(tmp_path)

@@ -27,6 +27,8 @@ from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
 from support.loading import load_model
 
+pytestmark = pytest.mark.nightly
+
 
 @cache
 def tiny() -> tuple[AnyModel, Outline, Setup]:

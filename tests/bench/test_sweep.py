@@ -20,6 +20,8 @@ from microscale.hardware.reach import reach
 from microscale.hardware.stand_in import stand_in as card_record
 from microscale.hardware.whole_models import Case, Kind
 
+pytestmark = pytest.mark.nightly
+
 H200 = hardware.known("h200")
 ROW = whole.Row("tg32", 8, 128, 1500.0, 2000.0, 1480.0, (1490.0, 1500.0, 1520.0))
 

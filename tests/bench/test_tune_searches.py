@@ -37,6 +37,8 @@ from microscale.hardware.tiles.thresholds import NEVER, Name
 from microscale.hardware.tiles.tuned import Kernels, Section
 from microscale.kernels.launch import Launch, taken_by
 
+pytestmark = pytest.mark.nightly
+
 H200 = known("h200")
 Clock = Callable[[Sequence[Launch]], float]
 

@@ -303,6 +303,7 @@ for result in run_job(job):
 """
 
 
+@pytest.mark.nightly
 def test_a_kill_at_any_moment_leaves_a_cache_that_is_used_or_ignored(
     folder: Path, filled: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from support.doc_commands import blocks
 from support.run_commands import Reader, read_page, runnable
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.slow
 def test_the_page_of_the_api_does_what_it_says(tmp_path: Path) -> None:

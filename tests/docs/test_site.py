@@ -14,6 +14,8 @@ from support.browser import chromium
 from support.built_site import broken, build, is_outside, pages, served
 from support.doc_commands import ROOT, nav
 
+pytestmark = pytest.mark.nightly
+
 # Of this project's machines. Pages may speak of folders that any machine has.
 PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(root|home)/\w|/simple/\w")
 # The widest tables and the longest lines.

@@ -24,7 +24,7 @@ from microscale.kernels.dense.reference import ReferenceDense, capped, dense, su
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec, DenseWeights
 from microscale.kernels.layouts import Packed, RowOrder
 from microscale.kernels.op import Activations
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 from support.shapes import record_dense
 
 TRITON = ["triton_bf16", "triton_fp8", "triton_mxfp8", "triton_mxfp4", "triton_mxfp8_a8", "triton_mxfp4_a8"]
@@ -48,8 +48,9 @@ def op_of(name: str) -> DenseOp[Any]:
     return found
 
 
-def test_under_the_interpreter() -> None:
-    run_cases("cases_dense.py", beside=__file__)
+@first_and_all
+def test_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_dense.py", every, beside=__file__)
 
 
 @pytest.mark.parametrize("implementation", [ReferenceDense(), DequantizedDense()], ids=lambda i: i.name)

@@ -12,11 +12,12 @@ from microscale.kernels.drafts.reference import count_accepted
 from microscale.kernels.drafts.spec import NO_TOKEN
 from microscale.kernels.launch import Launch, recording
 from microscale.prove.cases.drafts import FollowCase, MoveCase, cases, layout_of
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 
 
-def test_under_the_interpreter() -> None:
-    run_cases("cases_drafts.py", beside=__file__)
+@first_and_all
+def test_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_drafts.py", every, beside=__file__)
 
 
 def test_by_hand() -> None:

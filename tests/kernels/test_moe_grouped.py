@@ -17,12 +17,13 @@ from microscale.kernels.moe.spec import Activations, MoeSpec, Routing
 from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
 from microscale.kernels.moe.w8a8 import TritonW8A8
 from microscale.kernels.op import Unit
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 from support.moe_cases import GELU, SILU, SWIGLU, Case, Problem
 
 
-def test_under_the_interpreter() -> None:
-    run_cases("cases_moe_grouped.py", beside=__file__)
+@first_and_all
+def test_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_moe_grouped.py", every, beside=__file__)
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)

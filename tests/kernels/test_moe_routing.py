@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from microscale.kernels.launch import Kernel, recording
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import RouterKind, reference_dispatch, reference_route, tile_bound
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 
 
-def test_under_the_interpreter() -> None:
-    run_cases("cases_moe_routing.py", beside=__file__)
+@first_and_all
+def test_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_moe_routing.py", every, beside=__file__)
 
 
 def test_both_kinds_of_router_are_one_function() -> None:

@@ -24,7 +24,7 @@ from microscale.kernels.layouts import MAX_SCALE, Packed, RowOrder, pack
 from microscale.kernels.moe import grouped_wgmma, small_batch, wgmma_operands_jit
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
 from microscale.kernels.numbers import PEAK_BIAS
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 from support.ptx import execute, halves
 from support.tile_choices import unmeasured
 
@@ -159,8 +159,9 @@ def test_a_group_far_below_its_rows_peak_is_off_by_less_than_the_bound() -> None
     assert 0 < error < 2.0**-10 * 6 * 2.0 ** (120 - 127)
 
 
-def test_plain_triton_parts_under_the_interpreter() -> None:
-    run_cases("cases_moe_small_batch.py", beside=__file__)
+@first_and_all
+def test_plain_triton_parts_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_moe_small_batch.py", every, beside=__file__)
 
 
 # ---- launch rules ----------------------------------------------------------------------------------------------------

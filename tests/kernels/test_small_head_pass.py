@@ -13,11 +13,12 @@ from microscale.prove.cases.head_passes import KINDS, blocks_of, cases
 from microscale.prove.execute import execute
 from microscale.prove.executed_report import rows_of
 from microscale.prove.selection import CPU, select
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 
 
-def test_under_the_interpreter() -> None:
-    run_cases("cases_small_head_pass.py", beside=__file__)
+@first_and_all
+def test_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_small_head_pass.py", every, beside=__file__)
 
 
 @pytest.mark.parametrize("card", ["a100", "h200", "gb10"])

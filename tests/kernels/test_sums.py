@@ -19,13 +19,14 @@ from microscale.kernels.sums.spec import DATA_AT, PeerBuffers, SumSpec, buffer_b
 from microscale.prove.cases.case import hold
 from microscale.prove.cases.sums import SumCase, cases
 from support.interpreted import interpreted
-from support.interpreter import run_cases
+from support.interpreter import first_and_all, run_cases
 
 BF16 = torch.bfloat16
 
 
-def test_under_the_interpreter() -> None:
-    run_cases("cases_sums.py", beside=__file__)
+@first_and_all
+def test_under_the_interpreter(every: bool) -> None:
+    run_cases("cases_sums.py", every, beside=__file__)
 
 
 def test_the_sum_is_rounded_once_and_in_order() -> None:

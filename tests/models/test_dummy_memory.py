@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 # In a process of its own, whose peak is its own. The experts of one layer are 1.7 GB in MXFP4 and 6.4 GB in BF16. A
 # part of the vocabulary is enough: embeddings and lm_head would be 2.3 GB more.
 SCRIPT = """

@@ -2,10 +2,13 @@
 
 ``TRITON_INTERPRET=1`` must be set before Triton is imported and turns every jit function of the process into Python, so
 it cannot be mixed with tests that compile. Kernel tests therefore live in files named ``cases_*.py``, which pytest
-does not collect by itself; the ``test_*.py`` beside each runs it in a process of its own:
+does not collect by itself; the ``test_*.py`` next to each runs it in a process of its own:
 
-    def test_under_the_interpreter():
-        run_cases("cases_moe_routing.py", beside=__file__)
+    @first_and_all
+    def test_under_the_interpreter(every: bool) -> None:
+        run_cases("cases_moe_routing.py", every, beside=__file__)
+
+``make test`` runs the first case of each test function there, the nightly run all of them.
 
 To debug one case: ``TRITON_INTERPRET=1 pytest tests/kernels/cases_moe_routing.py -k name``.
 """
@@ -20,17 +23,20 @@ from pathlib import Path
 
 import pytest
 
+first_and_all = pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["first case of each", "all cases"]
+)
 
-def run_cases(name: str, beside: str, timeout: float = 280) -> None:
+
+def run_cases(name: str, every: bool, beside: str, timeout: float = 1200) -> None:
     """Run the tests of the file ``name`` in the folder of ``beside`` under the interpreter; fail with their report."""
     path = Path(beside).parent / name
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    # One torch thread: the interpreter's work is small numpy operations, and the machine runs other tests beside it.
+    # One torch thread: the interpreter's work is small numpy operations, and other tests need the other cores.
     env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", str(path), "-p", "no:cacheprovider", "--tb=short"]
     command += ["-p", "pytest_timeout", "-p", "support.interpreter_patches"]
-    if "COVERAGE_PROCESS_CONFIG" in env:
-        timeout *= 4  # every line of the interpreter is traced
+    command += [] if every else ["--first-of-each"]
     command += ["-W", "ignore::RuntimeWarning"]  # numpy's, for inf - inf: a GPU does the same in silence
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     report = (done.stdout + done.stderr)[-6000:]

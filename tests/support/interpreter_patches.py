@@ -1,6 +1,6 @@
 """Triton's interpreter without its waste: a pytest plugin for the processes that ``support.interpreter`` starts.
 
-Triton replaces the functions of ``triton.language`` for as long as a grid runs, and does so anew at every call of a
+Triton replaces the functions of ``triton.language`` for as long as a grid runs, and does so again at every call of a
 device function, although they are replaced already. It computes for every sum of integers whether it overflows, and
 throws the answer away unless it debugs. Both together were three quarters of the time of our attention cases. What
 kernels compute is the same without them.
@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -58,3 +59,12 @@ def _numpy_type(kind: Any) -> np.dtype[Any]:
 interpreter._patch_lang = _replace_once
 interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 interpreter._get_np_dtype = _numpy_type
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first-of-each", action="store_true", help="Run the first case of each test function only.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--first-of-each"):
+        items[:] = list({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())[::-1]
