@@ -13,9 +13,6 @@ VLLM_VERSION ?= 0.32.0
 # Ray Serve has its own idea of some versions too, and weighs 200 MB.
 RAY := .venv-ray
 RAY_INSTALLED := $(RAY)/.installed
-# A client that must not share our environment: it pulls in a package called asyncio.
-BENCHY := .venv-benchy
-BENCHY_INSTALLED := $(BENCHY)/.installed
 # MkDocs, for the documentation site.
 DOCS := .venv-docs
 DOCS_INSTALLED := $(DOCS)/.installed
@@ -48,11 +45,6 @@ $(OLD_INSTALLED): pyproject.toml $(LOCKED) $(wildcard locks/*.txt)
 	$(LOCKED) $(OLD)/bin/python server
 	$(OLD)/bin/python -m pip install --quiet --require-hashes --no-deps -r locks/triton36.txt
 	$(OLD)/bin/python $(EDITABLE)
-	@touch $@
-
-$(BENCHY_INSTALLED): locks/benchy.txt
-	$(PYTHON) -m venv $(BENCHY)
-	$(BENCHY)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r $<
 	@touch $@
 
 $(DOCS_INSTALLED): locks/docs.txt
@@ -99,7 +91,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 test: $(INSTALLED) browser ## Run the tests that protect users (under 8 minutes on two cores)
 	$(PYTEST) -m 'not nightly'
 
-test-all: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser test-wheel ## Run every test that needs no GPU (an hour on two cores)
+test-all: $(INSTALLED) docs-env browser test-wheel ## Run every test that needs no GPU (an hour on two cores)
 	$(PYTEST)
 
 wheel: $(INSTALLED) ## Build the wheel into dist
@@ -215,7 +207,7 @@ $(LOCK)/.installed: Makefile
 	$(LOCK)/bin/python -m pip install --quiet uv==$(UV_VERSION) packaging
 	@touch $@
 
-coverage: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test and say which lines none of them reached (an hour on two cores)
+coverage: $(INSTALLED) docs-env browser ## Run every test and say which lines none of them reached (an hour on two cores)
 	rm -f .coverage .coverage.*
 	status=0; $(BIN)/python -m coverage run -m pytest -n auto --dist worksteal --timeout 1200 || status=$$?; \
 	$(BIN)/python -m coverage combine --quiet; \

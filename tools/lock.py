@@ -6,7 +6,6 @@
 ``ray.txt``       what ``microscale[ray]`` and its tests need, for ``make test-ray``
 ``cpu.txt``       torch's build for CPUs, where the machine's index has it
 ``cuda.txt``      torch's build for CUDA, with NVIDIA's libraries
-``benchy.txt``    llama-benchy: it wants a package called ``asyncio``, which must not stand beside ours
 ``triton36.txt``  the oldest Triton that must work, in the place of the one in ``server.txt``
 ``docs.txt``      MkDocs and its theme, which turn the pages into the documentation site
 ================  =========================================================================================
@@ -29,7 +28,6 @@ from packaging.markers import Marker
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "locks"
-BENCHY = "llama-benchy==0.4.0"
 RAY_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "setuptools")
 """What the tests of Ray need besides Ray."""
 OLD_TRITON = "triton==3.6.0"
@@ -138,8 +136,6 @@ def main() -> None:
         wanted.write_text("".join(f"{name}\n" for name in RAY_TESTS))
         source = ["pyproject.toml", str(wanted), "--extra", "ray"]
         ray = compiled(arguments.uv, source, read("ray.txt"), [*bound, *options])
-        wanted.write_text(BENCHY + "\n")
-        benchy = compiled(arguments.uv, [str(wanted)], read("benchy.txt"), [*bound, *options])
         wanted.write_text(OLD_TRITON + "\n")
         triton = compiled(arguments.uv, [str(wanted)], (), ["--no-deps"])
         wanted.write_text(DOCS + "\n")
@@ -152,7 +148,6 @@ def main() -> None:
     write("ray.txt", [entry for entry in ray if not CUDA.match(entry.name)])
     write("cuda.txt", [entry for entry in everything if CUDA.match(entry.name)])
     write("cpu.txt", cpu_build(next(entry for entry in everything if entry.name == TORCH), arguments.wheels))
-    write("benchy.txt", benchy)
     write("triton36.txt", triton)
     write("docs.txt", docs)
 

@@ -21,6 +21,8 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from support.live_server import KEY, MODEL, Live, live
 from support.sdk_bodies import bodies
 
+pytestmark = pytest.mark.nightly
+
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 EXAMPLES = 50
 GOOD: dict[str, dict[str, Any]] = {

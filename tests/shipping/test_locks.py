@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from tools.lock import FOLDER, TORCH, Entry, cpu_build, for_machines, parse, read
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["dev.txt", "server.txt", "ray.txt", "cpu.txt", "cuda.txt", "benchy.txt", "triton36.txt", "docs.txt"]
+NAMES = ["dev.txt", "server.txt", "ray.txt", "cpu.txt", "cuda.txt", "triton36.txt", "docs.txt"]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -62,16 +62,11 @@ def test_the_locks_agree() -> None:
     assert pins("server.txt").items() <= dev.items()
     assert pins("cpu.txt") == {TORCH: f"{cuda[TORCH]}+cpu"}
     assert not dev.keys() & cuda.keys()
-    for name in ("benchy.txt", "ray.txt"):
-        shared = pins(name)
-        both = shared.keys() & dev.keys()
-        assert {each: shared[each] for each in both} == {each: dev[each] for each in both}
+    ray = pins("ray.txt")
+    assert {name: ray[name] for name in ray.keys() & dev.keys()} == {
+        name: dev[name] for name in ray.keys() & dev.keys()
+    }
     assert pins("server.txt").items() <= pins("ray.txt").items()
-
-
-def test_what_hides_asyncio_is_in_an_environment_of_its_own() -> None:
-    assert {"asyncio", "llama-benchy"} <= pins("benchy.txt").keys()
-    assert not {"asyncio", "llama-benchy"} & pins("dev.txt").keys()
 
 
 def test_a_lock_is_read_as_it_is_written() -> None:
