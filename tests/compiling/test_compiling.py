@@ -347,7 +347,7 @@ def test_warming_beside_other_work(tmp_path: Path, filled: Path, caplog: pytest.
     bad = replace(kernel, options=(("num_warps", 3),))
     listed = launches | {bad: launch._replace(options={"num_warps": 3})}
     with knobs.cache.scope(), knobs.compilation.scope(), faked_anew(GB10) as driver:
-        warming = Warming(lambda folder: listed, TARGET, where, 2)
+        warming = Warming(lambda: listed, TARGET, where, 2)
         warming.start()
         seen: list[tuple[int, int]] = []
         warming.finish(lambda: seen.append((warming.done, warming.total)))
@@ -371,7 +371,7 @@ def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
     with knobs.cache.scope(), knobs.compilation.scope(), faked_anew(GB10):
         knobs.cache.dir = str(tmp_path)
         before = knobs.cache.manager_class, knobs.compilation.store_binary_only
-        warming = Warming(lambda folder: launches, TARGET, None, 1, is_guest=True)
+        warming = Warming(lambda: launches, TARGET, None, 1, is_guest=True)
         warming.start()
         warming.finish()
         assert (knobs.cache.manager_class, knobs.compilation.store_binary_only) == before
@@ -384,7 +384,7 @@ def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
 
 
 def test_warming_that_fails_is_told_and_not_fatal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(folder: Path) -> Mapping[Kernel, Launch]:
+    def broken() -> Mapping[Kernel, Launch]:
         raise ValueError("no such layer")
 
     with knobs.cache.scope(), knobs.compilation.scope():

@@ -43,7 +43,7 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.process.launch import Launch, begin_ahead
+from microscale.engine.process.launch import Launch
 from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.speculation.config import parse_config
 from microscale.models import embedded
@@ -206,8 +206,7 @@ def serve(
             end_loading()
             announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
 
-        begin_ahead(config, launch)
-        serving = importlib.import_module("microscale.cli.serving")  # takes a second, and the engine has begun
+        serving = importlib.import_module("microscale.cli.serving")  # takes a second, in which the engine imports torch
         found: Tokenizer = serving.find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy)
         options = ServeOptions(
             engine=config,

@@ -31,14 +31,14 @@ class Warming:
 
     def __init__(
         self,
-        record: Callable[[Path], Mapping[Kernel, Launch]],
+        record: Callable[[], Mapping[Kernel, Launch]],
         target: GPUTarget,
         folder: Path | None,
         num_workers: int,
         *,
         is_guest: bool = False,
     ) -> None:
-        """``record`` is called in the thread, with the cache's folder; the thread's device must then be the target.
+        """``record`` gives the launches to make ready. It is called in the thread, whose device is then the target.
         ``is_guest``: in somebody else's process, whose Triton stays as it is set up."""
         self.done = 0
         self.total = 0
@@ -81,7 +81,7 @@ class Warming:
             # Hashing leaves the interpreter free.
             hashing = threading.Thread(target=self._hash, name="hashing", daemon=True)
             hashing.start()
-            launches = self._record(self._folder)
+            launches = self._record()
         with self._timed("looked up"):
             hashing.join()
             lacking = missing(launches, self._target)

@@ -81,34 +81,6 @@ def test_kernels_are_compiled_while_the_model_loads(cache: Path, monkeypatch: py
     assert list(cache.rglob("rms_norm.cubin"))
 
 
-def test_the_next_start_does_not_list_again(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It loads what the first one listed; with another option it lists."""
-    caplog.set_level("INFO", "microscale")
-    asked: list[tuple[Any, ...]] = []
-    every = warming.recorded
-
-    def one_of_them(*arguments: Any) -> Mapping[Kernel, Launch]:
-        asked.append(arguments)
-        found = every(*arguments)
-        name = next(kernel for kernel in found if kernel.short_name == "rms_norm")
-        return {name: found[name]}
-
-    monkeypatch.setattr(warming, "recorded", one_of_them)
-    prepared = as_planned_for(GB10)
-    for wanted in (Wanted(tokens=3), Wanted(tokens=3), Wanted(tokens=4)):
-        with faked_anew(GB10), kernels_ready(prepared, cache, wanted=wanted):
-            pass
-    assert [arguments[-1] for arguments in asked] == [Wanted(tokens=3), Wanted(tokens=4)]
-    ready = [line for line in caplog.messages if "kernels are ready" in line]
-    assert [line.partition(", after")[0] for line in ready] == [
-        "1 kernels are ready, 1 of them compiled now",
-        "1 kernels are ready, 0 of them compiled now",
-        "1 kernels are ready, 0 of them compiled now",
-    ]
-
-
 def test_on_a_cpu_nothing_is_compiled(started: list[object]) -> None:
     with kernels_ready(prepare(TINY)):
         pass

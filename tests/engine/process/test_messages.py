@@ -27,7 +27,6 @@ from microscale.engine.process.messages import (
     VERSION,
     Abort,
     Accepted,
-    Ahead,
     Drain,
     Drained,
     EngineConfig,
@@ -86,7 +85,6 @@ def test_what_is_too_large_is_not_sent() -> None:
 PARAMS = Sampling(max_tokens=3, temperature=0.5, seed=2**63 - 1, logit_bias={7: -100.0}, stop_token_ids=(1, 2))
 TO_ENGINE = [
     EngineConfig("gpt-oss-20b", layer_format=("lm_head=mxfp8",), hf_overrides={"a": {"b": [1, None]}}),
-    Ahead(EngineConfig("gpt-oss-20b", device="cuda:1")),
     Submit(1, "r", (1, 2, 3), PARAMS, priority=-1, cache_salt="tenant"),
     Submit(2, "r", (), Sampling()),
     Abort(1),

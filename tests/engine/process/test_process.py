@@ -24,12 +24,11 @@ from microscale.engine.process import child
 from microscale.engine.process.client import EngineClient
 from microscale.engine.process.config import load_options
 from microscale.engine.process.frames import FrameReader
-from microscale.engine.process.launch import Launch, begin_ahead
+from microscale.engine.process.launch import Launch
 from microscale.engine.process.loop import QUIET_S
 from microscale.engine.process.messages import (
     VERSION,
     Abort,
-    Ahead,
     EngineConfig,
     Failed,
     FromEngine,
@@ -380,43 +379,10 @@ def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: p
     assert gone(ahead)
 
 
-@pytest.mark.parametrize("told", ["", "is damaged", "takes another command"])
-def test_a_process_that_was_started_ahead_is_told_ahead(run: Run, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    """``Load`` decides all the same, and ``Hello`` is said once. Who is not asked for is told nothing, and ends."""
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    ahead = child._ahead
-    assert ahead is not None
-    is_other = told == "takes another command"
-    begin_ahead(EngineConfig(told, drain_s=20.0), Launch(MOCK if is_other else COUNTING))
-    assert ahead.is_greeted is not is_other
-    if is_other:
-        monkeypatch.setattr(child, "COMMAND", MOCK)
-
-    async def whole() -> None:
-        async with await counting() as client:
-            assert (client.pid == ahead.pid) is not is_other
-            assert await tokens_of(await client.submit(request("r", [7], 2))) == [8, 9]
-
-    run(whole())
-    assert child._ahead is None
-    assert ahead._process.wait(30) == 0 if is_other else gone(ahead.pid)
-
-
-def test_what_cannot_be_asked_is_not_told_ahead(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused in the same words as without."""
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    ahead = child._ahead
-    assert ahead is not None
+def test_what_cannot_be_asked_of_the_engine(run: Run) -> None:
     config = EngineConfig("m", gpu_memory_utilization=2.0)
-    begin_ahead(config, Launch(COUNTING))
-    assert not ahead.is_greeted
     with pytest.raises(BadSetting, match=r"^This cannot be asked of the engine: .*\$.gpu_memory_utilization"):
         run(EngineClient.start(config, Launch(COUNTING)))
-    child.end_ahead()
-    assert ahead._process.wait(30) == 0
-    begin_ahead(config, Launch(COUNTING))  # nobody is there
 
 
 def test_a_process_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -605,9 +571,6 @@ class Owner:
         self.process.communicate()
 
 
-TOLD = Ahead(EngineConfig(""))
-
-
 def load_message(model: str = "") -> bytes:
     return encode(Hello(VERSION)) + encode(EngineConfig(model))
 
@@ -632,13 +595,11 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
             f"version {VERSION + 1} of Microscale's messages and this one version {VERSION}",
         ),
         (encode(Hello(VERSION)) + encode(GetStats()), b"", "second message must be Load and is GetStats"),
-        (encode(Hello(VERSION)) + encode(TOLD) * 2, b"", "third message must be Load and is Ahead"),
         (load_message(), encode(EngineConfig("")), "The engine is loaded already"),
-        (load_message(), encode(TOLD), "The engine is loaded already"),
         (load_message(), b"\xff" * 9, "A message has 4294967295 bytes"),
         (load_message(), encode(Abort(7)) + encode(Abort(-7)), "cannot be read"),
     ],
-    ids=["later version", "no load", "told twice", "second load", "told late", "oversize", "out of bounds"],
+    ids=["later version", "no load", "second load", "oversize", "out of bounds"],
 )
 def test_an_owner_that_speaks_nonsense_is_told(first: bytes, then: bytes, sentence: str) -> None:
     with closing(Owner(*COUNTING)) as owner:

@@ -24,7 +24,6 @@ from microscale.engine.loading.team import Team
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
 from microscale.models.outline import Outline, outline, shard_name
-from microscale.models.reading import staged
 
 if TYPE_CHECKING:
     import torch
@@ -125,8 +124,7 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
             workload = replace(workload, head=head.need)
     name = shard_name(options.model, options.shard)
     shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
-    # What holds weights that were read ahead is free again when they are loaded.
-    available = hardware.available_memory(setup.gpu, device.index or 0) + staged.held_on(device)
+    available = hardware.available_memory(setup.gpu, device.index or 0)
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)
         available //= options.sharing

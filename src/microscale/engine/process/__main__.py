@@ -2,8 +2,7 @@
 
 Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
 greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported in a thread meanwhile, and once the options are known others open the device and read weights
-ahead: a wrong version or option shows at once.
+comes. torch is imported in a thread meanwhile: a wrong version or option shows at once.
 
 Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
 """
@@ -24,12 +23,10 @@ import traceback
 from collections.abc import Callable
 
 from microscale.engine.loading.laps import Laps
-from microscale.engine.process.ahead import start_driver, start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
 from microscale.engine.process.loop import HasRanks, Loop, Serves
 from microscale.engine.process.messages import (
     VERSION,
-    Ahead,
     EngineConfig,
     Failed,
     Hello,
@@ -38,9 +35,7 @@ from microscale.engine.process.messages import (
     decode_for_engine,
     failure,
 )
-from microscale.engine.process.staging import Staging, same_weights, start_staging, why_not
 from microscale.errors import BadMessage, MicroscaleError
-from microscale.models.reading import staged
 
 FACTORY = "microscale.engine.process.service:load"
 LAST_WORD_S = 1.0
@@ -50,49 +45,28 @@ log = logging.getLogger("microscale.engine.process")  # not __name__, which is _
 Factory = Callable[[EngineConfig, Callable[[int, int], None]], Serves]
 
 
-def greet(connection: Connection, begin: Callable[[EngineConfig], None]) -> EngineConfig:
-    """Exchange versions; what the owner wants of the engine. ``begin`` hears as much of it as is known first."""
+def greet(connection: Connection) -> EngineConfig:
+    """Exchange versions and return the options that the owner sends."""
     theirs = connection.next_frame()
     connection.send(Hello(VERSION))
     check_hello(theirs)
-    place, message = "second", decode_for_engine(connection.next_frame())
-    if isinstance(message, Ahead):
-        begin(message.config)
-        place, message = "third", decode_for_engine(connection.next_frame())
-    elif isinstance(message, EngineConfig):
-        begin(message)
+    message = decode_for_engine(connection.next_frame())
     if not isinstance(message, EngineConfig):
-        raise BadMessage(f"The owner's {place} message must be Load and is {type(message).__name__}.")
+        raise BadMessage(f"The owner's second message must be Load and is {type(message).__name__}.")
     return message
 
 
 def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
     laps = Laps()
-    reason = why_not()
-    staging: Staging | None = None
-    told: EngineConfig | None = None
-    start_driver()
-    # The owner may have started this process ahead, and not yet know what to ask for.
+    # The owner may have started this process before it has read its own options.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
-
-    def begin(config: EngineConfig) -> None:
-        nonlocal staging, told
-        laps("options known")
-        # First: a GPU that is being opened answers no question.
-        staging, told = start_staging(config, reason), config
-        start_opening(config.device)
-
-    config = greet(connection, begin)
-    laps("all of them known")
-    if told is not None and not same_weights(told, config):
-        staged.drop()
+    config = greet(connection)
+    laps("options known")
     load: Factory = getattr(importlib.import_module(module), name)
     # What was imported stays: the collector need not walk through it, now or at any time.
     gc.freeze()
     gc.enable()
-    if staging is not None:
-        staging.stop()
     laps("imports")
     log.info("The engine is about to load: %s.", laps)
 

@@ -49,8 +49,6 @@ class Child:
         self.terminal = terminal
         output = 2 if terminal is None else terminal.theirs
         self.sock, theirs = socket.socketpair()
-        self.is_greeted = False
-        """Whether ``Hello`` was said to it."""
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -107,15 +105,6 @@ def start_ahead() -> None:
 def terminal_ahead(command: Sequence[str]) -> Terminal | None:
     """What the process writes to that ``take`` would give for ``command``, if that was started ahead in a terminal."""
     return _ahead.terminal if _ahead is not None and tuple(command) == COMMAND else None
-
-
-def tell_ahead(command: Sequence[str], greeting: bytes) -> None:
-    """Send what is known already, from ``Hello`` on, to the process that was started ahead, if ``take`` would give it
-    for ``command``."""
-    if _ahead is not None and tuple(command) == COMMAND:
-        _ahead.is_greeted = True
-        with contextlib.suppress(OSError):  # who takes it will be told
-            _ahead.sock.sendall(greeting)
 
 
 def take(command: Sequence[str]) -> Child:

@@ -76,7 +76,7 @@ class EngineClient:
         client = cls(await Link.open(launch.command))
         try:
             async with asyncio.timeout(launch.load_timeout_s):
-                client._link.write(load if client._link.is_greeted else encode(Hello(VERSION)) + load)
+                client._link.write(encode(Hello(VERSION)) + load)
                 client.ready = await wait_ready(client._link, launch)
         except TimeoutError:
             error: BaseException = EngineDied(f"The engine has not loaded its model in {launch.load_timeout_s:g} s.")

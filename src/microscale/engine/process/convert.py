@@ -10,7 +10,6 @@ from microscale.engine.output import Output, Stats
 from microscale.engine.process.frames import HEADER
 from microscale.engine.process.messages import (
     MAX_REASON,
-    Ahead,
     EngineConfig,
     RequestOutput,
     Sampling,
@@ -40,7 +39,7 @@ def request_of(message: Submit) -> Request:
     return Request(message.request_id, message.prompt, params, message.priority, message.cache_salt)
 
 
-def checked(message: Submit | Ahead | EngineConfig, error: type[MicroscaleError]) -> bytes:
+def checked(message: Submit | EngineConfig, error: type[MicroscaleError]) -> bytes:
     """A message that the engine process will be able to read: it is read here first. 10 us for 1000 tokens."""
     try:
         data = encode(message)

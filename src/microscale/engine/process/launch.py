@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from microscale.engine.process.child import COMMAND, tell_ahead
-from microscale.engine.process.convert import checked
+from microscale.engine.process.child import COMMAND
 from microscale.engine.process.link import Link
 from microscale.engine.process.messages import (
-    VERSION,
-    Ahead,
-    EngineConfig,
     Failed,
-    Hello,
     Loading,
     Ready,
     check_hello,
     decode_for_owner,
-    encode,
     error_of,
 )
-from microscale.errors import BadMessage, BadSetting
+from microscale.errors import BadMessage
 
 
 @dataclass(frozen=True)
@@ -37,13 +30,6 @@ class Launch:
     """Hears how many bytes of all are loaded."""
     on_kernels: Callable[[int, int], None] = lambda done, total: None
     """Hears, after that, how many of the kernels are compiled that were not."""
-
-
-def begin_ahead(config: EngineConfig, launch: Launch) -> None:
-    """Tell a process that was started ahead what it will be asked for, as soon as that is known: it opens the device
-    and reads weights ahead. What cannot be asked is refused when the process is taken."""
-    with contextlib.suppress(BadSetting):
-        tell_ahead(launch.command, encode(Hello(VERSION)) + checked(Ahead(config), BadSetting))
 
 
 async def wait_ready(link: Link, launch: Launch) -> Ready:

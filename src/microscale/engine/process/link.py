@@ -93,11 +93,6 @@ class Link:
         return self._child.pid
 
     @property
-    def is_greeted(self) -> bool:
-        """Whether the process, started ahead, has heard ``Hello``."""
-        return self._child.is_greeted
-
-    @property
     def keeps_up(self) -> bool:
         """Whether messages are handled as fast as they come, to judge by the last."""
         return self._frames.reader.keeps_up

@@ -11,7 +11,6 @@ from microscale.engine.process.messages import (
     MAX_OUTPUTS,
     Abort,
     Accepted,
-    Ahead,
     Drain,
     Drained,
     EngineConfig,
@@ -118,7 +117,7 @@ class Loop:
                 self._connection.send(self._service.stats())
             case Drain(deadline_s):
                 self.drain(deadline_s)
-            case EngineConfig() | Ahead():
+            case EngineConfig():
                 raise BadMessage("The engine is loaded already; a second one needs a process of its own.")
 
     def _submit(self, message: Submit) -> Accepted | Refused:

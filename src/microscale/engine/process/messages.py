@@ -3,7 +3,6 @@
     owner                                engine process
       Hello ───────────────────────────────►
       ◄─────────────────────────────── Hello      versions differ: both sides say so and stop
-      Ahead ───────────────────────────────►      or not: what Load will say, as far as it is known
       Load ────────────────────────────────►
       ◄─────────────── Loading … Ready | Failed
       Submit ──────────────────────────────►
@@ -29,7 +28,7 @@ from microscale.engine.process.frames import frame
 from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
-VERSION = 8
+VERSION = 9
 """Counts up with every change of a message that an older peer would misread."""
 MAX_ID = 256
 MAX_PROMPT = 2**20
@@ -114,13 +113,6 @@ class EngineConfig(Message, frozen=True, tag="Load"):
     control_tokens: Annotated[tuple[Token, ...], Meta(max_length=2**16)] = ()
     split_pattern: Text = ""
     """What the tokenizer cuts text into before it merges bytes."""
-
-
-class Ahead(Message, frozen=True):
-    """What ``Load`` will say, but for the tokenizer's part. The engine may begin what leaves no trace if ``Load`` says
-    something else or never comes: it opens the device and reads weights ahead."""
-
-    config: EngineConfig
 
 
 class Sampling(Message, frozen=True):
@@ -264,7 +256,7 @@ class Failed(Message, frozen=True):
     text: Text
 
 
-ToEngine: TypeAlias = Ahead | EngineConfig | Submit | Abort | GetStats | Drain
+ToEngine: TypeAlias = EngineConfig | Submit | Abort | GetStats | Drain
 FromEngine: TypeAlias = Loading | Ready | Accepted | Refused | Tokens | StatsReply | Drained | Failed
 
 _encoder = msgspec.msgpack.Encoder()
