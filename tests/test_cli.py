@@ -19,7 +19,7 @@ import torch
 from microscale import __main__ as entry
 from microscale import cli
 from microscale.cli import played
-from microscale.engine.process import child
+from microscale.engine.client import launch as launching
 from microscale.errors import BadCheckpoint
 from microscale.hardware import Gpu, known
 from microscale.models import embedded, hub
@@ -332,7 +332,7 @@ def test_a_server_starts_its_engine_before_anything_else(
 ) -> None:
     """It imports torch for seconds, in which the command line and the server are imported."""
     found: list[str] = []
-    monkeypatch.setattr(child, "start_ahead", lambda: found.append("engine"))
+    monkeypatch.setattr(launching, "start_ahead", lambda: found.append("engine"))
     monkeypatch.setattr(cli, "main", lambda: found.append("command line"))
     monkeypatch.setattr(sys, "argv", ["microscale", *arguments])
     entry.main()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from microscale.cli.serve import serve
-from microscale.engine.process.messages import EngineConfig
+from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting
 from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, SEVERAL_MACHINES, Deployed, read_options
 from microscale.server.limits import Limits

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from microscale.engine.client.client import EngineClient
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.process.client import EngineClient
-from microscale.engine.process.messages import EngineConfig
 from microscale.engine.ranks.watch import Patience
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams

@@ -43,8 +43,9 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.process.launch import Launch
-from microscale.engine.process.messages import EngineConfig, Ready
+from microscale.engine.client.launch import Launch
+from microscale.engine.config import EngineConfig
+from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
 from microscale.models import embedded
 from microscale.models.load_format import LoadFormat

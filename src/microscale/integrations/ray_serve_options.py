@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from microscale import settings
-from microscale.engine.process.messages import EngineConfig
+from microscale.engine.config import EngineConfig
 from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES

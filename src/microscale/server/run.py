@@ -19,8 +19,8 @@ from dataclasses import replace
 import msgspec
 import uvicorn
 
+from microscale.engine.client.client import EngineClient
 from microscale.engine.grammar import Vocabulary
-from microscale.engine.process.client import EngineClient
 from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
 from microscale.server.host import Host

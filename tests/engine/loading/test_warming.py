@@ -17,6 +17,7 @@ from microscale.backends.ops import Activations, Kernel, Launch
 from microscale.cli import app
 from microscale.cli import model as cli_model
 from microscale.compiling.loading import LateKernels
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading import warming
 from microscale.engine.loading.build import build_engine
 from microscale.engine.loading.load import load
@@ -24,7 +25,6 @@ from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.process import service
-from microscale.engine.process.messages import EngineConfig
 from microscale.hardware import Gpu, known, played
 from microscale.kernels.launch import launch
 from microscale.models.recorded import Wanted

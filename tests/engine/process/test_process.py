@@ -17,32 +17,32 @@ from typing import Any
 
 import pytest
 
+from microscale.engine.client import launch as launching
+from microscale.engine.client.client import EngineClient
+from microscale.engine.client.launch import Launch
+from microscale.engine.client.stream import Stream
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.output import Output
-from microscale.engine.process import child
-from microscale.engine.process.client import EngineClient
 from microscale.engine.process.config import load_options
-from microscale.engine.process.frames import FrameReader
-from microscale.engine.process.launch import Launch
 from microscale.engine.process.loop import QUIET_S
-from microscale.engine.process.messages import (
+from microscale.engine.protocol.frames import FrameReader
+from microscale.engine.protocol.messages import (
     VERSION,
     Abort,
-    EngineConfig,
     Failed,
     FromEngine,
     GetStats,
     Hello,
+    Load,
     Loading,
     Ready,
-    Sampling,
     Submit,
     check_hello,
     decode_for_owner,
     encode,
 )
-from microscale.engine.process.stream import Stream
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import (
@@ -364,10 +364,10 @@ def test_work_ahead_gives_way_to_a_request(run: Run) -> None:
 
 
 def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    assert child._ahead is not None
-    ahead = child._ahead.pid
+    monkeypatch.setattr(launching, "COMMAND", COUNTING)
+    launching.start_ahead()
+    assert launching._ahead is not None
+    ahead = launching._ahead.pid
 
     async def whole() -> None:
         async with await counting() as first, await counting() as second:
@@ -387,9 +387,9 @@ def test_what_cannot_be_asked_of_the_engine(run: Run) -> None:
 
 def test_a_process_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an option is wrong: its owner leaves, and with it our end of the socket."""
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    left, child._ahead = child._ahead, None
+    monkeypatch.setattr(launching, "COMMAND", COUNTING)
+    launching.start_ahead()
+    left, launching._ahead = launching._ahead, None
     assert left is not None
     left.sock.close()
     assert left._process.wait(30) == 0
@@ -446,7 +446,7 @@ GREETS = encode(Hello(VERSION)) + encode(Ready(9, 9, (), ""))
         (GREETS[:-3], "ended with status 3"),
         (encode(Hello(VERSION + 1)), rf"speaks version {VERSION + 1} .* this one version {VERSION}"),
         (encode(Hello(VERSION)) + encode(Loading(1, 2)) * 3 + b"\0\0\0\0", "A message has 0 bytes"),
-        (encode(Hello(VERSION)) + encode(Failed("BadCheckpoint", "damaged")), "damaged"),
+        (encode(Hello(VERSION)) + encode(Failed(BadCheckpoint("damaged"))), "damaged"),
     ],
     ids=["nothing", "noise", "no message", "cut off", "later version", "empty", "failed"],
 )
@@ -572,7 +572,7 @@ class Owner:
 
 
 def load_message(model: str = "") -> bytes:
-    return encode(Hello(VERSION)) + encode(EngineConfig(model))
+    return encode(Hello(VERSION)) + encode(Load(EngineConfig(model)))
 
 
 @pytest.mark.parametrize("model, until", [("hangs at load", Loading), ("", Ready), ("hangs in a step", Ready)])
@@ -581,7 +581,7 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
         owner.say(load_message(model))
         owner.wait_for(until)
         if until is Ready:
-            owner.say(encode(Submit(1, "r", (1,), Sampling(max_tokens=10**6))))
+            owner.say(encode(Submit("r", (1,), SamplingParams(max_tokens=10**6))))
         owner.sock.close()
         assert owner.process.wait(10) == 0
 
@@ -595,9 +595,9 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
             f"version {VERSION + 1} of Microscale's messages and this one version {VERSION}",
         ),
         (encode(Hello(VERSION)) + encode(GetStats()), b"", "second message must be Load and is GetStats"),
-        (load_message(), encode(EngineConfig("")), "The engine is loaded already"),
+        (load_message(), encode(Load(EngineConfig(""))), "The engine is loaded already"),
         (load_message(), b"\xff" * 9, "A message has 4294967295 bytes"),
-        (load_message(), encode(Abort(7)) + encode(Abort(-7)), "cannot be read"),
+        (load_message(), encode(Abort("7")) + encode(Abort("")), "cannot be read"),
     ],
     ids=["later version", "no load", "second load", "oversize", "out of bounds"],
 )

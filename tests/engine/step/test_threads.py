@@ -12,10 +12,10 @@ from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Activations, Logits
 from microscale.backends.plan import Setup, make_plan
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.process.config import load_options
-from microscale.engine.process.messages import EngineConfig
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import threads
 from microscale.engine.step.threads import StepThreads, product_us, wanted_threads

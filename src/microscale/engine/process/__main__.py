@@ -1,10 +1,10 @@
 """The engine process: ``python -m microscale.engine.process --fd N``.
 
-Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
-greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported in a thread meanwhile: a wrong version or option shows at once.
+Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``. It greets, loads, and then
+alternates between messages and ``step()`` until its owner goes, sends ``Drain``, or SIGTERM comes. A thread imports
+torch while it greets, so that a wrong version or option shows at once.
 
-Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
+Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner sent nonsense.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.laps import Laps
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
 from microscale.engine.process.loop import HasRanks, Loop, Serves
-from microscale.engine.process.messages import (
+from microscale.engine.protocol.messages import (
     VERSION,
-    EngineConfig,
     Failed,
     Hello,
+    Load,
     Loading,
     check_hello,
     decode_for_engine,
-    failure,
 )
 from microscale.errors import BadMessage, MicroscaleError
 
 FACTORY = "microscale.engine.process.service:load"
 LAST_WORD_S = 1.0
-"""How long an engine that failed tries to say so."""
+"""How long an engine that failed tries to send its error."""
 log = logging.getLogger("microscale.engine.process")  # not __name__, which is __main__ here
 
 Factory = Callable[[EngineConfig, Callable[[int, int], None]], Serves]
@@ -51,9 +51,9 @@ def greet(connection: Connection) -> EngineConfig:
     connection.send(Hello(VERSION))
     check_hello(theirs)
     message = decode_for_engine(connection.next_frame())
-    if not isinstance(message, EngineConfig):
+    if not isinstance(message, Load):
         raise BadMessage(f"The owner's second message must be Load and is {type(message).__name__}.")
-    return message
+    return message.config
 
 
 def serve(connection: Connection, factory: str) -> None:
@@ -64,7 +64,7 @@ def serve(connection: Connection, factory: str) -> None:
     config = greet(connection)
     laps("options known")
     load: Factory = getattr(importlib.import_module(module), name)
-    # What was imported stays: the collector need not walk through it, now or at any time.
+    # What was imported stays: the collector need not walk through it.
     gc.freeze()
     gc.enable()
     laps("imports")
@@ -87,13 +87,13 @@ def serve(connection: Connection, factory: str) -> None:
 
 
 def end_at_once(connection: Connection, error: MicroscaleError) -> None:
-    """Another rank is at fault while this one waits for requests, or for what will not come."""
+    """End the process because another rank failed while this one waits for requests, or for that rank."""
     log.error("%s", error)
     os._exit(fail(connection, error))
 
 
 def _import_ahead(module: str) -> None:
-    with contextlib.suppress(Exception):  # who needs it imports it again, and tells
+    with contextlib.suppress(Exception):  # ``serve`` imports it again, and raises
         importlib.import_module(module)
 
 
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="The socket to the owner.")
     parser.add_argument("--factory", default=FACTORY, help="What makes the engine, as module:function.")
     options = parser.parse_args(arguments)
-    gc.disable()  # until all is imported, of which hardly anything is garbage
+    gc.disable()  # until the imports are over: hardly any of that is garbage
     logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
     logging.getLogger("microscale").setLevel(logging.INFO)
     sock = socket.socket(fileno=options.fd)
@@ -124,9 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fail(connection: Connection, error: Exception) -> int:
-    """Tell the owner, if it listens, why this is the end. The exit status."""
+    """Send the error to the owner, if it still listens; return the exit status."""
+    if not isinstance(error, MicroscaleError):
+        error = MicroscaleError(f"{type(error).__name__}: {error}")
     with contextlib.suppress(OwnerGone):
-        connection.send_last(Failed(*failure(error)), LAST_WORD_S)
+        connection.send_last(Failed(error), LAST_WORD_S)
     return 2 if isinstance(error, BadMessage) else 1
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from microscale.backends.ops import Preference
 from microscale.backends.precision import make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.process.messages import EngineConfig
 from microscale.engine.speculation.config import config_text, parse_config
 from microscale.parallel.nodes import Nodes
 

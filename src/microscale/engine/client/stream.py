@@ -21,7 +21,8 @@ from microscale.errors import MicroscaleError
 class OpenRequest:
     """What the client holds of a request. The ``Stream`` is its reader's alone."""
 
-    number: int
+    key: str
+    """Its id on the socket; ``request_id`` is the caller's."""
     request_id: str
     answered: asyncio.Future[None]
     outputs: deque[Output] = field(default_factory=deque)
