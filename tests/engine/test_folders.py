@@ -78,10 +78,10 @@ def test_engine_and_benchmarks_run_without_the_servers_packages() -> None:
     then = """
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
-model = load(prepare(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")))
+model = load(prepare(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu")))
 print(len(Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True)).run()[0].token_ids))
 """
     assert run_without(OF_THE_SERVER, [*names, *modules(BENCH)], then).split() == ["4"]

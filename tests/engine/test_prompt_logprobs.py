@@ -16,8 +16,6 @@ from microscale.engine.client.client import EngineClient
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
@@ -44,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @cache
 def load(folder: Path) -> GptOss:
-    return load_gpt_oss(LoadOptions(str(folder), device="cpu", dtype="float32", workload=Workload(page_size=4)))
+    return load_gpt_oss(EngineConfig(str(folder), device="cpu", dtype="float32", block_size=4))
 
 
 @cache

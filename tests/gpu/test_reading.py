@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from microscale.bench import load as bench_load
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.hardware import GIB
@@ -86,13 +86,13 @@ def test_nan_is_refused_before_a_load_ends(tmp_path: Path) -> None:
     data[entry.file_begin : entry.file_begin + 2] = b"\xc0\x7f"
     path.write_bytes(data)
     with pytest.raises(BadCheckpoint, match=r"tensor 'lm_head\.weight' contains NaN"):
-        load(prepare(LoadOptions(str(tmp_path / "tiny"), device="cuda")))
+        load(prepare(EngineConfig(str(tmp_path / "tiny"), device="cuda")))
 
 
 def test_a_load_stays_within_its_memory(tmp_path: Path) -> None:
     """Two layers of gpt-oss-20b, 3.2 GB: the page cache does not grow, and the process by less than 3 GiB."""
     write_random_checkpoint("gpt-oss-20b", tmp_path / "model", {"num_hidden_layers": 2})
-    result = bench_load.run(prepare(LoadOptions(str(tmp_path / "model"), device="cuda")), repeats=1)
+    result = bench_load.run(prepare(EngineConfig(str(tmp_path / "model"), device="cuda")), repeats=1)
     for row in result.rows:
         assert row.page_cache_growth < GIB // 4, row
         assert row.peak_resident - result.resident_before < 1 * GIB, row

@@ -22,7 +22,6 @@ from microscale.cli.nodes import (
     NodeRankOption,
     Ranks,
     RankSecretOption,
-    node_options,
     nodes_of,
     run_node,
     under_torchrun,
@@ -161,7 +160,6 @@ def serve(
         ranks = under_torchrun(launched, rank_secret_file)
     if ranks.nodes is not None and ranks.node_rank:
         sys.exit(run_node(model, ranks, ranks.nodes, device))
-    parse_config(speculative_config)  # what is wrong with it is said before a process is started
     config = EngineConfig(
         model=model,
         load_format=load_format.value,
@@ -187,9 +185,9 @@ def serve(
         seed=seed,
         threads=threads,
         tensor_parallel_size=ranks.world,
-        **node_options(ranks.nodes),
+        nodes=ranks.nodes,
         kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
-        speculative_config=speculative_config,
+        speculative=parse_config(speculative_config),
         drain_s=drain_timeout,
     )
     show_log()

@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from microscale.engine.speculation.config import SpeculativeConfig
+from microscale.parallel.nodes import Nodes
+from microscale.parallel.sharding import WHOLE, Shard
+
 MAX_TEXT = 4096  # characters of one option
 
 Natural = Annotated[int, Meta(ge=0, le=2**62)]
@@ -44,17 +48,19 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     block_size: Positive = 16
     offline: bool = False
     seed: Natural = 0  # for dummy weights
-    threads: Positive | None = None
+    threads: Positive | None = None  # CPU threads of every step; ``None``: by its size
     tensor_parallel_size: Positive = 1
-    nnodes: Positive = 1
-    master_addr: Text = ""
-    master_port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
-    rank_secret_file: Text = ""
-    """Every machine has this file, each at a path of its own."""
+    """Ranks that share the model."""
+    nodes: Nodes | None = None
+    """The machines of the ranks; ``None``: all ranks are on this machine."""
+    shard: Shard = WHOLE
+    """Which rank this process is. Not an option: ranks get it from their team."""
+    sharing: Positive = 1
+    """Ranks that share this one's device. Not an option either."""
     kernel_cache: Text | None = None
     """The folder of compiled kernels; ``None`` is Triton's own."""
-    speculative_config: Text | None = None
-    """JSON, as in the option."""
+    speculative: SpeculativeConfig | None = None
+    """How tokens are drafted; ``None``: not at all."""
     drain_s: Seconds = 30.0
     """How long open requests may continue after SIGTERM."""
     vocabulary: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=2**20)] = ()

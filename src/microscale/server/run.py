@@ -111,7 +111,7 @@ async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
             options.allowed_hosts,
             allowed_origins=options.allowed_origins,
             strict_requests=options.strict_requests,
-            drafts=options.engine.speculative_config is not None,
+            drafts=options.engine.speculative is not None,
             start_s=start_s,
         )
         try:

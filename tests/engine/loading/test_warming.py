@@ -21,7 +21,6 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.loading import warming
 from microscale.engine.loading.build import build_engine
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.process import service
@@ -30,7 +29,7 @@ from microscale.kernels.launch import launch
 from microscale.models.recorded import Wanted
 from support.fake_driver import faked_anew
 
-TINY = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
+TINY = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu")
 GB10 = known("gb10")
 
 

@@ -64,7 +64,8 @@ class OpenRequest:
 
 
 class Stream(AsyncIterator[Output]):
-    """The outputs of one request, until one says why it ended. Raises ``EngineDied`` if the engine dies before.
+    """The outputs of one request, until one says why it ended. Raises ``EngineDied`` if the engine dies before. Their
+    ``request_id`` is the client's own key.
 
     A wait that is cancelled loses nothing. ``aclose``, leaving ``async with``, or letting the stream go, aborts.
     """

@@ -23,7 +23,6 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.team import Team
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.output import Output, Stats
-from microscale.engine.process.config import load_options
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
 from microscale.errors import MicroscaleError, QueueFull
@@ -115,7 +114,7 @@ def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
     vocabulary = None
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
-    prepared = prepare(load_options(config))
+    prepared = prepare(config)
     laps("device and plan")
     cache = None if config.kernel_cache is None else Path(config.kernel_cache)
     with kernels_ready(prepared, cache, lambda done, total: on_progress(done, total, kernels=True)):

@@ -28,7 +28,7 @@ from microscale.engine.config import MAX_TEXT, EngineConfig, Natural, Positive, 
 from microscale.engine.output import Output, Stats
 from microscale.engine.protocol.frames import frame
 from microscale.engine.sampling_params import SamplingParams
-from microscale.errors import BadMessage, BadRequest, MicroscaleError
+from microscale.errors import BadMessage, MicroscaleError
 
 T = TypeVar("T")
 VERSION = 9
@@ -185,7 +185,7 @@ def check_hello(payload: bytes) -> None:
 def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
     try:
         return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, BadRequest) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, MicroscaleError) as error:
         reason = str(error).removesuffix(".")
         raise BadMessage(f"A message of {len(payload)} bytes cannot be read: {reason}.") from None
 
