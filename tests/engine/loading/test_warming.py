@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from microscale.backends.ops import Activations, Kernel, Launch
 from microscale.cli import app
 from microscale.cli import model as cli_model
-from microscale.compiling.loading import LateKernels
+from microscale.compiling.warming import LateKernels
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import warming
 from microscale.engine.loading.build import build_engine

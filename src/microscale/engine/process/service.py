@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from microscale.compiling.loading import LateKernels
+from microscale.compiling.warming import LateKernels
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
