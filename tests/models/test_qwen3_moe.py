@@ -141,7 +141,7 @@ def test_random_weights_run_on_every_backend() -> None:
     prompts = [list(range(1, 40)), [7]]
 
     def run(**changes: object) -> list[Tensor]:
-        model: AnyModel = load_model(replace(options, **changes))  # type: ignore[arg-type]
+        model: AnyModel = load_model(replace(options, **changes))
         return all_logits(model, prompts, 16)
 
     assert largest_difference(run(), run(backend="reference")) <= 2e-4

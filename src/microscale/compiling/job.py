@@ -1,6 +1,6 @@
 """Compiles a list of kernels into the cache, in processes.
 
-The list goes as JSON to a process of its own (``__main__``), which imports neither torch nor CUDA and has one thread. It
+The list goes as JSON to a process of its own (``__main__``), which imports no torch and has one thread. It
 forks a compiler for each kernel and reports each as it ends. So the caller may have threads and a GPU at work, like an
 engine that reads its weights meanwhile. The compilers end with the caller, and one that fails or hangs costs only its
 kernel. A launch looks for the files that are written here, and each of them appears whole or not at all.

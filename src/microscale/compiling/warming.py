@@ -26,8 +26,8 @@ POLL_S = 0.1
 class Warming:
     """``start`` it, do the other work, then ``finish``: what could be made ready is ready.
 
-    A kernel that cannot be compiled is logged by name and left to the launch that needs it, if one ever does. So are all
-    others where warming itself fails: a server then starts as slowly as without it, and answers.
+    A kernel that cannot be compiled is logged by name and left to the launch that needs it, if one ever does. So are
+    all others where warming itself fails: a server then starts as slowly as without it, and answers.
     """
 
     def __init__(
