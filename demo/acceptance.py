@@ -21,8 +21,8 @@ import torch
 from demo.evaluate import SEED
 from demo.tasks import all_tasks
 from microscale.backends.ops import OWN_FORMATS, HeadFormats
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.inputs import Chunk, build_batch
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     chat_format = chat_format_for(Tokenizer.load(asked.checkpoint))
-    model = load(prepare(LoadOptions(str(asked.checkpoint), device=asked.device)))
+    model = load(prepare(EngineConfig(str(asked.checkpoint), device=asked.device)))
     head = load_head(asked.head, model, HeadFormats(asked.quantization))
     encoded = [encode(task, chat_format) for task in all_tasks(asked.per_task, SEED)]
     tallies: dict[str, Tally] = defaultdict(lambda: Tally(asked.guesses))

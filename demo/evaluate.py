@@ -22,9 +22,9 @@ from transformers import GptOssForCausalLM, Mxfp4Config
 from demo.constrained import constrained
 from demo.tasks import all_tasks
 from microscale.cli.bars import progress_bar
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     chat_format = chat_format_for(Tokenizer.load(asked.checkpoint))
-    model = load(prepare(LoadOptions(str(asked.checkpoint), device=asked.device)))
+    model = load(prepare(EngineConfig(str(asked.checkpoint), device=asked.device)))
     assert isinstance(model, GptOss)
     tasks = [task for task in all_tasks(asked.per_task, SEED) if not asked.only or task.task in asked.only]
     encoded = [encode(task, chat_format) for task in tasks]

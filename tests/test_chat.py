@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from microscale.cli import chat as chat_command
-from microscale.cli.chat_client import Answer, ServerError
+from microscale.cli.chat import AnswerView, clean, split_finished
 from microscale.cli.chat_client import Server as ChatServer
-from microscale.cli.chat_screen import AnswerView, clean, split_finished
+from microscale.cli.chat_client import ServerError
 from microscale.errors import BadSetting
 from support.live_server import KEY, Live, live
 from support.terminal import Terminal, terminal
@@ -55,24 +55,15 @@ def test_a_conversation(server: Live, tmp_path: Path) -> None:
         screen.expect(r"scripted, 4096 tokens\. /help lists commands")
         ask(screen, "How do formats work?", "The user asks about block scaling", "The arithmetic", "def scale_of")
         screen.expect(r"974 tokens · [\d.]+ tok/s · first after \d+ ms")
-        ask(screen, "/fold", "thoughts are folded")
-        ask(screen, "/retry", r"thought for [\d.]+ s \(/thoughts shows it\)", "974 tokens")
-        ask(screen, "/thoughts", "The user asks about block scaling")
+        ask(screen, "/retry", "The user asks about block scaling", "974 tokens")
         ask(screen, "/effort extreme", "error: The effort is medium; it can be low, medium, high")
         ask(screen, "/effort high", "effort: high")
         ask(screen, "/system", "system prompt cleared")
-        ask(screen, "/stats", r"answers\s+2", r"tokens\s+1948", r"tok/s\s+[\d.]+ last", r"KV cache 25\.0 % in use")
-        ask(
-            screen,
-            "/help",
-            r"several lines\s+paste them, or end a line with \\ and go on",
-            "/save FILE",
-            "Ctrl-C stops",
-        )
+        ask(screen, "/help", r"/system \[TEXT\]", "/save FILE", r"Ctrl-C stops an answer\. End a line with \\ to")
         ask(screen, "/nonsense", "error: /nonsense is no command")
         for name in ("talk.json", "talk.md"):
             ask(screen, f"/save {tmp_path / name}", "saved to")
-        ask(screen, f"/save {tmp_path / 'talk.md'}", r"is\s+there\s+already")
+        ask(screen, f"/save {tmp_path / 'talk.md'}", r"cannot\s+be\s+written:\s+File\s+exists")
         leave(screen)
     saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
     assert [message["role"] for message in saved] == ["user", "assistant"]
@@ -98,37 +89,23 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: Live) -> None:
     assert server.log.read_text().count("status=499") >= 2
 
 
-WITHOUT_READLINE = """
-import sys
-sys.modules["readline"] = None
-from microscale.__main__ import main
-sys.argv[0] = "microscale"
-main()
-"""
 PASTED = "curl http://x \\\n    -H 'A: b'\n\n/usr/bin/no-command\nlast"
 
 
-@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
-@pytest.mark.parametrize("readline", [True, False], ids=["readline", "no readline"])
-def test_a_paste_is_one_message(server: Live, tmp_path: Path, *, readline: bool, marked: bool) -> None:
+def test_a_paste_is_one_message(server: Live, tmp_path: Path) -> None:
     """Its lines stay as they are, whatever they begin and end with; lines typed one by one are a message each."""
-    command = chat(server, SEEDS["after a call"])
-    if not readline:
-        command = (sys.executable, "-c", WITHOUT_READLINE, *command[3:])
-    with terminal(command) as screen:
+    with terminal(chat(server, SEEDS["after a call"])) as screen:
         screen.expect("> ")
-        screen.paste(PASTED, marked=marked)
+        screen.paste(PASTED)
         ask(screen, "", "21 degrees")
         screen.expect("> ")
-        screen.paste("/usr/bin/first\nsecond", marked=marked)
+        screen.paste("/usr/bin/first\nsecond")
         ask(screen, " and more", "21 degrees")
-        ask(screen, "one more \\", "… ")
-        ask(screen, "and its end", "21 degrees")
         ask(screen, f"/save {tmp_path / 'talk.json'}", "saved to")
         leave(screen)
     saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
     asked = [message["content"] for message in saved if message["role"] == "user"]
-    assert asked == [PASTED, "/usr/bin/first\nsecond and more", "one more \nand its end"]
+    assert asked == [PASTED, "/usr/bin/first\nsecond and more"]
 
 
 def test_what_is_typed_during_an_answer_stays_lines(server: Live, tmp_path: Path) -> None:
@@ -150,7 +127,6 @@ def test_every_form_of_the_address_is_taken(server: Live) -> None:
         found = ChatServer(server.address + end, KEY)
         assert found.url == server.v1
         assert found.model()[0] == "scripted"
-        assert "num_requests_running" in found.metrics()
     assert ChatServer("https://proxy/model").url == "https://proxy/model/v1"
     assert ChatServer("https://proxy/v1beta/openai/").url == "https://proxy/v1beta/openai"
     # As `serve --host 0.0.0.0` prints it; a request under that name would be refused on this machine.
@@ -266,7 +242,8 @@ def test_only_whole_blocks_are_settled(text: str, finished: str) -> None:
 def test_without_a_terminal_the_answer_is_plain() -> None:
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, record=True, width=20)
-        with AnswerView(console, fold=False) as view:
-            for piece in ("a [b] ", "**c** " * 10):
-                view.add("thought", piece, Answer())
+        view = AnswerView(console)
+        for piece in ("a [b] ", "**c** " * 10):
+            view.add("thought", piece)
+        view.close()
         assert console.export_text() == "a [b] " + "**c** " * 10 + "\n"

@@ -19,7 +19,7 @@ import torch
 from microscale import __main__ as entry
 from microscale import cli
 from microscale.cli import played
-from microscale.engine.process import child
+from microscale.engine.client import launch as launching
 from microscale.errors import BadCheckpoint
 from microscale.hardware import Gpu, known
 from microscale.models import embedded, hub
@@ -332,49 +332,8 @@ def test_a_server_starts_its_engine_before_anything_else(
 ) -> None:
     """It imports torch for seconds, in which the command line and the server are imported."""
     found: list[str] = []
-    monkeypatch.setattr(child, "start_ahead", lambda: found.append("engine"))
+    monkeypatch.setattr(launching, "start_ahead", lambda: found.append("engine"))
     monkeypatch.setattr(cli, "main", lambda: found.append("command line"))
     monkeypatch.setattr(sys, "argv", ["microscale", *arguments])
     entry.main()
     assert found == order
-
-
-UNTIL_TOLD = """
-import sys
-from microscale.engine.process import child, messages
-from microscale.engine.process.frames import HEADER
-
-class Ahead:
-    terminal, is_greeted = None, False
-    class sock:
-        def sendall(data):
-            hello = messages.encode(messages.Hello(messages.VERSION))
-            told = messages.decode_for_engine(data[len(hello) + HEADER:])
-            early = sorted({"fastapi", "uvicorn", "tokenizers"} & set(sys.modules))
-            print("TOLD", told.config.model, told.config.device, early)
-            sys.exit(3)
-        def close():
-            pass
-
-child.start_ahead = lambda: setattr(child, "_ahead", Ahead)
-from microscale.__main__ import main
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "told"),
-    [
-        ("serve /m --device cuda:1", 3, "TOLD /m cuda:1 []\n"),
-        ("serve /m --device cuda:1 --no-such-option", 2, ""),
-        ("serve /m --max-num-seqs 0", 2, ""),
-        ("serve /m --hf-overrides nonsense", 1, ""),
-        ("serve /m --api-key-file /nowhere/keys", 1, ""),
-        ("serve /m --allowed-origin nonsense", 1, ""),
-    ],
-)
-def test_an_engine_is_told_its_model_as_soon_as_the_options_are_read(arguments: str, status: int, told: str) -> None:
-    """Before the server's packages are imported. What is wrong with an option never starts a fetch of gigabytes."""
-    command = [sys.executable, "-c", UNTIL_TOLD, *arguments.split()]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (status, told), found.stderr

@@ -17,7 +17,7 @@ def main() -> None:
     try:
         if _serves(sys.argv[1:]):
             # The engine imports torch while this process imports the command line and the server.
-            importlib.import_module("microscale.engine.process.child").start_ahead()
+            importlib.import_module("microscale.engine.client.launch").start_ahead()
         # A command's own module is imported when it is called.
         importlib.import_module("microscale.cli").main()
     except ImportError as error:

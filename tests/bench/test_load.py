@@ -13,7 +13,7 @@ from microscale.bench import load as bench_load
 from microscale.bench.rows import WrongResult
 from microscale.cli import app
 from microscale.cli.bench_load import parse_reads
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.errors import BadSetting
 from microscale.models.checkpoint import FromCheckpoint
@@ -24,7 +24,7 @@ from microscale.models.reading.file import WeightFile
 
 def tiny(folder: Path) -> Prepared:
     write_random_checkpoint("gpt-oss-tiny", folder / "tiny", {})
-    return prepare(LoadOptions(str(folder / "tiny"), device="cpu"))
+    return prepare(EngineConfig(str(folder / "tiny"), device="cpu"))
 
 
 def test_every_row_has_its_figures(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_reads_that_are_none_are_refused(text: str) -> None:
 
 
 def test_a_model_without_files_is_refused() -> None:
-    prepared = prepare(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    prepared = prepare(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
     with pytest.raises(BadSetting, match="has no files to read; name a checkpoint, or write one with --make"):
         bench_load.run(prepared, repeats=1)
 

@@ -7,7 +7,7 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench.energy import EnergyMeter
 from microscale.bench.model import Case, header, line, make_cases, run
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting, Unsupported
 from microscale.models.outline import outline
 from support.loading import load_model
@@ -33,7 +33,7 @@ def test_a_row_beyond_the_context_is_refused() -> None:
 
 
 def test_rows_of_the_tiny_model() -> None:
-    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
     ops = model.ops
     shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
     cases = make_cases(["pp20", "tg3"], [2], [9], model.config.max_context)
@@ -58,7 +58,7 @@ class Counter(EnergyMeter):
 
 def test_energy_is_that_of_the_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("microscale.bench.model.ENERGY_S", 0.0)
-    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
     ops = model.ops
     shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
     cases = make_cases(["pp20", "tg3"], [2], [9], model.config.max_context)

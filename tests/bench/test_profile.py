@@ -10,13 +10,13 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench.profile import fit_gaps, run, table
 from microscale.bench.trace import HOST_GAP, LAUNCH_GAP, name_parts, read, times
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.models.outline import outline
 from support.loading import load_model
 
 
 def test_parts_of_a_step_add_up(tmp_path: Path) -> None:
-    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
     ops = model.ops
     shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
     trace = tmp_path / "trace.json"

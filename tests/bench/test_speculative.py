@@ -18,8 +18,8 @@ from microscale.bench.speculative import AUTO, TURNS, Plan, _Batch, run
 from microscale.bench.speculative_table import Row, as_json, best, header, line, summary
 from microscale.cli import app
 from microscale.cli.bench_speculative import parse_drafts
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.prediction.drafts import tokens_of
 from microscale.engine.step.work import Work
 from microscale.errors import BadSetting
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.nightly
 
 @cache
 def tiny() -> tuple[AnyModel, Outline, Setup]:
-    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
     ops = model.ops
     shape = outline("gpt-oss-tiny", model.config, ops.activations, model.page_size, model.config.max_context)
     return model, shape, Setup(ops.gpu, ops.activations)

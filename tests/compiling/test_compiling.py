@@ -29,13 +29,12 @@ from triton.runtime.cache import get_cache_key
 import microscale
 from microscale.backends.ops import Activations, Kernel, Launch, Ops, Preference
 from microscale.backends.precision import PRECISIONS
-from microscale.compiling import launchers
+from microscale.compiling import source as sources
 from microscale.compiling.cache import use_cache
 from microscale.compiling.job import SLOW, Job, is_compiled, missing, run_job, shared_missing, slowest_first, workers
-from microscale.compiling.loading import LateKernels, load_kernels
 from microscale.compiling.pool import usable_cores
 from microscale.compiling.source import cache_hash
-from microscale.compiling.warming import Warming
+from microscale.compiling.warming import LateKernels, Warming, load_kernels
 from microscale.hardware import known
 from microscale.hardware.targets import WARP_SIZE
 from microscale.kernels.launch import launch
@@ -226,7 +225,7 @@ def test_c_modules_are_built_without_a_driver(filled: Path) -> None:
     built = [*filled.rglob("cuda_utils*.so")]
     assert len(built) == 1
     assert b"libcuda.so.1\0" in built[0].read_bytes()
-    assert (len([*filled.rglob("__triton_launcher*.so")]) > 0) == launchers.MAKES_LAUNCHERS
+    assert (len([*filled.rglob("__triton_launcher*.so")]) > 0) == sources.MAKES_LAUNCHERS
 
 
 def test_a_kernel_that_does_not_compile_is_named(folder: Path) -> None:
@@ -348,7 +347,7 @@ def test_warming_beside_other_work(tmp_path: Path, filled: Path, caplog: pytest.
     bad = replace(kernel, options=(("num_warps", 3),))
     listed = launches | {bad: launch._replace(options={"num_warps": 3})}
     with knobs.cache.scope(), knobs.compilation.scope(), faked_anew(GB10) as driver:
-        warming = Warming(lambda folder: listed, TARGET, where, 2)
+        warming = Warming(lambda: listed, TARGET, where, 2)
         warming.start()
         seen: list[tuple[int, int]] = []
         warming.finish(lambda: seen.append((warming.done, warming.total)))
@@ -372,7 +371,7 @@ def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
     with knobs.cache.scope(), knobs.compilation.scope(), faked_anew(GB10):
         knobs.cache.dir = str(tmp_path)
         before = knobs.cache.manager_class, knobs.compilation.store_binary_only
-        warming = Warming(lambda folder: launches, TARGET, None, 1, is_guest=True)
+        warming = Warming(lambda: launches, TARGET, None, 1, is_guest=True)
         warming.start()
         warming.finish()
         assert (knobs.cache.manager_class, knobs.compilation.store_binary_only) == before
@@ -385,7 +384,7 @@ def test_warming_as_a_guest_leaves_triton_as_it_is(tmp_path: Path) -> None:
 
 
 def test_warming_that_fails_is_told_and_not_fatal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(folder: Path) -> Mapping[Kernel, Launch]:
+    def broken() -> Mapping[Kernel, Launch]:
         raise ValueError("no such layer")
 
     with knobs.cache.scope(), knobs.compilation.scope():

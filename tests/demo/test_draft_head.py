@@ -15,7 +15,7 @@ from demo.export_head import export_head
 from demo.model import Model
 from demo.shape import SHAPE, TINY
 from demo.train_head import HeadTrainer, arguments, shape_for
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, target_folder: Path) -> tu
 
 @pytest.fixture(scope="module")
 def loaded(target_folder: Path, trained: tuple[HeadTrainer, Path, list[float]]) -> tuple[AnyModel, Eagle3]:
-    model = load_model(LoadOptions(str(target_folder), device="cpu", dtype="float32"))
+    model = load_model(EngineConfig(str(target_folder), device="cpu", dtype="float32"))
     head = load_head(trained[1], model)
     assert isinstance(head, Eagle3)
     return model, head

@@ -20,7 +20,7 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models import embedded
 from microscale.quality.checks import Answer, is_right, parse
@@ -158,7 +158,7 @@ def test_its_greedy_answers_are_those_of_transformers(chat_format: ChatFormat) -
     """Over prompt and answer, transformers' largest logit is our next token at every position."""
     kinds = ("addition", "capitals", "tools", "json", "stories")
     encoded = [encode(tasks(kind)[0], chat_format) for kind in kinds]
-    ours = load_model(LoadOptions(embedded.NAME, device="cpu", dtype="float32"))
+    ours = load_model(EngineConfig(embedded.NAME, device="cpu", dtype="float32"))
     answers = complete(ours, encoded, SamplingParams(max_tokens=MAX_TOKENS))
     theirs = load_transformers(DEMO_FOLDER)
     for item, answer in zip(encoded, answers, strict=True):

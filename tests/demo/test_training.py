@@ -14,7 +14,7 @@ from demo.model import Model, Options
 from demo.optimizer import orthogonal
 from demo.shape import SHAPE, TINY
 from demo.train import Schedule, Trainer, arguments, distance, gradients
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.gpt_oss.model import GptOss
 from microscale.quality.tasks import DEMO_FOLDER
@@ -94,7 +94,7 @@ def own_logits(model: Model, tokens: list[int]) -> torch.Tensor:
 
 def test_the_engine_and_transformers_compute_what_was_trained(exported: tuple[Model, Path]) -> None:
     model, folder = exported
-    loaded = load_model(LoadOptions(str(folder), device="cpu", dtype="float32"))
+    loaded = load_model(EngineConfig(str(folder), device="cpu", dtype="float32"))
     assert isinstance(loaded, GptOss)
     ours = all_logits(loaded, sequences(), 1000)
     truth = load_transformers(folder)

@@ -4,13 +4,12 @@ others, on how prompts are cut or filled up, on pages, on the prefix cache or on
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
@@ -23,8 +22,8 @@ NEW = 24
 
 @pytest.fixture(scope="module")
 def models() -> dict[int, GptOss]:
-    options = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
-    return {size: load_gpt_oss(replace(options, workload=Workload(page_size=size))) for size in (4, 16)}
+    options = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu")
+    return {size: load_gpt_oss(replace(options, block_size=size)) for size in (4, 16)}
 
 
 def prompts(vocab: int) -> list[list[int]]:

@@ -14,14 +14,16 @@ import microscale.engine
 
 ENGINE = Path(microscale.engine.__file__).parent
 BENCH = ENGINE.parent / "bench"
-OF_THE_SERVER = ("msgspec", "zmq", "fastapi", "pydantic", "uvicorn", "prometheus_client", "llguidance")
+OF_THE_SERVER = ("zmq", "fastapi", "pydantic", "uvicorn", "prometheus_client", "llguidance")
 MAY_NOT_IMPORT = {
-    "step": ("loading", "process", "ranks", "engine", "generate"),
-    "loading": ("process", "generate"),
-    "ranks": ("generate",),
+    "step": ("loading", "process", "client", "protocol", "ranks", "engine", "generate"),
+    "loading": ("process", "client", "protocol", "generate"),
+    "ranks": ("client", "generate"),
+    "protocol": ("process", "client", "loading", "ranks"),
+    "process": ("client",),
+    "client": ("process", "loading", "ranks"),
 }
-"""Folder → what of the engine it does not know. Nothing knows ``process`` but itself and ``ranks``, whose messages are
-framed as its are."""
+"""Folder → parts of the engine that it does not import. Nothing else imports ``process``."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -35,7 +37,7 @@ def imported(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", sorted(ENGINE.rglob("*.py")), ids=lambda path: str(path.relative_to(ENGINE)))
 def test_imports_point_down(path: Path) -> None:
     folder = path.relative_to(ENGINE).parts[0]
-    hidden = () if folder == "process" else MAY_NOT_IMPORT.get(folder, ("process",))
+    hidden = MAY_NOT_IMPORT.get(folder, ("process",))
     prefixes = tuple(f"microscale.engine.{name}." for name in hidden)
     wrong = [name for name in imported(path) if f"{name}.".startswith(prefixes)]
     assert not wrong, f"{path.relative_to(ENGINE)} imports {wrong}"
@@ -76,10 +78,10 @@ def test_engine_and_benchmarks_run_without_the_servers_packages() -> None:
     then = """
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
-model = load(prepare(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")))
+model = load(prepare(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu")))
 print(len(Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True)).run()[0].token_ids))
 """
     assert run_without(OF_THE_SERVER, [*names, *modules(BENCH)], then).split() == ["4"]
@@ -87,5 +89,5 @@ print(len(Generation(model, [[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos
 
 def test_the_process_greets_without_torch() -> None:
     """Versions are compared, and nonsense is refused, before torch takes its seconds."""
-    names = [f"microscale.engine.process.{name}" for name in ("__main__", "connection", "frames", "loop", "messages")]
-    run_without(("torch",), names)
+    names = ("process.__main__", "process.connection", "process.loop", "protocol.messages", "client.client")
+    run_without(("torch",), [f"microscale.engine.{name}" for name in names])

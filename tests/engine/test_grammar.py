@@ -12,8 +12,8 @@ import torch
 
 from microscale.engine import grammar as module
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.process.messages import Ready, Sampling, Submit
 from microscale.engine.process.service import MAX_COMPILING, Service
+from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
@@ -129,7 +129,7 @@ def test_turns_follow_their_schema_through_preemption() -> None:
 
 def submit(number: int, grammar: str | None, **params: Any) -> Submit:
     stop = tiny().control[RETURN]
-    return Submit(number, f"r{number}", (30, 31), Sampling(grammar=grammar, stop_token_ids=(stop,), **params))
+    return Submit(str(number), (30, 31), SamplingParams(grammar=grammar, stop_token_ids=(stop,), **params))
 
 
 def service() -> Service:
@@ -151,25 +151,24 @@ def test_no_step_waits_for_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     made.submit(submit(2, None, max_tokens=3))
     made.submit(submit(3, "start: nonsense"))
     made.submit(submit(4, 'start: "b" <|return|>'))
-    made.abort(4)
+    made.abort("4")
     pieces = [piece for _ in range(6) for piece in made.step()]
     stepped.set()
-    assert [piece.number for piece in pieces] == [2, 2, 2]
+    assert [piece.request_id for piece in pieces] == ["2"] * 3
     pieces = []
     while made.has_work:
         pieces += made.step()
-    good = [piece for piece in pieces if piece.number == 1]
+    good = [piece for piece in pieces if piece.request_id == "1"]
     assert (len(good), good[-1].finish) == (2, "stop")
-    (bad,) = (piece for piece in pieces if piece.number == 3)
-    assert bad.error is not None
-    assert bad.error[0] == "BadRequest"
+    (bad,) = (piece for piece in pieces if piece.request_id == "3")
+    assert isinstance(bad.error, BadRequest)
     assert len(pieces) == 3
 
 
 def test_grammars_that_wait_are_bounded() -> None:
     made = service()
     for number in range(MAX_COMPILING):
-        made._compiling[number] = None  # type: ignore[assignment]
+        made._compiling[str(number)] = None  # type: ignore[assignment]
     with pytest.raises(QueueFull):
         made.submit(submit(99, 'start: "a"'))
 

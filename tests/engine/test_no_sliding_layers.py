@@ -7,10 +7,9 @@ import random
 
 import pytest
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
@@ -27,9 +26,7 @@ PARAMS = SamplingParams(max_tokens=NEW, ignore_eos=True)
 @pytest.fixture(scope="module")
 def model() -> AnyModel:
     return load_model(
-        LoadOptions(
-            "qwen3-moe-tiny", load_format="dummy", device="cpu", dtype="float32", workload=Workload(page_size=PAGE)
-        )
+        EngineConfig("qwen3-moe-tiny", load_format="dummy", device="cpu", dtype="float32", block_size=PAGE)
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench import kernels, model, moe
 from microscale.bench.kernels import KernelBench
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
 from microscale.models.outline import outline
@@ -33,7 +33,7 @@ def test_kernels_of_an_op(op: KernelBench) -> None:
 def test_steps_of_a_model(name: str) -> None:
     """Prompts and decoding, at the model's full width and in fewer layers."""
     overrides = {"num_hidden_layers": 6}
-    loaded = load_model(LoadOptions(name, load_format="dummy", device="cuda", overrides=overrides))
+    loaded = load_model(EngineConfig(name, load_format="dummy", device="cuda", hf_overrides=overrides))
     described = outline(name, loaded.config, Activations.BF16, loaded.page_size, 4096)
     cases = model.make_cases(["pp512", "pp2048", "tg32"], [1, 8, 64], [128], loaded.config.max_context)
     assert list(model.run(loaded, described, Setup(detect(), Activations.BF16), cases, repeats=1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microscale.backends.ops import OWN_FORMATS, Activations, DenseWeights, HeadFormats, Ops, Preference
 from microscale.backends.precision import make_precision
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import detect
 from microscale.models.batch import ForwardBatch
@@ -143,7 +143,7 @@ def test_a_block_is_guessed_as_by_the_references(lengths: list[int]) -> None:
 @pytest.mark.starts("gpt-oss-20b", SHAPE)
 @pytest.mark.parametrize("num_logits", [1, None])
 def test_taps_change_no_bit_of_the_logits(num_logits: int | None) -> None:
-    options = LoadOptions("gpt-oss-20b", load_format="dummy", device="cuda", dtype="bfloat16", overrides=SHAPE)
+    options = EngineConfig("gpt-oss-20b", load_format="dummy", device="cuda", dtype="bfloat16", hf_overrides=SHAPE)
     model = load_gpt_oss(options)
     chunks = [
         Chunk(list(range(1, n + 1)), 0, {key: list(range(i, 60, 3)) for key in LayerKind}, num_logits or n)

@@ -10,7 +10,7 @@ import pytest
 from microscale.backends.plan import Setup
 from microscale.bench.speculative import AUTO, Plan, _Batch, run
 from microscale.bench.speculative_table import header, line
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.prediction.drafts import tokens_of
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.starts("gpt-oss-20b", SHAPE)
 
 @cache
 def loaded() -> tuple[AnyModel, Outline, Setup]:
-    options = LoadOptions("gpt-oss-20b", load_format="dummy", device="cuda", overrides=dict(SHAPE))
+    options = EngineConfig("gpt-oss-20b", load_format="dummy", device="cuda", hf_overrides=dict(SHAPE))
     model = load_model(options)
     ops = model.ops
     shape = outline("gpt-oss-20b", model.config, ops.activations, model.page_size, model.config.max_context)

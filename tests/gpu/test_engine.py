@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from microscale.backends.ops import Preference
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -47,14 +45,14 @@ def load(
     page_size: int = 16, dtype: str = "auto", backend: str | None = None, shape: dict[str, int] = SHAPE
 ) -> AnyModel:
     return load_model(
-        LoadOptions(
+        EngineConfig(
             "gpt-oss-20b",
             load_format="dummy",
             device="cuda",
             dtype=dtype,
-            preference=Preference(backend),
-            overrides=dict(shape),
-            workload=Workload(page_size=page_size),
+            backend=backend,
+            hf_overrides=dict(shape),
+            block_size=page_size,
         )
     )
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("msgspec", reason="ranks talk through msgspec")
 
-from microscale.backends.ops import Preference
 from microscale.backends.peer_ranks import PeerRanks
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare, prepare_team
 from microscale.engine.ranks.team import RankTeam
 from microscale.engine.sampling_params import SamplingParams
@@ -91,8 +90,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def options(folder: Path, **others: object) -> LoadOptions:
-    return LoadOptions(str(folder), device="cuda:0", **others)  # type: ignore[arg-type]
+def options(folder: Path, **others: object) -> EngineConfig:
+    return EngineConfig(str(folder), device="cuda:0", **others)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,7 @@ def near(folder: Path) -> float:
     """Log-probability between the two tokens where outputs may part by a rounding to bf16."""
     found = []
     for dtype in ("float32", "bfloat16"):
-        model: AnyModel = load(prepare(options(folder, dtype=dtype, preference=Preference("reference"))))
+        model: AnyModel = load(prepare(options(folder, dtype=dtype, backend="reference")))
         found.append(torch.cat(all_logits(model, PROMPTS, 512)))
     return near_tie(found[1], found[0])
 
@@ -151,7 +150,7 @@ def test_two_ranks_of_gpt_oss_give_the_tokens_of_one(
 def test_two_ranks_with_a_draft_head_give_the_tokens_of_one() -> None:
     """The embedded model and its trained head, in float32: what differs is the order of sums alone."""
     drafts = SpeculativeConfig("eagle3", 3)
-    one = prepare(LoadOptions("demo", device="cuda:0", dtype="float32", speculative=drafts))
+    one = prepare(EngineConfig("demo", device="cuda:0", dtype="float32", speculative=drafts))
     run = Run(
         demo_prompts(2), [SamplingParams(12, ignore_eos=True, logprobs=5)] * 2, step_tokens=48, speculative=drafts
     )

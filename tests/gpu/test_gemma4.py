@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from microscale.backends.ops import Preference
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.models.families import AnyModel
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.greedy import assert_decodes_the_likeliest
@@ -17,26 +16,26 @@ pytestmark = pytest.mark.starts("gemma-4-26b-a4b", SHAPE)
 PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
 
 
-def load(dtype: str, preference: Preference) -> AnyModel:
-    options = LoadOptions(
-        "gemma-4-26b-a4b", load_format="dummy", device="cuda", dtype=dtype, preference=preference, overrides=SHAPE
+def load(dtype: str, backend: str | None) -> AnyModel:
+    options = EngineConfig(
+        "gemma-4-26b-a4b", load_format="dummy", device="cuda", dtype=dtype, backend=backend, hf_overrides=SHAPE
     )
     return load_model(options)
 
 
 @pytest.fixture(scope="module")
 def truth() -> Run:
-    return reference_run(load("float32", Preference("reference")), PROMPTS, 512)
+    return reference_run(load("float32", "reference"), PROMPTS, 512)
 
 
 @pytest.fixture(scope="module")
 def plain(truth: Run) -> Run:
-    return forced_run(load("bfloat16", Preference("reference")), PROMPTS, 512, truth)
+    return forced_run(load("bfloat16", "reference"), PROMPTS, 512, truth)
 
 
 @pytest.fixture(scope="module")
 def model() -> AnyModel:
-    return load("bfloat16", Preference())
+    return load("bfloat16", None)
 
 
 @pytest.mark.parametrize("chunk", [1200, 20])

@@ -9,9 +9,8 @@ from functools import cache
 
 import pytest
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -37,12 +36,12 @@ NEW = 40
 def load(name: str, page_size: int = 16) -> AnyModel:
     dummy = name != embedded.NAME
     return load_model(
-        LoadOptions(
+        EngineConfig(
             name,
             load_format="dummy" if dummy else "auto",
             device="cuda",
-            overrides=dict(SHAPE) if dummy else {},
-            workload=Workload(page_size=page_size),
+            hf_overrides=dict(SHAPE) if dummy else {},
+            block_size=page_size,
         )
     )
 

@@ -7,9 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from microscale.backends.ops import Preference
-from microscale.backends.precision import make_precision
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.models.families import AnyModel
 from microscale.prove.inventory import Setting
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
@@ -29,34 +27,33 @@ PROMPTS = [list(range(1, 301)), [5, 6, 7], list(range(1000, 2200))]
 SHORT = [prompt[:100] for prompt in PROMPTS]
 
 
-def load(dtype: str, preference: Preference, fmt: str, shape: dict[str, object] = SHAPE) -> AnyModel:
-    precision = make_precision(layer_formats=(f"experts={fmt}",))
-    options = LoadOptions(
+def load(dtype: str, backend: str | None, fmt: str, shape: dict[str, object] = SHAPE) -> AnyModel:
+    options = EngineConfig(
         MODEL,
         load_format="dummy",
         device="cuda",
         dtype=dtype,
-        preference=preference,
-        overrides=shape,
-        precision=precision,
+        backend=backend,
+        hf_overrides=shape,
+        layer_format=(f"experts={fmt}",),
     )
     return load_model(options)
 
 
 @cache
 def truth(fmt: str, short: bool) -> Run:
-    return reference_run(load("float32", Preference("reference"), fmt), SHORT if short else PROMPTS, 512)
+    return reference_run(load("float32", "reference", fmt), SHORT if short else PROMPTS, 512)
 
 
 @cache
 def plain(fmt: str, short: bool) -> Run:
-    model = load("bfloat16", Preference("reference"), fmt)
+    model = load("bfloat16", "reference", fmt)
     return forced_run(model, SHORT if short else PROMPTS, 512, truth(fmt, short))
 
 
 @cache
 def fast(fmt: str) -> AnyModel:
-    return load("bfloat16", Preference(), fmt)
+    return load("bfloat16", None, fmt)
 
 
 @pytest.mark.parametrize("chunk", [1200, 20, 1])
@@ -88,6 +85,6 @@ ALL_EXPERTS = {**SHAPE, "num_experts": 8}
     ],
 )
 def test_graphs_decode_what_single_launches_do(fmt: str) -> None:
-    references = [load(dtype, Preference("reference"), fmt, ALL_EXPERTS) for dtype in ("float32", "bfloat16")]
+    references = [load(dtype, "reference", fmt, ALL_EXPERTS) for dtype in ("float32", "bfloat16")]
     exact, plain = (torch.cat(all_logits(model, SHORT, 512)) for model in references)
-    assert_decodes_the_likeliest(load("bfloat16", Preference(), fmt, ALL_EXPERTS), PROMPTS[0], near_tie(plain, exact))
+    assert_decodes_the_likeliest(load("bfloat16", None, fmt, ALL_EXPERTS), PROMPTS[0], near_tie(plain, exact))

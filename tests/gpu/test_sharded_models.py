@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.backends.ops import Preference, Ranks
+from microscale.backends.ops import Ranks
 from microscale.backends.ranks import ALONE
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.models.families import AnyModel, write_random_checkpoint
 from microscale.parallel.sharding import WHOLE, Shard
@@ -34,21 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def model(folder: Path, dtype: str, preference: Preference, shard: Shard = WHOLE, ranks: Ranks = ALONE) -> AnyModel:
-    options = LoadOptions(
-        str(folder), device="cuda", dtype=dtype, preference=preference, shard=shard, sharing=shard.world
-    )
+def model(folder: Path, dtype: str, backend: str | None, shard: Shard = WHOLE, ranks: Ranks = ALONE) -> AnyModel:
+    options = EngineConfig(str(folder), device="cuda", dtype=dtype, backend=backend, shard=shard, sharing=shard.world)
     return load(prepare(options), ranks=ranks)
 
 
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> Run:
-    return reference_run(model(folder, "float32", Preference("reference")), PROMPTS, 512)
+    return reference_run(model(folder, "float32", "reference"), PROMPTS, 512)
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path, truth: Run) -> Run:
-    return forced_run(model(folder, "bfloat16", Preference("reference")), PROMPTS, 512, truth)
+    return forced_run(model(folder, "bfloat16", "reference"), PROMPTS, 512, truth)
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -56,7 +54,7 @@ def plain(folder: Path, truth: Run) -> Run:
 def test_ranks_compute_what_one_computes(folder: Path, truth: Run, plain: Run, world: int, chunk: int) -> None:
     def work(ranks: ThreadRank, rank: int) -> Run:
         with torch.cuda.stream(torch.cuda.default_stream()):
-            mine = model(folder, "bfloat16", Preference(), Shard(rank, world), ranks)
+            mine = model(folder, "bfloat16", None, Shard(rank, world), ranks)
             return forced_run(mine, PROMPTS, chunk, truth)
 
     found = run_ranks(world, work)

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from microscale.backends.ops import Preference
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -40,14 +38,14 @@ Tokens = list[list[tuple[int, float, float]]]
 @cache
 def load(page_size: int = 16, dtype: str = "auto", backend: str | None = None) -> AnyModel:
     return load_model(
-        LoadOptions(
+        EngineConfig(
             "gpt-oss-20b",
             load_format="dummy",
             device="cuda",
             dtype=dtype,
-            preference=Preference(backend),
-            overrides=dict(SHAPE),
-            workload=Workload(page_size=page_size),
+            backend=backend,
+            hf_overrides=dict(SHAPE),
+            block_size=page_size,
         )
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from microscale import hardware
 from microscale.backends.ops import OWN_FORMATS, Activations, Embedding, HeadFormats, Ops, Preference
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.formats import block_format, decode, encode
 from microscale.models.batch import KvCache
@@ -53,7 +53,7 @@ class Target:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     folder = write_hf(tmp_path_factory.mktemp("target") / "target", TARGET, seed=7)
     tensors = load_file(folder / "model.safetensors")
-    model = load_model(LoadOptions(str(folder), device="cpu", dtype="float32"))
+    model = load_model(EngineConfig(str(folder), device="cpu", dtype="float32"))
     return Target(model, tensors["model.embed_tokens.weight"], tensors["lm_head.weight"])
 
 

@@ -17,11 +17,11 @@ import json, resource
 from microscale.backends.ops import Preference
 from microscale.engine.generate import Generation
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 
-options = LoadOptions(
+options = EngineConfig(
     "gpt-oss-120b", load_format="dummy", device="cpu", preference=Preference("reference"),
     overrides={"num_hidden_layers": 1, "vocab_size": 16384},
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from microscale.backends.ops import Activations, Ops, Preference, recording
 from microscale.backends.ranks import Absent
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import known
 from microscale.kernels.moe.spec import Parts, Routing
@@ -40,10 +40,9 @@ MOST = 20
 @cache
 def load(name: str) -> AnyModel:
     overrides = SMALL | {"vocab_size": 256} | SHAPES[name]
-    options = LoadOptions(
-        name, load_format="dummy", device="cpu", dtype="bfloat16", preference=Preference("reference"),
-        overrides=overrides,
-    )  # fmt: skip
+    options = EngineConfig(
+        name, load_format="dummy", device="cpu", dtype="bfloat16", backend="reference", hf_overrides=overrides
+    )
     return load_model(options)
 
 

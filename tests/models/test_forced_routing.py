@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import Preference
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.kernels.moe.spec import Routing
 from microscale.models.families import AnyModel
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run, replaced, row_errors
@@ -29,8 +28,8 @@ CHUNK = 20
 @cache
 def load(name: str, dtype: str, backend: str | None) -> AnyModel:
     overrides = SMALL | {"vocab_size": 256} | SHAPES[name]
-    options = LoadOptions(
-        name, load_format="dummy", device="cpu", dtype=dtype, preference=Preference(backend), overrides=overrides
+    options = EngineConfig(
+        name, load_format="dummy", device="cpu", dtype=dtype, backend=backend, hf_overrides=overrides
     )
     return load_model(options)
 

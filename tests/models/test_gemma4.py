@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import Gemma4ForCausalLM
 
-from microscale.backends.ops import Preference
-from microscale.backends.precision import make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from microscale.models.gemma4.config import PartialRope
@@ -80,13 +77,8 @@ def logits_of(model: Gemma4ForCausalLM, sequences: list[list[int]]) -> list[Tens
 
 def load(folder: Path, backend: str | None = None, page_size: int = 16, *formats: str) -> AnyModel:
     return load_model(
-        LoadOptions(
-            str(folder),
-            device="cpu",
-            dtype="float32",
-            preference=Preference(backend),
-            workload=Workload(page_size=page_size),
-            precision=make_precision(layer_formats=formats),
+        EngineConfig(
+            str(folder), device="cpu", dtype="float32", backend=backend, block_size=page_size, layer_format=formats
         )
     )
 
@@ -172,7 +164,7 @@ def test_a_wrong_window_would_be_seen(folders: dict[str, Path]) -> None:
     name = "shared_kv"
     prompts = prompts_for(name)
     overrides = {"sliding_window": CASES[name].sliding_window + 1}
-    options = LoadOptions(str(folders[name]), device="cpu", dtype="float32", overrides=overrides)
+    options = EngineConfig(str(folders[name]), device="cpu", dtype="float32", hf_overrides=overrides)
     ours = all_logits(load_model(options), prompts, 1000)
     assert largest_difference(ours, logits_of(truth_of(name), prompts)) > 2e-3
 
@@ -185,17 +177,17 @@ def test_bfloat16_is_near_float32(folders: dict[str, Path]) -> None:
     name = "all_experts"
     prompts = prompts_for(name)
     exact = all_logits(load(folders[name]), prompts, 1000)
-    model = load_model(LoadOptions(str(folders[name]), device="cpu", dtype="bfloat16"))
+    model = load_model(EngineConfig(str(folders[name]), device="cpu", dtype="bfloat16"))
     rough = all_logits(model, prompts, 1000)
     assert_close(torch.cat(rough), torch.cat(exact), worst=math.inf, rms=1.73 * model_noise(len(model.layers)))
 
 
 def test_random_weights_run_on_every_backend() -> None:
     """What ``--load-format dummy`` makes of the tiny preset."""
-    options = LoadOptions("gemma-4-tiny", load_format="dummy", device="cpu", dtype="float32")
+    options = EngineConfig("gemma-4-tiny", load_format="dummy", device="cpu", dtype="float32")
     prompts = [list(range(1, 40)), [7]]
     usual = all_logits(load_model(options), prompts, 16)
-    reference = all_logits(load_model(replace(options, preference=Preference("reference"))), prompts, 1000)
+    reference = all_logits(load_model(replace(options, backend="reference")), prompts, 1000)
     assert largest_difference(usual, reference) <= 2e-4
 
 

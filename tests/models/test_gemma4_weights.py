@@ -17,7 +17,7 @@ from transformers import Gemma4TextConfig
 
 from microscale.backends.ops import Ops, Preference
 from microscale.backends.precision import EXACT
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
@@ -272,7 +272,7 @@ def test_bf16_experts_without_a_format_are_refused_with_the_mend(
 ) -> None:
     folder = write_gemma4(tmp_path, TINY, tensors)
     with pytest.raises(Unsupported, match=r"not bf16.*--layer-format experts=mxfp8 works"):
-        load_model(LoadOptions(str(folder), device="cpu"))
+        load_model(EngineConfig(str(folder), device="cpu"))
 
 
 # ---- random weights --------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_modelopt_exports_what_the_other_tests_write(name: str, tmp_path: Path) 
     weights = open_weights(str(tmp_path / "theirs"))
     assert weights.config == replace(config, formats=(MXFP8,) * config.num_layers)
     truth = transformers_gemma4(config, plain(theirs))
-    model = load_model(LoadOptions(str(tmp_path / "theirs"), device="cpu", dtype="float32"))
+    model = load_model(EngineConfig(str(tmp_path / "theirs"), device="cpu", dtype="float32"))
     prompt_ids = list(range(40))
     with torch.inference_mode():
         wanted = truth(torch.tensor([prompt_ids])).logits[0]

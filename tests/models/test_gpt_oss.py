@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from transformers import GptOssForCausalLM
 
-from microscale.backends.ops import Preference
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.rope import YarnRope, yarn_table
@@ -60,13 +58,7 @@ def truth(folder: Path, sequences: list[list[int]]) -> list[Tensor]:
 
 
 def load(folder: Path, backend: str | None = None, page_size: int = 16) -> GptOss:
-    options = LoadOptions(
-        str(folder),
-        device="cpu",
-        dtype="float32",
-        preference=Preference(backend),
-        workload=Workload(page_size=page_size),
-    )
+    options = EngineConfig(str(folder), device="cpu", dtype="float32", backend=backend, block_size=page_size)
     return load_gpt_oss(options)
 
 
@@ -136,11 +128,11 @@ def test_a_wrong_window_would_be_seen(folders: dict[str, Path]) -> None:
     """The comparison has teeth: one position more in the window moves the logits beyond the bound."""
     name = "heads_4_2"
     prompts = prompts_for(name)
-    options = LoadOptions(
+    options = EngineConfig(
         str(folders[name]),
         device="cpu",
         dtype="float32",
-        overrides={"sliding_window": CASES[name].sliding_window + 1},
+        hf_overrides={"sliding_window": CASES[name].sliding_window + 1},
     )
     assert largest_difference(all_logits(load_model(options), prompts, 1000), truth(folders[name], prompts)) > 2e-3
 
@@ -151,7 +143,7 @@ def test_bfloat16_is_near_float32(folders: dict[str, Path]) -> None:
     name = "heads_4_2"
     prompts = prompts_for(name)
     exact = reference_run(load(folders[name]), prompts, 1000)
-    model = load_model(LoadOptions(str(folders[name]), device="cpu", dtype="bfloat16"))
+    model = load_model(EngineConfig(str(folders[name]), device="cpu", dtype="bfloat16"))
     rounded = forced_run(model, prompts, 1000, exact)
     assert_close(rounded.logits, exact.logits, worst=math.inf, rms=1.73 * model_noise(len(model.layers)))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.config import LayerKind
@@ -20,7 +19,7 @@ PAGES = 12
 
 @pytest.fixture(scope="module", params=["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
 def model(request: pytest.FixtureRequest) -> AnyModel:
-    return load_model(LoadOptions(request.param, load_format="dummy", device="cpu", workload=Workload(page_size=PAGE)))
+    return load_model(EngineConfig(request.param, load_format="dummy", device="cpu", block_size=PAGE))
 
 
 def batch(model: AnyModel, first_page: int, tokens: list[int], wanted: int) -> ForwardBatch:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
-from microscale.backends.ops import Preference
-from microscale.backends.precision import make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.families import AnyModel
 from support.errors import assert_close, model_noise
@@ -67,10 +64,9 @@ def logits_of(model: Qwen3MoeForCausalLM, sequences: list[list[int]]) -> list[Te
         return [model(torch.tensor([tokens]), use_cache=False).logits[0] for tokens in sequences]
 
 
-def options_of(folder: Path, fmt: str = "mxfp8", page_size: int = 16) -> LoadOptions:
-    precision = make_precision(layer_formats=(f"experts={fmt}",))
-    workload = Workload(page_size=page_size)
-    return LoadOptions(str(folder), device="cpu", dtype="float32", workload=workload, precision=precision)
+def options_of(folder: Path, fmt: str = "mxfp8", page_size: int = 16) -> EngineConfig:
+    formats = (f"experts={fmt}",)
+    return EngineConfig(str(folder), device="cpu", dtype="float32", block_size=page_size, layer_format=formats)
 
 
 def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
@@ -87,7 +83,7 @@ def test_logits_are_those_of_the_quantised_experts(
     folders: dict[str, Path], name: str, backend: str | None, fmt: str, page_size: int, chunk: int
 ) -> None:
     prompts = prompts_for(name)
-    model = load_model(replace(options_of(folders[name], fmt, page_size), preference=Preference(backend)))
+    model = load_model(replace(options_of(folders[name], fmt, page_size), backend=backend))
     ours = all_logits(model, prompts, chunk)
     assert largest_difference(ours, logits_of(truth_of(name, fmt), prompts)) <= 2e-4
 
@@ -122,7 +118,7 @@ def test_a_wrong_constant_would_be_seen(folders: dict[str, Path], key: str, valu
     """The comparison has teeth: each of them moves the logits beyond the bound."""
     name = "as_published"
     prompts = prompts_for(name)
-    ours = all_logits(load_model(replace(options_of(folders[name]), overrides={key: value})), prompts, 1000)
+    ours = all_logits(load_model(replace(options_of(folders[name]), hf_overrides={key: value})), prompts, 1000)
     assert largest_difference(ours, logits_of(truth_of(name), prompts)) > 2e-3
 
 
@@ -141,11 +137,11 @@ def test_bfloat16_is_near_float32(folders: dict[str, Path]) -> None:
 
 def test_random_weights_run_on_every_backend() -> None:
     """What ``--load-format dummy`` makes of the tiny preset."""
-    options = LoadOptions("qwen3-moe-tiny", load_format="dummy", device="cpu", dtype="float32")
+    options = EngineConfig("qwen3-moe-tiny", load_format="dummy", device="cpu", dtype="float32")
     prompts = [list(range(1, 40)), [7]]
 
     def run(**changes: object) -> list[Tensor]:
-        model: AnyModel = load_model(replace(options, **changes))  # type: ignore[arg-type]
+        model: AnyModel = load_model(replace(options, **changes))
         return all_logits(model, prompts, 16)
 
-    assert largest_difference(run(), run(preference=Preference("reference"))) <= 2e-4
+    assert largest_difference(run(), run(backend="reference")) <= 2e-4

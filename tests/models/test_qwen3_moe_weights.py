@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3MoeConfig as TheirConfig
@@ -18,9 +19,9 @@ from transformers import Qwen3MoeConfig as TheirConfig
 from microscale.backends import quantise
 from microscale.backends.ops import Ops, Preference
 from microscale.backends.plan import Setup, make_plan
-from microscale.backends.precision import EXACT, PRECISIONS, make_precision
+from microscale.backends.precision import EXACT, make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.memory import weight_bytes
-from microscale.engine.loading.options import LoadOptions
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
@@ -227,11 +228,11 @@ def test_overrides_of_a_checkpoint_change_no_shape(folder: Path) -> None:
 
 def test_experts_are_refused_with_the_mend_where_exact_is_asked_for(folder: Path) -> None:
     """No kernel reads BF16 experts: the user says what they become, or takes a plan that does."""
-    options = LoadOptions(str(folder), device="cpu")
+    options = EngineConfig(str(folder), device="cpu")
     with pytest.raises(Unsupported, match=r"not bf16.*--layer-format experts=mxfp8 works"):
         load_model(options)
     for name in ("balanced", "fast"):
-        plan = load_model(replace(options, precision=PRECISIONS[name])).ops.plan
+        plan = load_model(structs.replace(options, precision=name)).ops.plan
         assert plan.of("moe", "experts")[0].spec.weight_format == "mxfp8"
 
 

@@ -21,10 +21,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.backends.ops import Preference
-from microscale.backends.precision import make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import INDEX, Checkpoint, FromCheckpoint
@@ -205,8 +203,8 @@ def test_a_model_takes_its_tensors_in_the_order_that_it_states(
 ) -> None:
     """Layer by layer: the window then never fills with a layer that nobody asks for."""
     folder = str(write_tiny(family, tmp_path))
-    fitting = make_precision(layer_formats=["experts=mxfp8"] if family == "qwen3_moe" else [])
-    prepared = prepare(LoadOptions(folder, device="cpu", preference=Preference("reference"), precision=fitting))
+    fitting = ("experts=mxfp8",) if family == "qwen3_moe" else ()
+    prepared = prepare(EngineConfig(folder, device="cpu", backend="reference", layer_format=fitting))
     assert isinstance(prepared.weights, FromCheckpoint)
     stated = [entry.name for entry in prepared.weights.entries]
     taken, take = [], ReadAhead.take
@@ -539,10 +537,10 @@ def test_leaving_early_ends_every_thread(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 print("begins", flush=True)
-load(prepare(LoadOptions(sys.argv[1], device="cpu")), lambda done, total: print(done, flush=True))
+load(prepare(EngineConfig(sys.argv[1], device="cpu")), lambda done, total: print(done, flush=True))
 """
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from microscale.backends.precision import make_precision
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
@@ -56,8 +55,7 @@ def qwen3_moe(folder: Path) -> Pair:
 
 
 def load(folder: Path, *formats: str) -> AnyModel:
-    precision = make_precision(layer_formats=formats)
-    return load_model(LoadOptions(str(folder), device="cpu", dtype="float32", precision=precision))
+    return load_model(EngineConfig(str(folder), device="cpu", dtype="float32", layer_format=formats))
 
 
 @pytest.fixture(scope="module", params=[gpt_oss, gemma4, qwen3_moe], ids=lambda make: make.__name__)

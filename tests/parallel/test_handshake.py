@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from microscale import settings
-from microscale.cli.nodes import node_options, nodes_of, under_torchrun
+from microscale.cli.nodes import nodes_of, under_torchrun
 from microscale.engine.ranks.nodes import connect, gather, listen
 from microscale.errors import BadMessage, BadSetting, RankFailed
 from microscale.parallel.handshake import admit, introduce, read_secret
@@ -133,8 +133,7 @@ def test_what_torchrun_says_is_understood(tmp_path: Path) -> None:
     ranks = under_torchrun(launched, file)
     assert (ranks.world, ranks.node_rank, ranks.local_rank) == (2, 1, 1)
     assert ranks.nodes is not None
-    assert (ranks.nodes.count, ranks.nodes.port) == (2, 29501)
-    assert node_options(ranks.nodes)["master_addr"] == HERE
+    assert (ranks.nodes.count, ranks.nodes.address, ranks.nodes.port) == (2, HERE, 29501)
     assert under_torchrun(settings.Torchrun(0, 1, 0, HERE, 1), None).nodes is None
     with pytest.raises(BadSetting, match="TORCHELASTIC_RUN_ID"):
         settings.torchrun({"TORCHELASTIC_RUN_ID": "none", "RANK": "x"})

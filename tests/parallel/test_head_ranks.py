@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from microscale.backends.ops import OWN_FORMATS, AttentionBatch, HeadFormats, Logits, Ops
 from microscale.backends.ranks import summarise
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare, prepare_team
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.mirror import HeldPages, Mirror, Teller
@@ -43,7 +44,7 @@ from support.ranks import Run, check_same, run_engine
 from support.thread_ranks import ThreadRank, run_ranks
 
 EAGLE3 = SpeculativeConfig("eagle3", 3)
-DEMO = LoadOptions("demo", device="cpu", speculative=EAGLE3)
+DEMO = EngineConfig("demo", device="cpu", speculative=EAGLE3)
 PAGES = 4
 GREEDY = SamplingParams(8, ignore_eos=True, logprobs=5)
 
@@ -59,12 +60,12 @@ def test_two_ranks_with_the_trained_head_give_the_tokens_of_one() -> None:
         # In chunks the head reads the token after a chunk, which the other ranks must be told.
         "chunks of 8, scored prompts, a seed": Run(
             prompts,
-            [GREEDY, replace(GREEDY, prompt_logprobs=0), replace(GREEDY, temperature=0.9, seed=5)],
+            [GREEDY, structs.replace(GREEDY, prompt_logprobs=0), structs.replace(GREEDY, temperature=0.9, seed=5)],
             step_tokens=8,
             speculative=EAGLE3,
         ),
         "a prefix that is found again": Run(
-            [shared, [*shared, 9, 10]], [replace(GREEDY, max_tokens=6)] * 2, sequences=1, speculative=EAGLE3
+            [shared, [*shared, 9, 10]], [structs.replace(GREEDY, max_tokens=6)] * 2, sequences=1, speculative=EAGLE3
         ),
         "ngram beside a head that rests": Run(
             [[7, 8, 9, 10, 7, 8, 9, 10, 7, 8]],
@@ -72,7 +73,7 @@ def test_two_ranks_with_the_trained_head_give_the_tokens_of_one() -> None:
             speculative=SpeculativeConfig("ngram", 4, prompt_lookup_max=3, prompt_lookup_min=1),
         ),
     }
-    team = RankTeam(replace(DEMO, tensor_parallel_size=2))
+    team = RankTeam(structs.replace(DEMO, tensor_parallel_size=2))
     prepared = prepare_team(team)
     try:
         two = load(prepared)
@@ -201,11 +202,11 @@ def test_a_rank_reads_its_rows_of_the_lm_head_alone() -> None:
 
 
 def test_ranks_must_have_one_draft_head() -> None:
-    same = [prepare(replace(DEMO, shard=Shard(rank, 2))).fingerprint()["draft head"] for rank in range(2)]
+    same = [prepare(structs.replace(DEMO, shard=Shard(rank, 2))).fingerprint()["draft head"] for rank in range(2)]
     assert same[0] == same[1]
-    without = prepare(replace(DEMO, speculative=None)).fingerprint()
+    without = prepare(structs.replace(DEMO, speculative=None)).fingerprint()
     assert "draft head" not in without
-    narrow = prepare(replace(DEMO, speculative=replace(EAGLE3, quantization="mxfp8"))).fingerprint()
+    narrow = prepare(structs.replace(DEMO, speculative=replace(EAGLE3, quantization="mxfp8"))).fingerprint()
     own = prepare(DEMO).fingerprint()
     assert {key for key in own if own[key] != narrow[key]} == {"draft head's formats"}
 

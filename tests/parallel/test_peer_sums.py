@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
@@ -19,11 +20,11 @@ from microscale.backends.peer_ranks import peer_bytes, record_sums, shape_ranks
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT
 from microscale.backends.ranks import ALONE, Absent
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading import prepare as preparing
 from microscale.engine.loading.description import RanksTold, describe
 from microscale.engine.loading.fit import refusal
 from microscale.engine.loading.joining import joined_as, peer_buffer
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.warming import recorded
 from microscale.engine.ranks.summing import agree_on_sums
 from microscale.engine.step.inputs import Chunk, build_batch
@@ -196,7 +197,7 @@ def test_what_is_demanded_is_not_given_up_silently(monkeypatch: pytest.MonkeyPat
 
 
 def test_ranks_on_a_cpu_are_joined_by_gloo() -> None:
-    options = LoadOptions("demo", device="cpu", shard=Shard(0, 2), tensor_parallel_size=2)
+    options = EngineConfig("demo", device="cpu", shard=Shard(0, 2), tensor_parallel_size=2)
     joined = joined_as(options, Transport.GLOO, CPU)
     assert joined.backend == "gloo"
     assert "CPU" in str(joined.refuses_peers())
@@ -243,8 +244,8 @@ def test_a_rank_prepares_room_for_its_buffer(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
 
     def room(world: int, device: torch.device = gpu, **others: Any) -> int:
-        options = LoadOptions("demo", shard=Shard(0, world), tensor_parallel_size=world)
-        return peer_buffer(replace(options, **others), device)
+        options = EngineConfig("demo", shard=Shard(0, world), tensor_parallel_size=world)
+        return peer_buffer(structs.replace(options, **others), device)
 
     assert [room(world) for world in (1, 2, 3, 8)] == [0, peer_bytes(2), 0, peer_bytes(8)]
     assert room(2, CPU) == 0
@@ -262,7 +263,7 @@ def test_a_rank_prepares_room_for_its_buffer(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_rank_prepares_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "peer_buffer", lambda options, device: 12345)
-    memory = preparing.prepare(LoadOptions("demo", device="cpu")).memory
+    memory = preparing.prepare(EngineConfig("demo", device="cpu")).memory
     assert memory.by_kind()["peer_buffer"] == 12345
     told = json.loads(describe(Plan(), EXACT, memory, memory.pages()))
     assert told["memory"]["peer_buffer"] == 12345

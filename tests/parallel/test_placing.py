@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from microscale.backends.ops import Activations, Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import EXACT
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.team import place
 from microscale.engine.loading.warming import recorded
-from microscale.engine.process.config import engine_config, load_options
+from microscale.engine.protocol.frames import FrameReader
+from microscale.engine.ranks import messages as wire
+from microscale.engine.ranks.follower import options_of
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.errors import BadSetting, Unsupported
 from microscale.explain import Question, explain, render
@@ -25,7 +27,7 @@ from microscale.parallel.nodes import Nodes
 from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
 
-DEMO = LoadOptions("demo", device="cpu")
+DEMO = EngineConfig("demo", device="cpu")
 
 
 def test_ranks_on_a_cpu_share_threads_and_memory() -> None:
@@ -44,7 +46,7 @@ def test_ranks_on_a_cpu_share_threads_and_memory() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
-    options: LoadOptions, error: type[Exception], said: str
+    options: EngineConfig, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         prepare(options)
@@ -52,21 +54,18 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 def test_options_travel_to_other_ranks_as_they_are() -> None:
     options = replace(
-        DEMO,
-        dtype="float32",
-        overrides={"num_hidden_layers": 2},
-        speculative=SpeculativeConfig("ngram", 3),
-        threads=3,
-        tensor_parallel_size=2,
-        seed=5,
+        DEMO, hf_overrides={"num_hidden_layers": 2}, speculative=SpeculativeConfig("ngram", 3), tensor_parallel_size=2
     )
-    assert load_options(engine_config(options)) == options
+    join = wire.Join(wire.VERSION, 1, 2, "gloo", "", options, "cpu", 0, 2)
+    assert options_of(join) == replace(options, shard=Shard(1, 2), sharing=2)
+    (payload,) = FrameReader().feed(wire.encode(join))
+    assert wire.decode_for_follower(payload) == join
 
 
 def test_one_rank_is_loaded_without_the_ranks_messages() -> None:
     code = (
         "import sys; import microscale.engine.loading.build, microscale.engine.generate;"
-        "late = ('msgspec', 'microscale.parallel.group', 'microscale.engine.ranks');"
+        "late = ('microscale.parallel.group', 'microscale.engine.ranks');"
         "print([name for name in sys.modules if name.startswith(late)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from microscale.engine.loading.options import LoadOptions
-from microscale.engine.process.client import EngineClient
-from microscale.engine.process.messages import EngineConfig
+from microscale.engine.client.client import EngineClient
+from microscale.engine.config import EngineConfig
 from microscale.engine.ranks.watch import Patience
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import EngineDied, MicroscaleError
 from support.ranks import Run, odd_command, ranks, run_engine
 
-DEMO = LoadOptions("demo", device="cpu", tensor_parallel_size=2)
+DEMO = EngineConfig("demo", device="cpu", tensor_parallel_size=2)
 FOREVER = SamplingParams(4000, ignore_eos=True)
 """Longer than any test: what ends it is the fault."""
 PATIENT_S = 250.0

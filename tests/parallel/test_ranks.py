@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from microscale.backends.precision import make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.grammar import Vocabulary
 from microscale.engine.loading.load import load
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.ranks.team import RankTeam
 from microscale.engine.sampling_params import SamplingParams
@@ -26,7 +25,7 @@ from support import tiny_gemma4
 from support.demo_prompts import demo_model, demo_prompts
 from support.ranks import Run, check_same, ranks, run_engine
 
-DEMO = LoadOptions("demo", device="cpu", tensor_parallel_size=2)
+DEMO = EngineConfig("demo", device="cpu", tensor_parallel_size=2)
 GREEDY = SamplingParams(10, ignore_eos=True, logprobs=5)
 SEEDED = SamplingParams(10, 0.9, seed=11, ignore_eos=True, logprobs=5)
 MENU = 'start: ("yes" | "no" | /[0-9]{3,5}/) <|return|>'
@@ -105,14 +104,14 @@ def test_two_ranks_give_the_tokens_of_one() -> None:
         # Without log-probabilities of others only the largest logit of each rank travels.
         short = scenarios()["prompts in chunks of 8"]
         greedy = replace(short, params=[GREEDY, GREEDY])
-        found, _ = run_engine(two, replace(short, params=[replace(GREEDY, logprobs=None)] * 2), team)
+        found, _ = run_engine(two, replace(short, params=[structs.replace(GREEDY, logprobs=None)] * 2), team)
         check_same("the largest logits alone", run_engine(one, greedy)[0], found)
         slow = scenarios()["prompts in chunks of 8"]
         with slowed(team):
             found, _ = run_engine(two, slow, team)
         check_same("a slow rank", run_engine(one, slow)[0], found)
         # A rank holds its part and not the whole, and so says its memory.
-        whole = prepare(LoadOptions("demo", device="cpu")).memory.by_kind()
+        whole = prepare(EngineConfig("demo", device="cpu")).memory.by_kind()
         for memory in team.memory:
             assert memory["experts"] == whole["experts"] // 2
             assert memory["kv_full_per_token"] == whole["kv_full_per_token"] // 2
@@ -123,12 +122,10 @@ def test_two_ranks_of_gemma(tmp_path: Path) -> None:
     config = tiny_gemma4.CASES["all_experts"]
     tensors = tiny_gemma4.to_modelopt(tiny_gemma4.random_gemma4(config))
     folder = tiny_gemma4.write_gemma4(tmp_path, config, tensors, ignore=tiny_gemma4.routers(config))
-    options = LoadOptions(
-        str(folder), device="cpu", precision=make_precision(), workload=Workload(page_size=4), tensor_parallel_size=2
-    )
+    options = EngineConfig(str(folder), device="cpu", block_size=4, tensor_parallel_size=2)
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [7, 11, 13]]
     run = Run(prompts, [GREEDY, SEEDED], step_tokens=7, window=config.sliding_window, page_size=4)
-    one = load(prepare(LoadOptions(str(folder), device="cpu", workload=Workload(page_size=4))))
+    one = load(prepare(EngineConfig(str(folder), device="cpu", block_size=4)))
     wanted, _ = run_engine(one, run)
     with ranks(options) as (two, team):
         found, _ = run_engine(two, run, team)
@@ -138,11 +135,11 @@ def test_two_ranks_of_gemma(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_four_ranks_where_two_share_each_kv_head() -> None:
     prompts = demo_prompts(2)
-    run = Run(prompts, [replace(GREEDY, max_tokens=5), replace(SEEDED, max_tokens=5)], step_tokens=48)
+    run = Run(prompts, [structs.replace(GREEDY, max_tokens=5), structs.replace(SEEDED, max_tokens=5)], step_tokens=48)
     wanted, _ = run_engine(demo_model(), run)
-    with ranks(replace(DEMO, tensor_parallel_size=4)) as (four, team):
+    with ranks(structs.replace(DEMO, tensor_parallel_size=4)) as (four, team):
         found, _ = run_engine(four, run, team)
         kv = [memory["kv_full_per_token"] for memory in team.memory]
     check_same("four ranks", wanted, found)
-    whole = prepare(LoadOptions("demo", device="cpu")).memory.by_kind()["kv_full_per_token"]
+    whole = prepare(EngineConfig("demo", device="cpu")).memory.by_kind()["kv_full_per_token"]
     assert kv == [whole // 2] * 4  # two KV heads, one on each rank

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from microscale.cli import app
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models.gpt_oss.config import alternating
 from microscale.quality.checks import Answer, is_exact, is_right
@@ -200,7 +200,7 @@ def test_an_answer_goes_on_where_it_leaves_the_draft(folder: Path) -> None:
     chat_format = chat_format_for(Tokenizer.load(folder))
     encoded = [encode(task, chat_format) for task in load_tasks(DEMO_FOLDER / FILE_NAME, 1)[:4]]
     exact, coarse = (
-        load_model(LoadOptions(str(folder), device="cpu", precision=choice.precision))
+        load_model(EngineConfig(str(folder), device="cpu", **choice.precision.options()))
         for choice in choose(["lm_head=mxfp4"])
     )
     drafts, wanted = (greedy(model, encoded, 8) for model in (exact, coarse))

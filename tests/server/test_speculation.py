@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from microscale.cli import app
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting
 from microscale.server.byte_tokenizer import byte_tokenizer
@@ -41,7 +41,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def text() -> str:
     """What the model says without drafts."""
-    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu"))
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"))
     [completion] = Generation(model, [PROMPT], SamplingParams(max_tokens=NEW, ignore_eos=True)).run()
     return byte_tokenizer().decode(completion.token_ids)
 

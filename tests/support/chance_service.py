@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.process.service import Service
+from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.speculation import Speculation
 from microscale.engine.step.graphs import GraphCounts
 from microscale.engine.step.limits import Limits

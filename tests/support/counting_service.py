@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from microscale.engine.process.messages import MAX_TOP, EngineConfig, Ready, RequestOutput, StatsReply, Submit
+from microscale.engine.config import EngineConfig
+from microscale.engine.output import Output, Stats
+from microscale.engine.protocol.messages import Ready, Submit
+from microscale.engine.request import Finish
 from microscale.errors import BadCheckpoint
 
 STEP_S = 0.005
@@ -18,7 +21,7 @@ class Counting:
     def __init__(self, fault: str) -> None:
         self.ready = Ready(1000, 1000, (), "counting")
         self._fault = fault
-        self._open: dict[int, tuple[int, int]] = {}
+        self._open: dict[str, tuple[int, int]] = {}
         """Request → next token, tokens left."""
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
@@ -31,32 +34,32 @@ class Counting:
         return bool(self._open)
 
     def submit(self, message: Submit) -> None:
-        self._open[message.number] = (message.prompt[-1] + 1, message.params.max_tokens)
+        self._open[message.request_id] = (message.prompt[-1] + 1, message.params.max_tokens)
 
-    def abort(self, number: int) -> None:
-        self._open.pop(number, None)
+    def abort(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[Output]:
         if self._fault != "hurries":
             time.sleep(3600 if self._fault == "hangs in a step" else STEP_S)
         outputs = []
-        for number, (token, left) in list(self._open.items()):
+        for request_id, (token, left) in list(self._open.items()):
             if self._fault == "fails in a step" and token == 5:
                 raise ZeroDivisionError("five is too much")
-            top = ((token, -0.5),) * MAX_TOP if self._fault == "hurries" else ()
-            outputs.append(RequestOutput(number, token, -0.5, top, "length" if left == 1 else None))
-            self._open[number] = (token + 1, left - 1)
+            top = ((token, -0.5),) * 64 if self._fault == "hurries" else ()
+            outputs.append(Output(request_id, token, -0.5, top, Finish.LENGTH if left == 1 else None))
+            self._open[request_id] = (token + 1, left - 1)
             if left == 1:
-                del self._open[number]
+                del self._open[request_id]
         return outputs
 
-    def abort_all(self) -> list[RequestOutput]:
-        outputs = [RequestOutput(number, None, finish="abort") for number in self._open]
+    def abort_all(self) -> list[Output]:
+        outputs = [Output(request_id, None, finish=Finish.ABORT) for request_id in self._open]
         self._open.clear()
         return outputs
 
-    def stats(self) -> StatsReply:
-        return StatsReply(0, len(self._open), 0, 0, 0, {})
+    def stats(self) -> Stats:
+        return Stats(0, len(self._open), 0, 0, 0, {})
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Counting:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.models.families import AnyModel
 from microscale.quality.encoded import encode
 from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, load_tasks
@@ -17,7 +16,7 @@ from support.loading import load_model
 
 @cache
 def demo_model(page_size: int = 16) -> AnyModel:
-    return load_model(LoadOptions("demo", device="cpu", workload=Workload(page_size=page_size)))
+    return load_model(EngineConfig("demo", device="cpu", block_size=page_size))
 
 
 def demo_prompts(count: int) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.models.families import PRESETS, open_weights
 from microscale.models.gemma4.config import Gemma4Config
 from microscale.models.gemma4.dummy_weights import DummyGemma4
@@ -40,7 +40,7 @@ def gemma4_weights(model: str, **options: Any) -> Gemma4Checkpoint | DummyGemma4
     return weights
 
 
-def load_gpt_oss(options: LoadOptions) -> GptOss:
+def load_gpt_oss(options: EngineConfig) -> GptOss:
     model = load_model(options)
     assert isinstance(model, GptOss)
     return model

@@ -85,8 +85,8 @@ def live(
 def main() -> int:
     # Imported here, as a program: the tests that only start one need none of it.
     from microscale.cli.serving import run
-    from microscale.engine.process.launch import Launch
-    from microscale.engine.process.messages import EngineConfig
+    from microscale.engine.client.launch import Launch
+    from microscale.engine.config import EngineConfig
     from microscale.server.limits import Limits
     from microscale.server.options import ServeOptions
     from support.tiny_tokenizers import tiny

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.models.families import AnyModel
 
 
-def load_model(options: LoadOptions) -> AnyModel:
+def load_model(options: EngineConfig) -> AnyModel:
     return load(prepare(options))

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
-from microscale.engine.process.messages import EngineConfig, Ready
 from microscale.engine.process.service import Service
+from microscale.engine.protocol.messages import Ready
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.sampler import Sampler

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from microscale.engine.process.messages import EngineConfig, Ready
+from microscale.engine.config import EngineConfig
+from microscale.engine.protocol.messages import Ready
 from microscale.text.harmony import tokens as names
 
 LAYERS = 12
@@ -35,8 +36,8 @@ def main() -> int:
     from microscale.cli.console import err
     from microscale.cli.loading import engine_in_terminal
     from microscale.cli.serving import run
-    from microscale.engine.process import child
-    from microscale.engine.process.launch import Launch
+    from microscale.engine.client import launch as launching
+    from microscale.engine.client.launch import Launch
     from microscale.server.options import ServeOptions
     from support.tiny_tokenizers import tiny
 
@@ -47,10 +48,10 @@ def main() -> int:
     tokenizer = tiny()
     tokenizer.protect(names.NAMES)
     factory = ("--factory", "support.noisy_engine:load")
-    launch = Launch((*child.COMMAND, *factory))
+    launch = Launch((*launching.COMMAND, *factory))
     if "ahead" in sys.argv:
-        child.COMMAND = launch.command
-        child.start_ahead()
+        launching.COMMAND = launch.command
+        launching.start_ahead()
     if "leaves" in sys.argv:
         with engine_in_terminal("Loading noise", launch):
             pass  # something is wrong, and nobody asks for the engine

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare_team
 from microscale.engine.loading.team import Team
 from microscale.engine.ranks.command import COMMAND
@@ -38,7 +38,7 @@ def odd_command(oddity: str) -> tuple[str, ...]:
 
 @contextmanager
 def ranks(
-    options: LoadOptions, command: tuple[str, ...] = COMMAND, patience: Patience | None = None
+    options: EngineConfig, command: tuple[str, ...] = COMMAND, patience: Patience | None = None
 ) -> Iterator[tuple[AnyModel, RankTeam]]:
     """A model that is loaded on several ranks, of which this process is the first."""
     team = RankTeam(options, command, patience)

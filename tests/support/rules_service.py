@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from microscale.engine.process.messages import EngineConfig, Submit
+from microscale.engine.config import EngineConfig
+from microscale.engine.protocol.messages import Submit
 from microscale.text.harmony import tokens as names
 from support.scripted_service import Scripted
 from support.tiny_tokenizers import tiny

@@ -44,10 +44,10 @@ class Terminal:
     def type(self, line: str) -> None:
         os.write(self._end, line.encode() + b"\r")
 
-    def paste(self, text: str, *, marked: bool) -> None:
-        """Several lines at once: marked as terminals do for programs that ask for it, or as an old one sends them."""
+    def paste(self, text: str) -> None:
+        """Several lines at once, marked as terminals do (bracketed paste)."""
         sent = text.replace("\n", "\r")
-        os.write(self._end, (f"\x1b[200~{sent}\x1b[201~" if marked else sent).encode())
+        os.write(self._end, f"\x1b[200~{sent}\x1b[201~".encode())
 
     def press(self, letter: str) -> None:
         """Ctrl and a letter."""

@@ -16,18 +16,20 @@ from itertools import count
 
 import msgspec
 
-from microscale.engine.process.messages import EngineConfig, Sampling, Submit
+from microscale.engine.config import EngineConfig
 from microscale.engine.process.service import Service, load
+from microscale.engine.protocol.messages import Submit
+from microscale.engine.sampling_params import SamplingParams
 
 PROMPTS = (1, 2, 7, 16, 40, 65, 128, 300, 700, 1500)
 CROWDS = (1, 2, 3, 5, 9, 17, 33, 64)
 KINDS = (
-    Sampling(max_tokens=4, ignore_eos=True),
-    Sampling(max_tokens=4, ignore_eos=True, temperature=1.0, seed=1),
-    Sampling(max_tokens=4, ignore_eos=True, temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=2, logprobs=3),
-    Sampling(max_tokens=4, ignore_eos=True, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
-    Sampling(max_tokens=4, ignore_eos=True, logit_bias={5: 1.0}, temperature=0.5, seed=3),
-    Sampling(max_tokens=2, ignore_eos=True, prompt_logprobs=2, logprobs=5),
+    SamplingParams(max_tokens=4, ignore_eos=True),
+    SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.0, seed=1),
+    SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=2, logprobs=3),
+    SamplingParams(max_tokens=4, ignore_eos=True, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+    SamplingParams(max_tokens=4, ignore_eos=True, logit_bias={5: 1.0}, temperature=0.5, seed=3),
+    SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=2, logprobs=5),
 )
 
 
@@ -36,10 +38,10 @@ def run(service: Service, config: EngineConfig) -> int:
     chooser, numbers, answered = random.Random(0), count(), 0
     most = service.ready.max_model_len - 8
 
-    def submit(length: int, sampling: Sampling) -> None:
+    def submit(length: int, sampling: SamplingParams) -> None:
         number = next(numbers)
         prompt = tuple(chooser.randrange(1, service.ready.vocab_size) for _ in range(min(length, most)))
-        service.submit(Submit(number=number, request_id=str(number), prompt=prompt, params=sampling))
+        service.submit(Submit(request_id=str(number), prompt=prompt, params=sampling))
 
     def finish() -> int:
         ended = 0

@@ -106,6 +106,15 @@ class Precision:
         chosen = (("lm_head", asked.lm_head),) if asked.lm_head is not None and alone else ()
         return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
 
+    def options(self) -> dict[str, Any]:
+        """The options of ``EngineConfig`` that give this precision: see ``make_precision``."""
+        return {
+            "precision": self.name,
+            "layer_format": tuple(f"{layer}={fmt}" for layer, fmt in self.chosen),
+            "moe_activations": self.moe_activations,
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
+
     @property
     def kv_format(self) -> str:
         """``bf16`` or ``fp8``; where activations travel as float32, ``bf16`` stands for that."""

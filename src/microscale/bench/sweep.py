@@ -18,17 +18,14 @@ from typing import Any
 import torch
 import triton
 
-from microscale.backends.precision import PRECISIONS
 from microscale.bench import model as whole
 from microscale.bench.fit import recounted
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import Unsupported
 from microscale.hardware import Gpu, card_name, whole_models
 from microscale.hardware.whole_models import Case, Kind, ModelFile, ModelRow
-from microscale.models.families import LoadFormat
 
 BATCHES = (1, 8, 64, 4, 16, 32, 2)
 DEPTHS = (128, 2048, 8192)
@@ -139,9 +136,13 @@ def _rows(
     model: str, precision: str, left: Sequence[whole.Case], until: float, tell: Callable[[str], None], device: str
 ) -> Iterator[SweepRow]:
     """Of one model in one precision."""
-    workload = Workload(sequences=max(BATCHES), step_tokens=STEP_TOKENS)
-    options = LoadOptions(
-        model=model, load_format=LoadFormat.DUMMY, device=device, precision=PRECISIONS[precision], workload=workload
+    options = EngineConfig(
+        model=model,
+        load_format="dummy",
+        device=device,
+        precision=precision,
+        max_num_seqs=max(BATCHES),
+        max_num_batched_tokens=STEP_TOKENS,
     )
     prepared = prepare(options)
     loaded = load(prepared, lambda done, total: None)

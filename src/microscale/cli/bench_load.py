@@ -10,13 +10,11 @@ import torch
 import typer
 
 from microscale import settings
-from microscale.backends.oracle import Preference
-from microscale.backends.precision import make_precision
 from microscale.bench import load as bench_loading
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import print_json
 from microscale.cli.options import PrecisionOption
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
 from microscale.models.families import write_random_checkpoint
@@ -57,12 +55,8 @@ def bench_load(
         model = str(make)
     elif layers is not None:
         raise BadSetting("--layers says how much --make writes; it goes with that.")
-    options = LoadOptions(
-        model=model,
-        device=device,
-        preference=Preference(backend),
-        precision=make_precision(precision),
-        offline=env.offline,
+    options = EngineConfig(
+        model=model, device=device, backend=backend, precision=precision, max_num_seqs=1, offline=env.offline
     )
     prepared = prepare(options)
     result = bench_loading.run(prepared, repeats, ways)

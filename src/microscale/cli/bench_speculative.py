@@ -12,16 +12,14 @@ import triton
 import typer
 
 from microscale import settings
-from microscale.backends.precision import make_precision
 from microscale.bench import speculative, speculative_table
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
 from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
 from microscale.cli.overrides import parse_overrides
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import load_head
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.prediction.draft_head import head_drafting
 from microscale.engine.speculation.config import parse_config
@@ -74,29 +72,25 @@ def bench_speculative(
     env = settings.load()
     plan = speculative.Plan(acceptance, parse_drafts(tokens), depth, steps)
     batches = parse_numbers("--concurrency", concurrency)
-    asked = make_precision(precision, (), "auto", kv_cache_dtype)
-    workload = Workload(
-        sequences=max(1, *batches),
-        step_tokens=speculative.STEP_TOKENS,
-        utilization=gpu_memory_utilization,
-        draft_tokens=plan.most,
-    )
     drafter = parse_config(speculative_config)
     if drafter is not None:
         drafter = replace(drafter, num_speculative_tokens=plan.most)
-    options = LoadOptions(
+    options = EngineConfig(
         model=model,
-        load_format=load_format,
+        load_format=load_format.value,
         device=device,
-        precision=asked,
-        workload=workload,
-        overrides=parse_overrides(hf_overrides),
+        precision=precision,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max(1, *batches),
+        max_num_batched_tokens=speculative.STEP_TOKENS,
+        gpu_memory_utilization=gpu_memory_utilization,
+        hf_overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
         speculative=drafter,
     )
     show_log()
-    prepared = prepare(options)
+    prepared = prepare(options, draft_tokens=plan.most)
     if plan.longest > prepared.config.max_context:
         needs = f"{depth} tokens and the steps after them need {plan.longest} positions"
         raise BadSetting(f"{needs}; the model has {prepared.config.max_context}.")
@@ -105,7 +99,8 @@ def bench_speculative(
     if not as_json:
         versions = f"torch {torch.__version__}, triton {triton.__version__}"
         who = "free drafts" if head is None or drafter is None else f"{drafter.method} {drafter.model or ''}".strip()
-        print(f"{model} on {prepared.setup.gpu.name}, precision {asked}, acceptance {acceptance:g}, {who}, {versions}")
+        setup = prepared.setup
+        print(f"{model} on {setup.gpu.name}, precision {setup.precision}, acceptance {acceptance:g}, {who}, {versions}")
         print(speculative_table.header(), flush=True)
     rows = []
     with progress_bar("Measuring") as (start, advance):

@@ -1,7 +1,9 @@
-"""``microscale chat``: a conversation in the terminal, with a server that runs or with one that it starts and stops."""
+"""``microscale chat``: a conversation in the terminal, with a running server or with one that it starts and stops."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import re
 import signal
@@ -12,24 +14,23 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from microscale.cli.chat_client import Answer, Server, ServerError
-from microscale.cli.chat_input import Entry
-from microscale.cli.chat_screen import AnswerView, clean, summary
 from microscale.cli.console import err, out, print_error
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.models import embedded
 
 EFFORTS = ("low", "medium", "high")
 USUAL_URL = "http://127.0.0.1:8000"
-"""Where `microscale serve` is found unless it was told otherwise."""
+"""The default address of `microscale serve`."""
 STOP_S = 15.0
 """How long a server that was started here may take to stop."""
 SERVING = re.compile(r"Serving\s.*?\sat\s+(http://\S+)", re.DOTALL)
@@ -39,62 +40,117 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Starts a program that gets SIGTERM when whoever started it is gone, however (PR_SET_PDEATHSIG)."""
-HELP = {
-    "/help": "this list",
-    "several lines": "paste them, or end a line with \\ and go on; Enter sends them as one message",
-    "/effort low|medium|high": "how long the model may think",
-    "/system [TEXT]": "set the system prompt, or clear it",
-    "/retry": "answer the last question again",
-    "/fold": "fold thoughts into a line, or show them",
-    "/thoughts": "the thoughts behind the last answer",
-    "/stats": "figures of this conversation and of the server",
-    "/save FILE": "write the conversation, as JSON if the name ends so, else as Markdown",
-    "/new": "begin anew",
-    "/quit": "leave; so does Ctrl-D. Ctrl-C stops an answer.",
-}
+"""Starts a program that gets SIGTERM when its parent ends, however that happens (PR_SET_PDEATHSIG)."""
+HELP = """\
+[cyan]/effort low|medium|high[/]  how long the model may think
+[cyan]/system \\[TEXT][/]          set the system prompt, or clear it
+[cyan]/retry[/]                  answer the last question again
+[cyan]/save FILE[/]              write the conversation: JSON if the name ends in .json, else Markdown
+[cyan]/new[/]                    start a new conversation
+[cyan]/quit[/]                   leave, as Ctrl-D does
+Ctrl-C stops an answer. End a line with \\ to continue the message on the next one."""
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
+_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+"""Characters that could control a terminal: all but line breaks and tabs."""
 
 
-class Leave(Exception):
-    """The user is done."""
+def clean(text: str) -> str:
+    return text.translate(_CONTROL)
+
+
+def split_finished(text: str) -> int:
+    """Where the Markdown block starts that may still grow: after the last empty line outside of code."""
+    at = text.rfind("\n\n")
+    while at >= 0:
+        if len(_FENCE.findall(text, 0, at)) % 2 == 0:
+            return at + 2
+        at = text.rfind("\n\n", 0, at)
+    return 0
+
+
+class AnswerView:
+    """Shows an answer as it arrives: reasoning dim, content as Markdown; plain content where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=12, transient=True) if console.is_terminal else None
+        self._growing = ""
+        self._is_content = False
+
+    def add(self, reasoning: str, content: str) -> None:
+        if self._live is None:
+            self._console.print(clean(content), end="", soft_wrap=True, markup=False)
+            return
+        self._live.start()
+        if content and not self._is_content:
+            self._settle()
+            self._is_content = True
+        self._growing += clean(content if self._is_content else reasoning)
+        at = split_finished(self._growing) if self._is_content else self._growing.rfind("\n") + 1
+        if at:
+            self._live.console.print(self._shown(self._growing[:at].rstrip("\n")))
+            self._growing = self._growing[at:]
+        self._live.update(self._shown(self._growing))
+
+    def close(self) -> None:
+        """Leave the end of the answer on the screen."""
+        if self._live is None:
+            self._console.print()
+            return
+        self._live.update(Text(""))
+        self._live.stop()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._growing:
+            self._console.print(self._shown(self._growing))
+        self._growing = ""
+
+    def _shown(self, text: str) -> Markdown | Text:
+        return Markdown(text) if self._is_content else Text(text, style="dim")
+
+
+def summary(answer: Answer) -> str:
+    """The line under an answer."""
+    parts = ["[yellow]stopped[/]"] if answer.stopped else []
+    if answer.finish == "length":
+        parts.append("[yellow]cut off at the maximum number of tokens[/]")
+    parts.append(f"{answer.num_tokens} tokens")
+    if answer.rate is not None:
+        parts.append(f"{answer.rate:.1f} tok/s")
+    if answer.first_s is not None:
+        parts.append(f"first after {answer.first_s * 1e3:.0f} ms")
+    return f"[dim]{' · '.join(parts)}[/]"
 
 
 class Conversation:
-    """What was said, and the commands that act on it."""
+    """The messages so far, and the commands that act on them."""
 
     def __init__(self, server: Server, fields: dict[str, Any], system: str, console: Console) -> None:
         self._server = server
         self._fields = fields
         self._system = system
         self._console = console
-        self._messages: list[dict[str, Any]] = []
-        self._answers: list[Answer] = []
-        self._fold = False
+        self._messages: list[dict[str, str]] = []
         self._commands: dict[str, Callable[[str], None]] = {
-            "help": self._help,
-            "effort": self._effort,
+            "help": lambda rest: console.print(HELP),
+            "effort": self._set_effort,
             "system": self._set_system,
             "retry": self._retry,
-            "fold": self._toggle_fold,
-            "thoughts": self._thoughts,
-            "stats": self._stats,
             "save": self._save,
             "new": self._new,
-            "quit": self._quit,
         }
 
     def handle(self, line: str) -> None:
-        """A question, or a command. What goes wrong is told, and the conversation goes on."""
+        """Answer a question or run a command. An error is shown, and the conversation goes on."""
         text = line.strip()
-        if not text:
-            return
+        name, _, rest = text[1:].partition(" ")
         try:
-            words = text[1:].split(maxsplit=1) if text.startswith("/") else []
-            if words and words[0] in self._commands:
-                self._commands[words[0]](words[1] if len(words) > 1 else "")
-            elif text.startswith("/") and "\n" not in text:  # a paste may begin with a path
-                raise BadSetting(f"/{clean(text[1:].partition(' ')[0])[:40]} is no command; /help lists them.")
-            else:
+            if text.startswith("/") and name in self._commands:
+                self._commands[name](rest.strip())
+            elif text.startswith("/") and "\n" not in text:  # a paste may start with a path
+                raise BadSetting(f"/{clean(name)[:40]} is no command; /help lists them.")
+            elif text:
                 self._messages.append({"role": "user", "content": text})
                 self._answer()
         except MicroscaleError as error:
@@ -102,41 +158,25 @@ class Conversation:
 
     def _answer(self) -> None:
         system = [{"role": "system", "content": self._system}] if self._system else []
-        body = {**self._fields, "messages": [*system, *self._messages]}
-        answer = Answer()
+        answer, view = Answer(), AnswerView(self._console)
         try:
-            with closing(self._server.chat(body)) as chunks, AnswerView(self._console, fold=self._fold) as view:
-                try:
-                    for chunk in chunks:
-                        view.add(*answer.take(chunk), answer)
-                except KeyboardInterrupt:
-                    answer.stopped = True
-        except KeyboardInterrupt:  # before the first token
+            with closing(self._server.chat({**self._fields, "messages": [*system, *self._messages]})) as chunks:
+                for chunk in chunks:
+                    view.add(*answer.take(chunk))
+        except KeyboardInterrupt:
             answer.stopped = True
         except ServerError:
             if not answer.num_tokens:
-                self._messages.pop()  # it can be asked again as if it had not been
+                self._messages.pop()  # so that it can be asked again
                 raise
-            self._keep(answer)
+            self._messages.append({"role": "assistant", "content": answer.content})
             raise
-        self._keep(answer)
-        for call in answer.calls:
-            self._console.print(Text(f"calls {clean(call['name'])}({clean(call['arguments'])})", style="magenta"))
+        finally:
+            view.close()
+        self._messages.append({"role": "assistant", "content": answer.content})
         self._console.print(summary(answer))
 
-    def _keep(self, answer: Answer) -> None:
-        self._answers.append(answer)
-        self._messages.append({"role": "assistant", "content": answer.content})
-
-    # ---- commands ----------------------------------------------------------------------------------------------------
-
-    def _help(self, rest: str) -> None:
-        table = Table.grid(padding=(0, 2))
-        for name, text in HELP.items():
-            table.add_row(Text(name, style="cyan"), text)
-        self._console.print(table)
-
-    def _effort(self, rest: str) -> None:
+    def _set_effort(self, rest: str) -> None:
         if rest not in EFFORTS:
             raise BadSetting(f"The effort is {self._fields['reasoning_effort']}; it can be {', '.join(EFFORTS)}.")
         self._fields["reasoning_effort"] = rest
@@ -144,7 +184,7 @@ class Conversation:
 
     def _set_system(self, rest: str) -> None:
         self._system = rest
-        self._console.print(f"[dim]system prompt {'set' if rest else 'cleared'}; it holds from the next answer on[/]")
+        self._console.print(f"[dim]system prompt {'set' if rest else 'cleared'} from the next answer on[/]")
 
     def _retry(self, rest: str) -> None:
         if self._messages and self._messages[-1]["role"] == "assistant":
@@ -153,94 +193,74 @@ class Conversation:
             raise BadSetting("There is no question to answer again.")
         self._answer()
 
-    def _toggle_fold(self, rest: str) -> None:
-        self._fold = not self._fold
-        self._console.print(f"[dim]thoughts are {'folded' if self._fold else 'shown'}[/]")
-
-    def _thoughts(self, rest: str) -> None:
-        if not self._answers or not self._answers[-1].reasoning:
-            raise BadSetting("The last answer has no thoughts behind it.")
-        self._console.print(Text(clean(self._answers[-1].reasoning), style="dim"))
-
-    def _stats(self, rest: str) -> None:
-        table = Table.grid(padding=(0, 2))
-        rates = [answer.rate for answer in self._answers if answer.rate is not None]
-        firsts = [answer.first_s for answer in self._answers if answer.first_s is not None]
-        rows = {"answers": str(len(self._answers)), "tokens": str(sum(a.num_tokens for a in self._answers))}
-        if rates:
-            rows["tok/s"] = f"{rates[-1]:.1f} last, {sum(rates) / len(rates):.1f} mean"
-        if firsts:
-            rows["first token"] = f"{firsts[-1] * 1e3:.0f} ms last, {sum(firsts) / len(firsts) * 1e3:.0f} ms mean"
-        said = self._server.metrics()
-        if "num_requests_running" in said:
-            rows["server"] = (
-                f"{said['num_requests_running']:.0f} running, {said['num_requests_waiting']:.0f} waiting, "
-                f"KV cache {100 * said['kv_cache_usage_perc']:.1f} % in use"
-            )
-        for name, value in rows.items():
-            table.add_row(Text(name, style="cyan"), value)
-        self._console.print(table)
-
     def _save(self, rest: str) -> None:
         if not rest:
-            raise BadSetting("Say where: /save FILE.")
+            raise BadSetting("Give a file name: /save FILE.")
         path = Path(rest).expanduser()
+        messages = [{"role": "system", "content": self._system}] * bool(self._system) + self._messages
+        text = "\n\n".join(f"## {message['role']}\n\n{message['content']}" for message in messages)
         if path.suffix == ".json":
-            text = json.dumps({"system": self._system, "messages": self._messages}, indent=2, ensure_ascii=False)
-        else:
-            said = [("system", self._system)] if self._system else []
-            said += [(message["role"], message["content"]) for message in self._messages]
-            text = "\n\n".join(f"## {role}\n\n{content}" for role, content in said)
+            text = json.dumps({"messages": messages}, indent=2, ensure_ascii=False)
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text + "\n")
-        except FileExistsError:
-            raise BadSetting(f"{path} is there already; choose another name.") from None
         except OSError as error:
             raise BadSetting(f"{path} cannot be written: {error.strerror}.") from None
         self._console.print(f"[dim]saved to {escape(str(path))}[/]")
 
     def _new(self, rest: str) -> None:
         self._messages.clear()
-        self._answers.clear()
         self._console.print("[dim]a new conversation[/]")
 
-    def _quit(self, rest: str) -> NoReturn:
-        raise Leave
+
+def read_message(console: Console) -> str:
+    """One message. A line that ends with a backslash continues on the next. Raises EOFError after the last."""
+
+    def read(text: str) -> str:
+        # The marks tell readline which characters take no room on the screen.
+        return input(f"\001\033[1;36m\002{text}\001\033[0m\002" if console.is_terminal and sys.stdin.isatty() else "")
+
+    message = read("> ")
+    while message.endswith("\\"):
+        message = message[:-1] + "\n" + read("… ")
+    return message
 
 
 def converse(conversation: Conversation, console: Console) -> None:
-    """Until the user leaves. Ctrl-C ends an answer or empties the line, whenever it comes, and never the program."""
-    entry = Entry(console)
+    """Talk until the user leaves. Ctrl-C ends an answer or clears the line, and never ends the program."""
+    with contextlib.suppress(ImportError):
+        # Line editing and history. A paste of several lines is one message.
+        importlib.import_module("readline").parse_and_bind("set enable-bracketed-paste on")
     while True:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            conversation.handle(entry.read())
+            message = read_message(console)
+            if message.strip() == "/quit":
+                return
+            conversation.handle(message)
         except KeyboardInterrupt:
             console.print("\n[dim]Ctrl-D or /quit leaves.[/]")
         except EOFError:
             console.print()
             return
-        except Leave:
-            return
 
 
 @contextmanager
 def started_server(options: list[str]) -> Iterator[str]:
-    """A server of our own, while it is needed; its address."""
+    """Start a server, yield its address, and stop it at the end."""
     command = [sys.executable, "-c", BOUND, sys.executable, "-P", "-m", "microscale", "serve", *options, "--port", "0"]
-    # A session of its own: Ctrl-C is for the chat.
+    # A session of its own, so that Ctrl-C reaches the chat alone.
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    said: deque[str] = deque(maxlen=200)
+    log: deque[str] = deque(maxlen=200)
     ready = threading.Event()
 
     def listen() -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            said.append(line)
-            if SERVING.search("".join(said)):
+            log.append(line)
+            if SERVING.search("".join(log)):
                 ready.set()
         ready.set()
 
@@ -248,11 +268,11 @@ def started_server(options: list[str]) -> Iterator[str]:
     try:
         with err.status("Starting the server") as status:
             while not ready.wait(0.1):
-                if said:
-                    status.update(f"Starting the server: {escape(clean(said[-1].strip())[:80])}")
-        found = SERVING.search("".join(said))
+                if log:
+                    status.update(f"Starting the server: {escape(clean(log[-1].strip())[:80])}")
+        found = SERVING.search("".join(log))
         if found is None:
-            raise ServerError(f"The server did not start.\n{''.join(said).strip()}")
+            raise ServerError(f"The server did not start.\n{''.join(log).strip()}")
         yield found.group(1)
     finally:
         process.terminate()
@@ -266,7 +286,7 @@ def started_server(options: list[str]) -> Iterator[str]:
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model to serve meanwhile; without it the server that runs here, or the embedded model."),
+        typer.Argument(help="A model to serve meanwhile. Default: the server that runs here, else the embedded model."),
     ] = None,
     url: Annotated[str | None, typer.Option(help=f"The server's address, such as {USUAL_URL}; /v1 may follow.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The server's key. Others can see it in `ps`.")] = None,
@@ -275,15 +295,17 @@ def chat(
     effort: Annotated[str, typer.Option(help="How long the model may think: low, medium or high.")] = "medium",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together have this probability.")] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; what fits without.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling; random without.", min=0)] = None,
-    load_format: Annotated[str | None, typer.Option(help="Of a model served meanwhile: dummy, auto.")] = None,
-    device: Annotated[str | None, typer.Option(help="Of a model served meanwhile: auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of a model served meanwhile: exact, balanced, fast.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Of a model served meanwhile: most tokens.", min=1)] = None,
-    threads: Annotated[int | None, typer.Option(help="Of a model served meanwhile: CPU threads.", min=1)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens of an answer. Default: what fits.", min=1)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.", min=0)] = None,
+    load_format: Annotated[str | None, typer.Option(help="For a MODEL: dummy or auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="For a MODEL: auto, cpu, cuda or cuda:N.")] = None,
+    precision: Annotated[str | None, typer.Option(help="For a MODEL: exact, balanced or fast.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="For a MODEL: maximum context length.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="For a MODEL: CPU threads.", min=1)] = None,
 ) -> None:
-    """Chat with a model in the terminal. /help lists what can be said beside questions."""
+    """Chat with a model in the terminal. /help lists the commands."""
     serving = {
         "--load-format": load_format, "--device": device, "--precision": precision, "--max-model-len": max_model_len,
         "--threads": threads,
@@ -293,7 +315,7 @@ def chat(
         raise BadSetting(f"--effort {effort[:40]!r} is not one of {', '.join(EFFORTS)}.")
     fields: dict[str, Any] = {"reasoning_effort": effort, "temperature": temperature, "top_p": top_p}
     fields |= {name: value for name, value in (("max_tokens", max_tokens), ("seed", seed)) if value is not None}
-    # Ends as Ctrl-D does: a server that was started here is stopped.
+    # End as Ctrl-D does, so that a server that was started here is stopped.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     with running as address:

@@ -16,11 +16,10 @@ from microscale.errors import BadSetting, MicroscaleError
 
 CONNECT_S = 10.0
 ANSWER_S = 600.0
-"""How long the server may say nothing: a first step may compile kernels."""
+"""How long the server may be silent: a first step may compile kernels."""
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _VERSION = re.compile(r"/v[0-9]\w*(/|$)")
-"""A path that names the API's version is whole; to others ours is added."""
-_METRIC = re.compile(r"^\w*:(\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
+"""A path that names the API's version is complete; ``/v1`` is added to others."""
 
 
 class ServerError(MicroscaleError):
@@ -29,62 +28,47 @@ class ServerError(MicroscaleError):
 
 @dataclass
 class Answer:
-    """What came, and when."""
+    """What has arrived of an answer, and when."""
 
-    reasoning: str = ""
     content: str = ""
-    calls: list[dict[str, str]] = field(default_factory=list)
     finish: str = ""
-    flaws: list[str] = field(default_factory=list)
     num_tokens: int = 0
     started: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
     last_s: float = 0.0
     num_later: int = 0
     """Tokens after those of the first chunk."""
-    thought_s: float = 0.0
     stopped: bool = False
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second, prefill left out."""
+        """Tokens per second, without prefill."""
         if self.first_s is None or not self.num_later or self.last_s <= self.first_s:
             return None
         return self.num_later / (self.last_s - self.first_s)
 
     def take(self, chunk: dict[str, Any]) -> tuple[str, str]:
-        """Enter a chunk; the reasoning and the content that it added."""
+        """Add a chunk; return the reasoning and the content that are new."""
         if usage := chunk.get("usage"):
             self.num_tokens = usage["completion_tokens"]
         if not chunk["choices"]:
             return "", ""
         choice = chunk["choices"][0]
-        self._tick(len(choice.get("token_ids") or ()))
-        delta = choice["delta"]
-        reasoning, content = delta.get("reasoning") or "", delta.get("content") or ""
-        self.reasoning += reasoning
-        self.content += content
-        if reasoning:
-            self.thought_s = self.last_s - (self.first_s or 0.0)
-        for piece in delta.get("tool_calls") or ():
-            if piece["index"] == len(self.calls):
-                self.calls.append({"name": piece["function"]["name"], "arguments": ""})
-            self.calls[piece["index"]]["arguments"] += piece["function"].get("arguments") or ""
-        self.finish = choice.get("finish_reason") or self.finish
-        self.flaws = choice.get("flaws") or self.flaws
-        return reasoning, content
-
-    def _tick(self, num_tokens: int) -> None:
-        self.last_s = time.perf_counter() - self.started
+        num_tokens = len(choice.get("token_ids") or ())
         self.num_tokens += num_tokens
+        self.last_s = time.perf_counter() - self.started
         if self.first_s is None:
             self.first_s = self.last_s
         else:
             self.num_later += num_tokens
+        content = choice["delta"].get("content") or ""
+        self.content += content
+        self.finish = choice.get("finish_reason") or self.finish
+        return choice["delta"].get("reasoning") or "", content
 
 
 class Server:
-    """``url``: as `serve` prints it, or with ``/v1`` at its end, as OpenAI's clients have it."""
+    """``url``: as `serve` prints it, or with ``/v1`` at its end, as in OpenAI's clients."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -95,45 +79,40 @@ class Server:
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise BadSetting(f"--url {url[:200]!r} is no address; give one such as http://127.0.0.1:8000.")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        # A server that is bound to every address prints that; on this machine it answers as the loopback address.
+        # A server that listens on every address prints that address; on this machine it answers on loopback.
         self._address = (ANY.get(parts.hostname, parts.hostname), port)
         path = parts.path.rstrip("/")
         self._path = path if _VERSION.search(path) else f"{path}/v1"
-        self._root = self._path.removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def model(self) -> tuple[str, int | None]:
-        """The name of the model that is served, and how many tokens a conversation may have where that is said."""
-        said = self._get(f"{self._path}/models")
+        """The name of the served model, and the maximum length of a conversation where the server reports it."""
+        connection, response = self._send("GET", f"{self._path}/models")
         try:
-            model = json.loads(said)["data"][0]
+            model = json.loads(response.read())["data"][0]
             return model["id"], model.get("max_model_len")
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self.url} went away: {error}.") from None
         except (ValueError, LookupError, TypeError, AttributeError):
             raise ServerError(f"{self.url} does not speak OpenAI's API; give another --url, or a MODEL.") from None
+        finally:
+            connection.close()
 
     def listens(self) -> bool:
-        """Whether anybody does at this address."""
+        """Whether something listens at this address."""
         try:
             socket.create_connection((self._address[0], self._address[1] or self._kind.default_port), CONNECT_S).close()
         except OSError:
             return False
         return True
 
-    def metrics(self) -> dict[str, float]:
-        """Values that are one number; nothing where the server has none to give."""
-        try:
-            text = self._get(f"{self._root}/metrics").decode()
-        except ServerError:
-            return {}
-        return {name: float(value) for name, value in _METRIC.findall(text)}
-
     def chat(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of an answer. Closing the iterator hangs up, upon which the server stops."""
-        told = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-        connection, response = self._send("POST", f"{self._path}/chat/completions", json.dumps(told).encode())
+        """The chunks of an answer. Closing the iterator hangs up, which stops the server."""
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        connection, response = self._send("POST", f"{self._path}/chat/completions", json.dumps(asked).encode())
         try:
-            while line := self._line(response):
+            while line := response.readline():
                 if not line.startswith(b"data: "):
                     continue
                 if line.strip() == b"data: [DONE]":
@@ -143,13 +122,6 @@ class Server:
                     raise ServerError(chunk["error"]["message"])
                 yield chunk
             raise ServerError("The server hung up before the answer was complete.")
-        finally:
-            connection.close()
-
-    def _get(self, path: str) -> bytes:
-        connection, response = self._send("GET", path)
-        try:
-            return response.read()
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(f"{self.url} went away: {error}.") from None
         finally:
@@ -172,12 +144,6 @@ class Server:
         reason = _reason(response, self.url)
         connection.close()
         raise ServerError(reason)
-
-    def _line(self, response: http.client.HTTPResponse) -> bytes:
-        try:
-            return response.readline()
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{self.url} went away: {error}.") from None
 
 
 def _reason(response: http.client.HTTPResponse, url: str) -> str:

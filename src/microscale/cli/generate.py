@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.backends.ops import Preference
-from microscale.backends.precision import make_precision
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
@@ -28,10 +26,9 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
 from microscale.engine.loading.build import load_speculation
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import parse_config
@@ -95,21 +92,23 @@ def generate(
     prompt = parse_numbers("--prompt-ids", prompt_ids)
     params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
     check_length(prompt, max_tokens, max_model_len)
-    options = LoadOptions(
+    options = EngineConfig(
         model=model,
-        load_format=load_format,
+        load_format=load_format.value,
         device=device,
         dtype=dtype,
-        preference=Preference(backend, moe_backend),
-        precision=make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype),
-        workload=Workload(
-            context=max_model_len or len(prompt) + max_tokens,
-            step_tokens=max_num_batched_tokens,
-            page_size=block_size,
-            utilization=gpu_memory_utilization,
-            reserve=reserve_in_bytes(reserve_memory),
-        ),
-        overrides=parse_overrides(hf_overrides),
+        backend=backend,
+        moe_backend=moe_backend,
+        precision=precision,
+        layer_format=tuple(layer_format or ()),
+        moe_activations=moe_activations,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len or len(prompt) + max_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
+        hf_overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,

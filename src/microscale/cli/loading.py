@@ -21,8 +21,7 @@ from rich.text import Text
 
 from microscale.cli.bars import loading_bar
 from microscale.cli.console import err
-from microscale.engine.process.child import Terminal, end_ahead, open_terminal, terminal_ahead
-from microscale.engine.process.launch import Launch
+from microscale.engine.client.launch import Launch, Terminal, end_ahead, open_terminal, terminal_ahead
 
 UNFINISHED_S = 0.05
 """How long we wait for the end of a line before a part of it is shown: the bar must not begin behind it."""

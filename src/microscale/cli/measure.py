@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperGroup
 
 from microscale import hardware, settings
-from microscale.backends.precision import make_precision
 from microscale.backends.ranks import ALONE
 from microscale.bench import kernels as bench_table
 from microscale.bench import model as bench_whole
@@ -49,8 +48,7 @@ from microscale.cli.options import (
 )
 from microscale.cli.overrides import parse_overrides
 from microscale.cli.played import AsOption, labelled, played_card
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadSetting
 from microscale.hardware.links import LINKS, named_link
@@ -125,19 +123,19 @@ def bench_model(
     if repeats < 1:
         raise BadSetting(f"--repeats {repeats} is less than 1.")
     batches, depths = parse_numbers("--concurrency", concurrency), parse_numbers("--depth", depth)
-    asked = make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype)
-    options = LoadOptions(
+    options = EngineConfig(
         model=model,
-        load_format=load_format,
+        load_format=load_format.value,
         device=device,
-        precision=asked,
-        workload=Workload(
-            sequences=max(1, *batches),
-            step_tokens=max_num_batched_tokens,
-            utilization=gpu_memory_utilization,
-            reserve=reserve_in_bytes(reserve_memory),
-        ),
-        overrides=parse_overrides(hf_overrides),
+        precision=precision,
+        layer_format=tuple(layer_format or ()),
+        moe_activations=moe_activations,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max(1, *batches),
+        max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
+        hf_overrides=parse_overrides(hf_overrides),
         offline=env.offline,
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
@@ -168,7 +166,8 @@ def bench_model(
         if one_rank_of > 1:
             sums = "without sums" if joined is None else f"sums wait as over {joined.what}"
             where += f", one rank of {one_rank_of} alone, {sums}"
-        title = f"{model} {where}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}"
+        versions = f"torch {torch.__version__}, triton {triton.__version__}"
+        title = f"{model} {where}, precision {prepared.setup.precision}, {versions}"
         rows = []
         # Row by row, table and plot: what was measured stays, whatever happens to the rest.
         if not as_json:
@@ -219,19 +218,19 @@ def profile(
     for name, number in (("--batch", batch), ("--depth", depth), ("--prompt", prompt)):
         if number < 1:
             raise BadSetting(f"{name} {number} is less than 1.")
-    asked = make_precision(precision, layer_format or (), moe_activations, kv_cache_dtype)
-    options = LoadOptions(
+    options = EngineConfig(
         model=model,
-        load_format=load_format,
+        load_format=load_format.value,
         device=device,
-        precision=asked,
-        workload=Workload(
-            sequences=batch,
-            step_tokens=max(8192, prompt),
-            utilization=gpu_memory_utilization,
-            reserve=reserve_in_bytes(reserve_memory),
-        ),
-        overrides=parse_overrides(hf_overrides),
+        precision=precision,
+        layer_format=tuple(layer_format or ()),
+        moe_activations=moe_activations,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(8192, prompt),
+        gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
+        hf_overrides=parse_overrides(hf_overrides),
         offline=env.offline,
     )
     show_log()
@@ -243,8 +242,8 @@ def profile(
     if as_json:
         print_json(bench_profile.as_json(found))
     else:
-        gpu = prepared.setup.gpu.name
-        print(f"{model} on {gpu}, precision {asked}, torch {torch.__version__}, triton {triton.__version__}")
+        setup, versions = prepared.setup, f"torch {torch.__version__}, triton {triton.__version__}"
+        print(f"{model} on {setup.gpu.name}, precision {setup.precision}, {versions}")
         print(bench_profile.table(found))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -69,15 +69,3 @@ def run_node(model: str, ranks: Ranks, nodes: Nodes, device: str) -> int:
     module = importlib.import_module("microscale.engine.ranks.node")
     status: int = module.run_node(model, world, nodes, node_rank, own)
     return status
-
-
-def node_options(nodes: Nodes | None) -> dict[str, Any]:
-    """As fields of ``EngineConfig``."""
-    if nodes is None:
-        return {}
-    return {
-        "nnodes": nodes.count,
-        "master_addr": nodes.address,
-        "master_port": nodes.port,
-        "rank_secret_file": nodes.secret_file,
-    }

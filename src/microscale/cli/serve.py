@@ -22,7 +22,6 @@ from microscale.cli.nodes import (
     NodeRankOption,
     Ranks,
     RankSecretOption,
-    node_options,
     nodes_of,
     run_node,
     under_torchrun,
@@ -43,8 +42,9 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.process.launch import Launch, begin_ahead
-from microscale.engine.process.messages import EngineConfig, Ready
+from microscale.engine.client.launch import Launch
+from microscale.engine.config import EngineConfig
+from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
 from microscale.models import embedded
 from microscale.models.load_format import LoadFormat
@@ -160,7 +160,6 @@ def serve(
         ranks = under_torchrun(launched, rank_secret_file)
     if ranks.nodes is not None and ranks.node_rank:
         sys.exit(run_node(model, ranks, ranks.nodes, device))
-    parse_config(speculative_config)  # what is wrong with it is said before a process is started
     config = EngineConfig(
         model=model,
         load_format=load_format.value,
@@ -186,9 +185,9 @@ def serve(
         seed=seed,
         threads=threads,
         tensor_parallel_size=ranks.world,
-        **node_options(ranks.nodes),
+        nodes=ranks.nodes,
         kernel_cache=None if kernel_cache is None else str(kernel_cache.absolute()),
-        speculative_config=speculative_config,
+        speculative=parse_config(speculative_config),
         drain_s=drain_timeout,
     )
     show_log()
@@ -206,8 +205,7 @@ def serve(
             end_loading()
             announce(ready, address, names[0], warning(model, is_dummy=is_dummy))
 
-        begin_ahead(config, launch)
-        serving = importlib.import_module("microscale.cli.serving")  # takes a second, and the engine has begun
+        serving = importlib.import_module("microscale.cli.serving")  # takes a second, in which the engine imports torch
         found: Tokenizer = serving.find_tokenizer(tokenizer or model, offline=env.offline, is_dummy=is_dummy)
         options = ServeOptions(
             engine=config,

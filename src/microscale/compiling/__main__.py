@@ -19,12 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from microscale.compiling.cache import use_cache
-from microscale.compiling.complaints import captured, find_complaint, reason
 from microscale.compiling.job import Job, slowest_first
-from microscale.compiling.launchers import build, modules, shared_modules
-from microscale.compiling.pool import Died, die_with_parent, run_forked
+from microscale.compiling.pool import Died, captured, die_with_parent, find_complaint, reason, run_forked
 from microscale.compiling.pool import Job as Work
-from microscale.compiling.source import hash_compiler, source
+from microscale.compiling.source import build, hash_compiler, modules, shared_modules, source
 from microscale.kernels.launch import Kernel
 
 

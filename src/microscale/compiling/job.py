@@ -1,9 +1,9 @@
 """Compiles a list of kernels into the cache, in processes.
 
-The list goes as JSON to a process of its own (``__main__``) that knows neither torch nor CUDA and has one thread. It
-forks a compiler for each kernel and tells of each as it ends. So the caller may have threads and a GPU at work, as an
-engine has that reads its weights meanwhile; the compilers end with it, and one that fails or hangs costs its kernel.
-A launch looks for just the files that are written here, and each of them appears whole or not at all.
+The list goes as JSON to a process of its own (``__main__``), which imports no torch and has one thread. It
+forks a compiler for each kernel and reports each as it ends. So the caller may have threads and a GPU at work, like an
+engine that reads its weights meanwhile. The compilers end with the caller, and one that fails or hangs costs only its
+kernel. A launch looks for the files that are written here, and each of them appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
-from microscale.compiling.launchers import is_built, modules, shared_modules
 from microscale.compiling.pool import usable_cores
-from microscale.compiling.source import cache_hash, source
+from microscale.compiling.source import cache_hash, is_built, modules, shared_modules, source
 from microscale.kernels.launch import Kernel
 
 COMMAND = (sys.executable, "-P", "-m", "microscale.compiling")
-"""``-P``: a file of the current directory never stands in for a module."""
+"""``-P``: a file of the current directory is never imported instead of a module."""
 MEMORY_PER_WORKER = 512 << 20
 """Bytes that one compiler may take. The largest kernels of an H200 take 0.17 GB, and ptxas as much (Triton 3.7.1)."""
 PACKAGE = "microscale.kernels"
@@ -65,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """What shall be compiled, for which GPU, and where to."""
+    """What to compile, for which GPU, and into which folder."""
 
     kernels: Sequence[Kernel]
     target: GPUTarget
@@ -107,7 +106,7 @@ def is_compiled(kernel: Kernel, target: GPUTarget) -> bool:
     """Whether the cache in use has all that a launch of the kernel needs."""
     try:
         made, _ = source(kernel, target)
-    except Exception:  # Triton refuses the options, with any error; whoever compiles the kernel tells it
+    except Exception:  # Triton refuses the options, with any error; compiling the kernel reports it
         return False
     entry = get_cache_manager(cache_hash(kernel, target))
     if entry.get_group(f"{made.name[:150]}.json") is None:  # as ``triton.compile`` names it
@@ -126,7 +125,7 @@ def shared_missing() -> bool:
 
 
 def workers(available_bytes: int, spare_cores: int = 0) -> int:
-    """How many compilers may run at once, in so much memory, beside what needs the spare cores."""
+    """How many compilers may run at once, in so much memory, with some cores left for other work."""
     return max(1, min(usable_cores() - spare_cores, available_bytes // MEMORY_PER_WORKER))
 
 
@@ -137,7 +136,7 @@ def slowest_first(kernels: Sequence[Kernel]) -> list[int]:
 
 
 def run_job(job: Job) -> Iterator[Result]:
-    """Compile, and tell of each kernel as it is done: first what all launches share, if it was missing."""
+    """Compile, and yield each kernel as it is done: first what all launches share, if it was missing."""
     process = subprocess.Popen([*COMMAND, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,19 +1,21 @@
-"""Runs compilations side by side, each in a process of its own.
+"""Runs compilations in parallel, each in a process of its own, and finds the line in which a compiler reports an error.
 
 The processes are forked. A variant holds jit functions, layouts and closures that cannot be pickled; a forked child
-already has them, needs no import of torch and Triton (seconds each), and answers over a pipe in JSON. One process per
-compilation, not a lasting pool: LLVM aborts on what it does not expect and ptxas sometimes never ends, and either must
-cost one row of the table, not the run. Forking costs 9 ms beside 0.2 to 20 s of compilation. The parent starts
-no thread (the progress bar is drawn by hand), so no lock is held when it forks.
+already has them, needs no import of torch and Triton (seconds each), and answers over a pipe in JSON. Each compilation
+gets its own process instead of a place in a lasting pool: LLVM aborts on what it does not expect and ptxas sometimes
+never ends, and either must cost one row of the table, not the run. Forking costs 9 ms, a compilation 0.2 to 20 s.
+The parent starts no thread (the progress bar is drawn by hand), so no lock is held when it forks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -23,11 +25,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
+from triton.compiler import CompilationError
+
 Job = Callable[[IO[bytes]], dict[str, Any]]
 """Takes an empty file for its log, which the parent can read when the job dies."""
 
 PR_SET_PDEATHSIG = 1
 _FORK = multiprocessing.get_context("fork")
+# ``ptxas x.ptx, line 9; error   : Feature … not supported``, ``kernel.py:7:3: error: …`` (MLIR), ``LLVM ERROR: …``
+_COMPLAINTS = (
+    re.compile(r"^ptxas[\w-]* .*?(?:error|fatal)\s*:\s*(\S.*)", re.MULTILINE),
+    re.compile(r"(?:: error|LLVM ERROR): (\S.*)"),
+)
+_REPR = re.compile(r"\w+\((['\"])(.*)\1\)")
 
 
 @dataclass(frozen=True)
@@ -125,3 +135,42 @@ def _child(job: Job, log: IO[bytes], sender: Connection) -> None:
     os.setpgid(0, 0)
     sender.send_bytes(json.dumps(job(log)).encode())
     sender.close()
+
+
+def reason(error: Exception, log: str) -> str:
+    """Why a compilation failed, from what it raised and what it wrote."""
+    if complaint := find_complaint(log):
+        return complaint
+    cause: BaseException = error
+    while isinstance(cause, CompilationError) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    # A CompilationError's text is an excerpt of the source and then the message, often the repr of an exception.
+    message = (cause.error_message or "") if isinstance(cause, CompilationError) else str(cause)
+    if wrapped := _REPR.fullmatch(message.strip()):
+        message = wrapped[2]
+    return next(iter(message.strip().splitlines()), type(cause).__name__)
+
+
+def find_complaint(log: str) -> str | None:
+    """The first line in which ptxas, MLIR or LLVM says what is wrong."""
+    for pattern in _COMPLAINTS:
+        if found := pattern.search(log):
+            return found[1].strip()
+    return None
+
+
+@contextlib.contextmanager
+def captured(log: IO[bytes]) -> Iterator[Callable[[], str]]:
+    """Keep the compiler's output off the terminal; yields a function that returns all of it so far.
+
+    Triton prints in Python, MLIR and LLVM write to file descriptor 2.
+    """
+    printed = io.StringIO()
+    saved = os.dup(2)
+    os.dup2(log.fileno(), 2)
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            yield lambda: printed.getvalue() + read_log(log)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,20 +1,21 @@
-"""Compiles and loads kernels in a thread while its owner does something else, such as read the weights."""
+"""Compiles kernels and loads them to the GPU in a thread while its owner does something else, such as read the weights;
+counts the kernels that were left for later."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from microscale.compiling.cache import use_cache
 from microscale.compiling.job import Job, missing, run_job, shared_missing
-from microscale.compiling.loading import load_kernels
 from microscale.compiling.source import hash_compiler
 from microscale.kernels.launch import Kernel, Launch
 
@@ -25,20 +26,20 @@ POLL_S = 0.1
 class Warming:
     """``start`` it, do the other work, then ``finish``: what could be made ready is ready.
 
-    A kernel that cannot be compiled is told by name and left to the launch that wants it, if one ever does. So is all
-    the rest where warming itself fails: a server then starts as slowly as without it, and answers.
+    A kernel that cannot be compiled is logged by name and left to the launch that needs it, if one ever does. So are
+    all others where warming itself fails: a server then starts as slowly as without it, and answers.
     """
 
     def __init__(
         self,
-        record: Callable[[Path], Mapping[Kernel, Launch]],
+        record: Callable[[], Mapping[Kernel, Launch]],
         target: GPUTarget,
         folder: Path | None,
         num_workers: int,
         *,
         is_guest: bool = False,
     ) -> None:
-        """``record`` is called in the thread, with the cache's folder; the thread's device must then be the target.
+        """``record`` gives the launches to make ready. It is called in the thread, whose device is then the target.
         ``is_guest``: in somebody else's process, whose Triton stays as it is set up."""
         self.done = 0
         self.total = 0
@@ -81,7 +82,7 @@ class Warming:
             # Hashing leaves the interpreter free.
             hashing = threading.Thread(target=self._hash, name="hashing", daemon=True)
             hashing.start()
-            launches = self._record(self._folder)
+            launches = self._record()
         with self._timed("looked up"):
             hashing.join()
             lacking = missing(launches, self._target)
@@ -93,7 +94,7 @@ class Warming:
             self._load({kernel: launch for kernel, launch in launches.items() if kernel not in self.failed})
 
     def _hash(self) -> None:
-        with suppress(Exception):  # who needs it asks again, and tells
+        with suppress(Exception):  # the look-up hashes again, and raises
             hash_compiler(self._target)
 
     def _compile(self, lacking: list[Kernel]) -> None:
@@ -117,3 +118,45 @@ class Warming:
             yield
         finally:
             self._seconds[part] = time.monotonic() - began
+
+
+def load_kernels(launches: Iterable[Launch]) -> Iterator[str | None]:
+    """Make each launch ready on the current device: module loaded, launcher built. Gives for each why that failed.
+
+    What the cache does not have is compiled here and now.
+    """
+    for launch in launches:
+        error = None
+        try:
+            launch.load()
+        except Exception as raised:  # the compiler and the driver raise every kind; the launch would raise it again
+            error = f"{type(raised).__name__}: {raised}"
+        yield error
+
+
+class LateKernels:
+    """Kernels that were neither compiled nor loaded when the engine was ready: each made somebody wait."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.loaded = 0
+        """From the cache: milliseconds, where compiling takes seconds."""
+
+    def watch(self) -> None:
+        """From now on. Triton calls whatever listens when a launch does not find its kernel in this process."""
+        before = knobs.compilation.listener
+
+        def hear(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+            if before is not None:
+                before(src=src, metadata=metadata, metadata_group=metadata_group, times=times, cache_hit=cache_hit)
+            self._hear(src.name, times, is_hit=cache_hit)
+
+        knobs.compilation.listener = hear
+
+    def _hear(self, name: str, times: Any, *, is_hit: bool) -> None:
+        if is_hit:
+            self.loaded += 1
+            log.warning("The kernel %s was not loaded when the engine was ready.", name)
+        else:
+            self.compiled += 1
+            log.warning("The kernel %s was compiled in %.1f s after the engine was ready.", name, times.total / 1e6)

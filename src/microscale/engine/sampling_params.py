@@ -1,20 +1,22 @@
-"""How a request wants its next tokens chosen, and when it stops. Refuses what cannot be meant."""
+"""How a request wants its next tokens chosen, and when it stops. Goes over the socket as it is; refuses bad values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from microscale.backends.limits import MAX_TOP_LOGPROBS
 from microscale.errors import BadRequest
 
 MAX_BIAS = 1024
-"""Tokens of one request that may have a bias; the stop tokens that ``min_tokens`` holds back count too."""
+"""Maximum number of tokens of a request with a bias; the stop tokens that ``min_tokens`` holds back count too."""
+MAX_GRAMMAR = 2**20  # characters
 
 
-@dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     """How the next token is chosen, and when to stop. Names and meanings are those of OpenAI and vLLM."""
 
     max_tokens: int = 16
@@ -36,16 +38,16 @@ class SamplingParams:
     """Taken from the logits of tokens of the output."""
     frequency_penalty: float = 0.0
     """Taken from the logits of tokens of the output, as often as they occur there."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     """End the output like an end token; ``ignore_eos`` does not touch them."""
     min_tokens: int = 0
-    """Until so many are there, no end or stop token is chosen."""
+    """No end or stop token is chosen before so many tokens."""
     logprobs: int | None = None
-    """How many of the likeliest tokens to report beside the chosen one."""
+    """How many of the likeliest tokens to report with the chosen one."""
     prompt_logprobs: int | None = None
     """The same for the prompt's own tokens, all but the first. Its prompt is then not taken from the prefix cache."""
-    grammar: str | None = None
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR)] | None = None
     """What the output must follow from its first token to the one that ends it, as ``grammar.Grammars`` reads it."""
 
     def __post_init__(self) -> None:

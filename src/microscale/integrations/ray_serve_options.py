@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from microscale import settings
-from microscale.engine.process.messages import EngineConfig
-from microscale.engine.speculation.config import parse_config
+from microscale.engine.config import EngineConfig
+from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
 from microscale.models import embedded, hub
@@ -30,9 +30,10 @@ T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 OTHER_NAMES = {"enable_prefix_caching": "prefix_caching"}
 """Options of ``microscale serve`` that the engine knows by another name."""
-SEVERAL_MACHINES = {"nnodes", "master_addr", "master_port", "rank_secret_file"}
-NOT_GIVEN = {"vocabulary", "control_tokens", "split_pattern", "drain_s", "offline", "prefix_caching"} | SEVERAL_MACHINES
-"""Of the engine's, what is derived and not asked for. A replica has the ranks of one machine."""
+TOKENIZER = {"vocabulary", "control_tokens", "split_pattern"}
+RANKS = {"nodes", "shard", "sharing"}  # a replica has the ranks of one machine
+NOT_GIVEN = {"drain_s", "offline", "prefix_caching", "speculative"} | TOKENIZER | RANKS
+"""Fields of ``EngineConfig`` that are derived and not arguments."""
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,20 +140,26 @@ def read_options(arguments: Mapping[str, Any]) -> RayOptions:
     engine_names = set(EngineConfig.__struct_fields__) - NOT_GIVEN
     limit_names = {field.name for field in fields(Limits)}
     own_names = set(Deployed.__struct_fields__)
-    known = own_names | engine_names | limit_names | OTHER_NAMES.keys()
+    known = own_names | engine_names | limit_names | OTHER_NAMES.keys() | {"speculative_config"}
     if unknown := arguments.keys() - known:
         names = ", ".join(sorted(map(str, unknown)))
         raise BadSetting(f"Unknown argument {names}. An argument is an option of `microscale serve` with underscores.")
     engine = {OTHER_NAMES.get(n, n): v for n, v in arguments.items() if n in engine_names | OTHER_NAMES.keys()}
     options = RayOptions(
         _converted({n: v for n, v in arguments.items() if n in own_names}, Deployed),
-        _converted({"model": embedded.NAME, **engine}, EngineConfig),
+        _converted({"model": embedded.NAME, **engine, "speculative": _drafts(arguments)}, EngineConfig),
         _converted({n: v for n, v in arguments.items() if n in limit_names}, Limits),
     )
     if options.max_replicas < options.deployed.min_replicas:
         raise BadSetting("max_replicas is below min_replicas.")
-    parse_config(options.engine.speculative_config)
     return options
+
+
+def _drafts(arguments: Mapping[str, Any]) -> SpeculativeConfig | None:
+    text = arguments.get("speculative_config")
+    if text is not None and not isinstance(text, str):
+        raise BadSetting("An argument of the application is wrong: speculative_config takes JSON, as a string.")
+    return parse_config(text)
 
 
 def _converted(given: Mapping[str, Any], kind: type[T]) -> T:

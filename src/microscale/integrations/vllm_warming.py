@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -24,7 +23,7 @@ def start_warming(spec: MoeSpec, gpu: Gpu, max_tokens: int) -> None:
     """Begin to make ready what the layer may start in steps of up to ``max_tokens``."""
     device = torch.cuda.current_device()
 
-    def record(folder: Path) -> Mapping[Kernel, Launch]:
+    def record() -> Mapping[Kernel, Launch]:
         torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
         return record_moe(spec, gpu, token_counts(max_tokens))
 

@@ -104,8 +104,6 @@ class Checkpoint:
             finally:
                 self._ahead = None
         ways = ", ".join(sorted(set(ahead.ways.values())))
-        if ahead.taken_staged:
-            ways += f"; {ahead.taken_staged / 1e9:.2f} GB were read ahead"
         speed = ahead.taken / max(ahead.seconds, 1e-9) / 1e9
         log.info("Read %.2f GB of weights in %.1f s, %.2f GB/s (%s).", ahead.taken / 1e9, ahead.seconds, speed, ways)
 

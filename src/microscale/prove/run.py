@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from microscale.compiling.complaints import find_complaint
-from microscale.compiling.pool import Died, run_forked, usable_cores
+from microscale.compiling.pool import Died, find_complaint, run_forked, usable_cores
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.targets import target
 from microscale.kernels.launch import Kernel

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.step.forward import Model
 from microscale.errors import Unsupported
@@ -64,13 +63,14 @@ def run(question: Question, on_answers: Callable[[int], None] = lambda count: No
     said: list[list[int]] = []
     for choice in question.choices:
         try:
-            options = LoadOptions(
+            options = EngineConfig(
                 question.model,
                 device=question.device,
                 dtype=choice.dtype,
-                precision=choice.precision,
-                workload=Workload(context=_longest(encoded, question.max_tokens), sequences=BATCH),
+                max_model_len=_longest(encoded, question.max_tokens),
+                max_num_seqs=BATCH,
                 offline=question.offline,
+                **choice.precision.options(),
             )
             model = load(prepare(options))
         except Unsupported as error:

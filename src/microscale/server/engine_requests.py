@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams

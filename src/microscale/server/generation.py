@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+from microscale.engine.client.client import EngineClient
+from microscale.engine.client.stream import Stream
 from microscale.engine.output import Output
-from microscale.engine.process.client import EngineClient
-from microscale.engine.process.stream import Stream
 from microscale.engine.request import Request
 from microscale.server.choice import Choice, Step
 from microscale.server.host import Host

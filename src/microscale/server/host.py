@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from microscale.engine.process.client import EngineClient
+from microscale.engine.client.client import EngineClient
 from microscale.errors import MicroscaleError
 from microscale.server.http.faults import NoSuchModel
 from microscale.server.limits import Limits

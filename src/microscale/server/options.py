@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from microscale.engine.process.launch import Launch
-from microscale.engine.process.messages import EngineConfig, Ready
+from microscale.engine.client.launch import Launch
+from microscale.engine.config import EngineConfig
+from microscale.engine.protocol.messages import Ready
 from microscale.server.limits import Limits
 
 if TYPE_CHECKING:

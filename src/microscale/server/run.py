@@ -19,8 +19,8 @@ from dataclasses import replace
 import msgspec
 import uvicorn
 
+from microscale.engine.client.client import EngineClient
 from microscale.engine.grammar import Vocabulary
-from microscale.engine.process.client import EngineClient
 from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
 from microscale.server.host import Host
@@ -111,7 +111,7 @@ async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
             options.allowed_hosts,
             allowed_origins=options.allowed_origins,
             strict_requests=options.strict_requests,
-            drafts=options.engine.speculative_config is not None,
+            drafts=options.engine.speculative is not None,
             start_s=start_s,
         )
         try:

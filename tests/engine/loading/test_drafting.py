@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from microscale.backends.head_formats import HeadFormats
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.fit import plan_and_reckon
 from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.warming import recorded
 from microscale.engine.request import Request
@@ -34,11 +35,11 @@ from support.demo_prompts import demo_prompts
 from support.tiny_heads import EAGLE3
 
 
-def asked(target: str = "gpt-oss-tiny", workload: Workload | None = None, **options: object) -> LoadOptions:
+def asked(target: str = "gpt-oss-tiny", context: int | None = None, **options: object) -> EngineConfig:
     config = SpeculativeConfig(**({"method": "eagle3", "num_speculative_tokens": 3} | options))  # type: ignore[arg-type]
     load_format = "auto" if target == embedded.NAME else "dummy"
-    return LoadOptions(
-        target, load_format=load_format, device="cpu", workload=workload or Workload(), speculative=config
+    return EngineConfig(
+        target, load_format=load_format, device="cpu", max_model_len=context, max_num_seqs=1, speculative=config
     )
 
 
@@ -85,7 +86,7 @@ def test_the_embedded_model_has_a_head_of_its_own() -> None:
     assert '"draft_head"' in built.plan
 
 
-def greedy(options: LoadOptions) -> tuple[list[int], int]:
+def greedy(options: EngineConfig) -> tuple[list[int], int]:
     """The tokens of an answer, and how many of them were accepted drafts."""
     engine = build_engine(prepare(options), Queueing()).engine
     engine.submit(Request("r", demo_prompts(1)[0], SamplingParams(max_tokens=12, ignore_eos=True)))
@@ -96,11 +97,11 @@ def greedy(options: LoadOptions) -> tuple[list[int], int]:
 
 
 def test_a_quantized_head_changes_no_answer() -> None:
-    work, fixed = Workload(context=512, sequences=1), ((1, 3),)
-    drafted = asked(embedded.NAME, work, quantization="mxfp8", num_speculative_tokens_per_batch_size=fixed)
+    fixed = ((1, 3),)
+    drafted = asked(embedded.NAME, 512, quantization="mxfp8", num_speculative_tokens_per_batch_size=fixed)
     tokens, accepted = greedy(drafted)
     assert accepted > 3
-    assert greedy(replace(drafted, speculative=None)) == (tokens, 0)
+    assert greedy(structs.replace(drafted, speculative=None)) == (tokens, 0)
 
 
 def test_its_weights_and_pages_are_counted() -> None:
@@ -156,9 +157,8 @@ def test_warming_makes_its_kernels_ready_too() -> None:
 
 
 def test_a_head_of_random_numbers_is_loaded_by_its_name() -> None:
-    work = Workload(context=256, sequences=2)
     fixed = ((1, 3),)  # what is drafted must not depend on how busy the machine is
-    options = asked(method="dflash", model="dflash-tiny", workload=work, num_speculative_tokens_per_batch_size=fixed)
+    options = asked(method="dflash", model="dflash-tiny", context=256, num_speculative_tokens_per_batch_size=fixed)
     built = build_engine(prepare(options), Queueing())
     built.engine.submit(Request("r", [1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)))
     while built.engine.has_work:

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from microscale import hardware
 from microscale.backends.ops import Activations
 from microscale.backends.precision import make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading import build, fit, prepare
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.description import describe
 from microscale.engine.loading.load import load
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.loading.options import workload_of
 from microscale.engine.prediction.points import Point
 from microscale.errors import BadRequest, BadSetting, MicroscaleError, Unsupported
 from microscale.explain import report
@@ -28,9 +29,7 @@ from microscale.models import embedded
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
 
-TINY = LoadOptions(
-    "gpt-oss-tiny", load_format="dummy", device="cpu", workload=Workload(context=128, sequences=4, page_size=8)
-)
+TINY = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu", max_model_len=128, max_num_seqs=4, block_size=8)
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_everything_is_settled_once_from_options_to_engine(calls: Counter[str]) 
 
 
 def test_what_is_loaded_is_what_was_prepared() -> None:
-    prepared = prepare.prepare(replace(TINY, precision=make_precision("fast")))
+    prepared = prepare.prepare(structs.replace(TINY, precision="fast"))
     model = load(prepared)
     assert model.ops.plan is prepared.plan
     assert (model.ops.gpu, model.ops.activations) == (prepared.setup.gpu, prepared.setup.activations)
@@ -83,7 +82,7 @@ def test_the_engine_has_the_pages_that_were_reckoned() -> None:
     assert json.loads(built.plan)["memory"]["full_positions"] == 8 * pages[LayerKind.FULL]
     assert built.max_model_len == 128
     # Without one it is the model's, as far as the pages reach.
-    longest = replace(TINY, workload=Workload(sequences=1))
+    longest = structs.replace(TINY, max_model_len=None, max_num_seqs=1)
     assert build_engine(prepare.prepare(longest), Queueing()).max_model_len == prepared.config.max_context
 
 
@@ -136,7 +135,7 @@ def test_preparing_a_checkpoint_reads_none_of_its_weights() -> None:
                 made.append(str(func))
             return result
 
-    options = LoadOptions(embedded.NAME, device="cpu")
+    options = EngineConfig(embedded.NAME, device="cpu")
     with Watch():
         prepared = prepare.prepare(options)
         assert not made
@@ -157,16 +156,16 @@ def test_the_callers_check_comes_before_the_plan(calls: Counter[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (replace(TINY, workload=Workload(page_size=0)), BadSetting, "--block-size is 0; a page holds 1 to 1024"),
-        (replace(TINY, threads=0), BadSetting, "--threads 0 is not between"),
-        (replace(TINY, device="tpu"), BadSetting, "tpu"),
-        (replace(TINY, dtype="int8"), BadSetting, "Unknown dtype 'int8'"),
-        (replace(TINY, preference=replace(TINY.preference, backend="magic")), MicroscaleError, "magic"),
+        (structs.replace(TINY, block_size=0), BadSetting, "--block-size is 0; a page holds 1 to 1024"),
+        (structs.replace(TINY, threads=0), BadSetting, "--threads 0 is not between"),
+        (structs.replace(TINY, device="tpu"), BadSetting, "tpu"),
+        (structs.replace(TINY, dtype="int8"), BadSetting, "Unknown dtype 'int8'"),
+        (structs.replace(TINY, backend="magic"), MicroscaleError, "magic"),
     ],
     ids=["block size", "threads", "device", "dtype", "backend"],
 )
 def test_what_no_model_could_mend_is_refused_before_one_is_looked_for(
-    options: LoadOptions, error: type[MicroscaleError], message: str, calls: Counter[str]
+    options: EngineConfig, error: type[MicroscaleError], message: str, calls: Counter[str]
 ) -> None:
     with pytest.raises(error, match=message):
         prepare.prepare(options)
@@ -177,8 +176,14 @@ def test_what_does_not_fit_is_refused_with_the_words_of_explain(monkeypatch: pyt
     """One refusal, whoever asks: a start and ``explain`` reckon with the same parts."""
     monkeypatch.setattr(hardware, "available_memory", lambda gpu, index=0: 2**30)
     monkeypatch.setattr(hardware, "detect", lambda index=0: hardware.cpu())
-    workload = Workload(report.CONTEXT, 1, report.STEP_TOKENS)
-    asked = LoadOptions("gpt-oss-20b", load_format="dummy", device="cpu", workload=workload)
+    asked = EngineConfig(
+        "gpt-oss-20b",
+        load_format="dummy",
+        device="cpu",
+        max_model_len=report.CONTEXT,
+        max_num_seqs=1,
+        max_num_batched_tokens=report.STEP_TOKENS,
+    )
     with pytest.raises(Unsupported) as error:
         prepare.prepare(asked)
     told = report.explain(report.Question("gpt-oss-20b")).refusal
@@ -187,7 +192,7 @@ def test_what_does_not_fit_is_refused_with_the_words_of_explain(monkeypatch: pyt
 
 
 def test_a_step_too_small_for_its_sequences_is_refused_before_the_load() -> None:
-    prepared = prepare.prepare(replace(TINY, workload=Workload(context=64, sequences=8, step_tokens=4)))
+    prepared = prepare.prepare(structs.replace(TINY, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=4))
     told: list[tuple[int, int]] = []
     with pytest.raises(BadSetting, match="max_num_seqs 8 is more than max_num_batched_tokens 4"):
         build_engine(prepared, Queueing(), lambda done, total: told.append((done, total)))
@@ -198,8 +203,8 @@ def test_a_step_too_small_for_its_sequences_is_refused_before_the_load() -> None
     ("dtype", "want"), [("auto", Activations.FLOAT32), ("float32", Activations.FLOAT32), ("bfloat16", Activations.BF16)]
 )
 def test_the_setup_says_what_the_options_meant(dtype: str, want: Activations) -> None:
-    prepared = prepare.prepare(replace(TINY, dtype=dtype, precision=make_precision("balanced")))
+    prepared = prepare.prepare(structs.replace(TINY, dtype=dtype, precision="balanced"))
     assert prepared.setup.gpu.is_cpu
     assert prepared.setup.activations is want
     assert prepared.setup.precision == make_precision("balanced")
-    assert prepared.memory.workload is TINY.workload
+    assert prepared.memory.workload == workload_of(TINY)

@@ -16,21 +16,20 @@ from typer.testing import CliRunner
 from microscale.backends.ops import Activations, Kernel, Launch
 from microscale.cli import app
 from microscale.cli import model as cli_model
-from microscale.compiling.loading import LateKernels
+from microscale.compiling.warming import LateKernels
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading import warming
 from microscale.engine.loading.build import build_engine
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.process import service
-from microscale.engine.process.messages import EngineConfig
 from microscale.hardware import Gpu, known, played
 from microscale.kernels.launch import launch
 from microscale.models.recorded import Wanted
 from support.fake_driver import faked_anew
 
-TINY = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu")
+TINY = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu")
 GB10 = known("gb10")
 
 
@@ -79,34 +78,6 @@ def test_kernels_are_compiled_while_the_model_loads(cache: Path, monkeypatch: py
         assert [one.name for one in driver.launched] == ["rms_norm"]
     assert told[-1] == (1, 1)
     assert list(cache.rglob("rms_norm.cubin"))
-
-
-def test_the_next_start_does_not_list_again(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It loads what the first one listed; with another option it lists."""
-    caplog.set_level("INFO", "microscale")
-    asked: list[tuple[Any, ...]] = []
-    every = warming.recorded
-
-    def one_of_them(*arguments: Any) -> Mapping[Kernel, Launch]:
-        asked.append(arguments)
-        found = every(*arguments)
-        name = next(kernel for kernel in found if kernel.short_name == "rms_norm")
-        return {name: found[name]}
-
-    monkeypatch.setattr(warming, "recorded", one_of_them)
-    prepared = as_planned_for(GB10)
-    for wanted in (Wanted(tokens=3), Wanted(tokens=3), Wanted(tokens=4)):
-        with faked_anew(GB10), kernels_ready(prepared, cache, wanted=wanted):
-            pass
-    assert [arguments[-1] for arguments in asked] == [Wanted(tokens=3), Wanted(tokens=4)]
-    ready = [line for line in caplog.messages if "kernels are ready" in line]
-    assert [line.partition(", after")[0] for line in ready] == [
-        "1 kernels are ready, 1 of them compiled now",
-        "1 kernels are ready, 0 of them compiled now",
-        "1 kernels are ready, 0 of them compiled now",
-    ]
 
 
 def test_on_a_cpu_nothing_is_compiled(started: list[object]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from microscale.engine.process.connection import OwnerGone
 from microscale.engine.process.loop import QUIET_S, Loop
-from microscale.engine.process.messages import GetStats
+from microscale.engine.protocol.messages import GetStats
 
 
 class Script:
@@ -68,7 +68,7 @@ def test_it_waits_where_there_is_nothing_to_do_ahead() -> None:
 def test_a_servers_steps_may_run_in_stand_ins() -> None:
     """A benchmark's do not: see ``Engine.prepare``."""
     code = """
-from microscale.engine.process.messages import EngineConfig
+from microscale.engine.config import EngineConfig
 from microscale.engine.process.service import load
 service = load(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu"), lambda *_, **kinds: None)
 print(service._engine._runner._stand_ins.enabled, service.stats().graphs)

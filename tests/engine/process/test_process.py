@@ -17,33 +17,31 @@ from typing import Any
 
 import pytest
 
+from microscale.engine.client import launch as launching
+from microscale.engine.client.client import EngineClient
+from microscale.engine.client.launch import Launch
+from microscale.engine.client.stream import Stream
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.build import Queueing, build_engine
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.output import Output
-from microscale.engine.process import child
-from microscale.engine.process.client import EngineClient
-from microscale.engine.process.config import load_options
-from microscale.engine.process.frames import FrameReader
-from microscale.engine.process.launch import Launch, begin_ahead
 from microscale.engine.process.loop import QUIET_S
-from microscale.engine.process.messages import (
+from microscale.engine.protocol.frames import FrameReader
+from microscale.engine.protocol.messages import (
     VERSION,
     Abort,
-    Ahead,
-    EngineConfig,
     Failed,
     FromEngine,
     GetStats,
     Hello,
+    Load,
     Loading,
     Ready,
-    Sampling,
     Submit,
     check_hello,
     decode_for_owner,
     encode,
 )
-from microscale.engine.process.stream import Stream
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import (
@@ -125,7 +123,6 @@ def test_many_requests_get_their_own_tokens(run: Run, engine: EngineClient) -> N
         stream = await engine.submit(request(f"r{index}", prompt, 5 + index))
         outputs = [output async for output in stream]
         assert [output.token for output in outputs] == alone(prompt, 5 + index)
-        assert {output.request_id for output in outputs} == {f"r{index}"}
         assert [output.finish for output in outputs] == [None] * (4 + index) + [Finish.LENGTH]
         assert all(output.logprob is not None and output.logprob <= 0 for output in outputs)
         assert await stream.take() == []
@@ -243,7 +240,6 @@ def test_refusals_come_in_their_own_class(run: Run, engine: EngineClient) -> Non
         await refused(BadRequest, "Token id 97 is not in the vocabulary of 97", request("r", [97], 1))
         await refused(BadRequest, "The prompt is empty", request("r", [], 1))
         await refused(BadRequest, "exceed the context of 512", request("r", [1], 512))
-        await refused(BadRequest, r"cannot be asked of the engine: .*\$.request_id", request("r" * 257, [1], 1))
         await refused(BadRequest, r"cannot be asked of the engine: .*\$.prompt", request("r", [1] * (2**20 + 1), 1))
         await refused(BadRequest, r"cannot be asked of the engine: .*\$.prompt", request("r", [-1], 1))
         # 8 run and 64 wait; of 80 some must be refused, and those that are not run on.
@@ -283,7 +279,7 @@ def test_the_engine_serves_a_real_model(run: Run) -> None:
     total = heard[0][1]
     assert total > 10_000
     assert heard == [(total * layers // 4, total) for layers in range(5)]
-    here = build_engine(prepare(load_options(config)), Queueing()).engine
+    here = build_engine(prepare(config), Queueing()).engine
     for one in wanted:
         here.submit(one)
     while here.has_work:
@@ -344,7 +340,7 @@ def test_a_hung_step_fails_its_requests(run: Run) -> None:
         client = await counting("hangs in a step", silence_s=0.2)
         await asyncio.sleep(0.5)  # silence without work is nothing
         asked = client.submit(request("r", [1], 9))
-        with pytest.raises(EngineDied, match=r"told of no step in 0.2 s and was killed"):
+        with pytest.raises(EngineDied, match=r"reported no step in 0.2 s and was killed"):
             await tokens_of(await asked)
         await client.close()
         assert gone(client.pid)
@@ -365,10 +361,10 @@ def test_work_ahead_gives_way_to_a_request(run: Run) -> None:
 
 
 def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    assert child._ahead is not None
-    ahead = child._ahead.pid
+    monkeypatch.setattr(launching, "COMMAND", COUNTING)
+    launching.start_ahead()
+    assert launching._ahead is not None
+    ahead = launching._ahead.pid
 
     async def whole() -> None:
         async with await counting() as first, await counting() as second:
@@ -380,50 +376,17 @@ def test_a_process_that_was_started_ahead_is_taken_once(run: Run, monkeypatch: p
     assert gone(ahead)
 
 
-@pytest.mark.parametrize("told", ["", "is damaged", "takes another command"])
-def test_a_process_that_was_started_ahead_is_told_ahead(run: Run, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    """``Load`` decides all the same, and ``Hello`` is said once. Who is not asked for is told nothing, and ends."""
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    ahead = child._ahead
-    assert ahead is not None
-    is_other = told == "takes another command"
-    begin_ahead(EngineConfig(told, drain_s=20.0), Launch(MOCK if is_other else COUNTING))
-    assert ahead.is_greeted is not is_other
-    if is_other:
-        monkeypatch.setattr(child, "COMMAND", MOCK)
-
-    async def whole() -> None:
-        async with await counting() as client:
-            assert (client.pid == ahead.pid) is not is_other
-            assert await tokens_of(await client.submit(request("r", [7], 2))) == [8, 9]
-
-    run(whole())
-    assert child._ahead is None
-    assert ahead._process.wait(30) == 0 if is_other else gone(ahead.pid)
-
-
-def test_what_cannot_be_asked_is_not_told_ahead(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused in the same words as without."""
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    ahead = child._ahead
-    assert ahead is not None
+def test_what_cannot_be_asked_of_the_engine(run: Run) -> None:
     config = EngineConfig("m", gpu_memory_utilization=2.0)
-    begin_ahead(config, Launch(COUNTING))
-    assert not ahead.is_greeted
-    with pytest.raises(BadSetting, match=r"^This cannot be asked of the engine: .*\$.gpu_memory_utilization"):
+    with pytest.raises(BadSetting, match=r"^This cannot be asked of the engine: .*\$.config.gpu_memory_utilization"):
         run(EngineClient.start(config, Launch(COUNTING)))
-    child.end_ahead()
-    assert ahead._process.wait(30) == 0
-    begin_ahead(config, Launch(COUNTING))  # nobody is there
 
 
 def test_a_process_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an option is wrong: its owner leaves, and with it our end of the socket."""
-    monkeypatch.setattr(child, "COMMAND", COUNTING)
-    child.start_ahead()
-    left, child._ahead = child._ahead, None
+    monkeypatch.setattr(launching, "COMMAND", COUNTING)
+    launching.start_ahead()
+    left, launching._ahead = launching._ahead, None
     assert left is not None
     left.sock.close()
     assert left._process.wait(30) == 0
@@ -462,7 +425,7 @@ def test_a_load_that_fails_says_why(run: Run, model: str, error: type[Microscale
 
 
 def test_a_configuration_that_cannot_be_read_is_refused_here(run: Run) -> None:
-    with pytest.raises(BadSetting, match=r"\$.gpu_memory_utilization"):
+    with pytest.raises(BadSetting, match=r"\$.config.gpu_memory_utilization"):
         run(EngineClient.start(EngineConfig("m", gpu_memory_utilization=2.0)))
     with pytest.raises(EngineDied, match="cannot be started"):
         run(EngineClient.start(EngineConfig("m"), Launch(("/nowhere/python",))))
@@ -480,7 +443,7 @@ GREETS = encode(Hello(VERSION)) + encode(Ready(9, 9, (), ""))
         (GREETS[:-3], "ended with status 3"),
         (encode(Hello(VERSION + 1)), rf"speaks version {VERSION + 1} .* this one version {VERSION}"),
         (encode(Hello(VERSION)) + encode(Loading(1, 2)) * 3 + b"\0\0\0\0", "A message has 0 bytes"),
-        (encode(Hello(VERSION)) + encode(Failed("BadCheckpoint", "damaged")), "damaged"),
+        (encode(Hello(VERSION)) + encode(Failed(BadCheckpoint("damaged"))), "damaged"),
     ],
     ids=["nothing", "noise", "no message", "cut off", "later version", "empty", "failed"],
 )
@@ -605,11 +568,8 @@ class Owner:
         self.process.communicate()
 
 
-TOLD = Ahead(EngineConfig(""))
-
-
 def load_message(model: str = "") -> bytes:
-    return encode(Hello(VERSION)) + encode(EngineConfig(model))
+    return encode(Hello(VERSION)) + encode(Load(EngineConfig(model)))
 
 
 @pytest.mark.parametrize("model, until", [("hangs at load", Loading), ("", Ready), ("hangs in a step", Ready)])
@@ -618,7 +578,7 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
         owner.say(load_message(model))
         owner.wait_for(until)
         if until is Ready:
-            owner.say(encode(Submit(1, "r", (1,), Sampling(max_tokens=10**6))))
+            owner.say(encode(Submit("r", (1,), SamplingParams(max_tokens=10**6))))
         owner.sock.close()
         assert owner.process.wait(10) == 0
 
@@ -632,13 +592,11 @@ def test_a_process_without_an_owner_ends(model: str, until: type[FromEngine]) ->
             f"version {VERSION + 1} of Microscale's messages and this one version {VERSION}",
         ),
         (encode(Hello(VERSION)) + encode(GetStats()), b"", "second message must be Load and is GetStats"),
-        (encode(Hello(VERSION)) + encode(TOLD) * 2, b"", "third message must be Load and is Ahead"),
-        (load_message(), encode(EngineConfig("")), "The engine is loaded already"),
-        (load_message(), encode(TOLD), "The engine is loaded already"),
+        (load_message(), encode(Load(EngineConfig(""))), "The engine is loaded already"),
         (load_message(), b"\xff" * 9, "A message has 4294967295 bytes"),
-        (load_message(), encode(Abort(7)) + encode(Abort(-7)), "cannot be read"),
+        (load_message(), encode(Abort("7")) + encode(Abort("")), "cannot be read"),
     ],
-    ids=["later version", "no load", "told twice", "second load", "told late", "oversize", "out of bounds"],
+    ids=["later version", "no load", "second load", "oversize", "out of bounds"],
 )
 def test_an_owner_that_speaks_nonsense_is_told(first: bytes, then: bytes, sentence: str) -> None:
     with closing(Owner(*COUNTING)) as owner:
@@ -650,8 +608,8 @@ def test_an_owner_that_speaks_nonsense_is_told(first: bytes, then: bytes, senten
             owner.wait_for_hello()
         failed = decode_for_owner(owner.rest()[-1])
         assert isinstance(failed, Failed)
-        assert failed.kind == BadMessage.__name__
-        assert sentence in failed.text
+        assert isinstance(failed.error, BadMessage)
+        assert sentence in str(failed.error)
         _, log = owner.process.communicate(timeout=5)
         assert owner.process.returncode == 2
         assert sentence in log

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
@@ -164,7 +163,7 @@ def test_a_turn_that_follows_a_schema_is_the_one_without_drafts() -> None:
 
 @cache
 def tiny_model(name: str, page_size: int) -> AnyModel:
-    return load_model(LoadOptions(name, load_format="dummy", device="cpu", workload=Workload(page_size=page_size)))
+    return load_model(EngineConfig(name, load_format="dummy", device="cpu", block_size=page_size))
 
 
 @cache

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from microscale.backends.plan import Setup
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
@@ -120,7 +119,7 @@ def test_the_embedded_model_says_the_same(name: str) -> None:
 
 @cache
 def tiny_model(name: str, page_size: int) -> AnyModel:
-    return load_model(LoadOptions(name, load_format="dummy", device="cpu", workload=Workload(page_size=page_size)))
+    return load_model(EngineConfig(name, load_format="dummy", device="cpu", block_size=page_size))
 
 
 def tiny_prompts(vocab: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation import ngram
-from microscale.engine.speculation.config import SpeculativeConfig, config_text, parse_config
+from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.ngram import NgramDrafter
 from microscale.engine.step.work import Work
@@ -123,7 +123,6 @@ def test_the_option_reads_as_vllms() -> None:
         whole = parse_config(f'{{"method": "eagle3", "num_speculative_tokens": 3, "quantization": "mxfp8"{more}}}')
         assert whole is not None
         assert whole.head_formats.quantization == "mxfp8"
-        assert parse_config(config_text(whole)) == whole
     assert both == SpeculativeConfig("ngram", 1, prompt_lookup_max=4, prompt_lookup_min=2)
 
 

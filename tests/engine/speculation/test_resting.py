@@ -9,10 +9,9 @@ from functools import cache
 
 import pytest
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.length import ByArithmetic, FixedLength
@@ -123,8 +122,7 @@ class Sleepy(FixedLength):
 
 @cache
 def tiny(kind: str, page_size: int) -> tuple[AnyModel, DraftHead]:
-    workload = Workload(page_size=page_size)
-    model = load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu", workload=workload))
+    model = load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu", block_size=page_size))
     return model, random_head(kind, model)
 
 

@@ -8,8 +8,7 @@ from itertools import takewhile
 import pytest
 import torch
 
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import runner as runner_file
@@ -118,7 +117,7 @@ def test_what_no_bucket_holds_has_no_key() -> None:
 
 @pytest.fixture(scope="module", params=["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
 def model(request: pytest.FixtureRequest) -> AnyModel:
-    return load_model(LoadOptions(request.param, load_format="dummy", device="cpu", workload=Workload(page_size=PAGE)))
+    return load_model(EngineConfig(request.param, load_format="dummy", device="cpu", block_size=PAGE))
 
 
 def started(model: AnyModel, pools: dict[LayerKind, PagePool], *, fill: bool) -> ModelRunner:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from microscale.backends.ops import Activations, Ops, Preference
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets, coarse, kernel_ends
@@ -43,7 +42,7 @@ NARROW, WIDE = SHORT_CONTEXT // PAGE, LONG // PAGE
 
 @pytest.fixture(scope="module", params=["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
 def model(request: pytest.FixtureRequest) -> AnyModel:
-    return load_model(LoadOptions(request.param, load_format="dummy", device="cpu", workload=Workload(page_size=PAGE)))
+    return load_model(EngineConfig(request.param, load_format="dummy", device="cpu", block_size=PAGE))
 
 
 def pools_of(pages: int = WIDE + 100) -> dict[LayerKind, PagePool]:

@@ -12,10 +12,8 @@ from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.ops import Activations, Logits
 from microscale.backends.plan import Setup, make_plan
+from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
-from microscale.engine.loading.options import LoadOptions
-from microscale.engine.process.config import load_options
-from microscale.engine.process.messages import EngineConfig
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step import threads
 from microscale.engine.step.threads import StepThreads, product_us, wanted_threads
@@ -84,7 +82,7 @@ def test_steps_get_their_threads(given_threads: None) -> None:
 
 @pytest.mark.parametrize("fixed", [None, 2])
 def test_a_generation_decodes_with_one_and_reads_its_prompt_with_all(given_threads: None, fixed: int | None) -> None:
-    options = LoadOptions("gpt-oss-tiny", load_format="dummy", device="cpu", threads=fixed)
+    options = EngineConfig("gpt-oss-tiny", load_format="dummy", device="cpu", threads=fixed)
     model = load_model(options)
     assert isinstance(model, GptOss)
     seen: list[tuple[int, int]] = []
@@ -103,8 +101,8 @@ def test_a_generation_decodes_with_one_and_reads_its_prompt_with_all(given_threa
 
 
 def test_the_option_reaches_the_engine() -> None:
-    assert load_options(EngineConfig("m", threads=3)).threads == 3
-    assert load_options(EngineConfig("m")).threads is None
+    assert EngineConfig("m", threads=3).threads == 3
+    assert EngineConfig("m").threads is None
     for wrong in (0, -1, threads.MAX_THREADS + 1):
         with pytest.raises(BadSetting, match=f"--threads {wrong} is not between 1 and 1024"):
-            load_model(LoadOptions("gpt-oss-tiny", load_format="dummy", threads=wrong))
+            load_model(EngineConfig("gpt-oss-tiny", load_format="dummy", threads=wrong))

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from microscale.engine.loading.memory import Workload
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.ahead import Ahead, Layouts
@@ -221,7 +220,7 @@ def test_a_table_forgets_the_pages_of_rejected_drafts() -> None:
 
 @pytest.fixture(scope="module", params=["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
 def model(request: pytest.FixtureRequest) -> AnyModel:
-    return load_model(LoadOptions(request.param, load_format="dummy", device="cpu", workload=Workload(page_size=PAGE)))
+    return load_model(EngineConfig(request.param, load_format="dummy", device="cpu", block_size=PAGE))
 
 
 def test_padding_and_company_change_no_logits(model: AnyModel, monkeypatch: pytest.MonkeyPatch) -> None:

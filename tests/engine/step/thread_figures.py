@@ -18,9 +18,9 @@ from microscale.settings import limit_spinning
 
 limit_spinning()
 
+from microscale.engine.config import EngineConfig  # noqa: E402
 from microscale.engine.generate import Generation  # noqa: E402  (torch reads the environment when it is imported)
 from microscale.engine.loading.load import load  # noqa: E402
-from microscale.engine.loading.options import LoadOptions  # noqa: E402
 from microscale.engine.loading.prepare import prepare  # noqa: E402
 from microscale.engine.sampling_params import SamplingParams  # noqa: E402
 from microscale.engine.step.threads import all_threads  # noqa: E402
@@ -71,7 +71,7 @@ def beside(busy: bool) -> Iterator[None]:
 
 
 def main(rounds: int) -> None:
-    model = load(prepare(LoadOptions("demo", device="cpu")))
+    model = load(prepare(EngineConfig("demo", device="cpu")))
     found: dict[tuple[str, bool, str], list[float]] = {}
     for turn in range(rounds):
         for busy in (False, True):

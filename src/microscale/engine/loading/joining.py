@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from microscale import settings
 from microscale.backends.peer_ranks import peer_bytes
-from microscale.engine.loading.options import LoadOptions
+from microscale.engine.config import EngineConfig
 from microscale.hardware.sums import Joined
 from microscale.parallel.peer_access import why_unmapped
 from microscale.parallel.transport import Transport
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def joined_as(options: LoadOptions, transport: Transport, device: torch.device) -> Joined:
+def joined_as(options: EngineConfig, transport: Transport, device: torch.device) -> Joined:
     """What this rank knows of how it is joined with the others."""
     world = options.shard.world
     if device.type == "cpu":
@@ -31,7 +31,7 @@ def joined_as(options: LoadOptions, transport: Transport, device: torch.device) 
     return Joined(world, one_machine=options.nodes is None, own_gpus=own_gpus, unmapped=unmapped)
 
 
-def peer_buffer(options: LoadOptions, device: torch.device) -> int:
+def peer_buffer(options: EngineConfig, device: torch.device) -> int:
     """Bytes of this rank's buffer for the others, where it knows of nothing against one."""
     if options.tensor_parallel_size == 1:
         return 0

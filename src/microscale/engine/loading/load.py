@@ -15,14 +15,11 @@ from microscale.engine.loading.usable import check_left
 from microscale.engine.step.threads import all_threads
 from microscale.hardware import GIB
 from microscale.models.families import AnyModel, build_model
-from microscale.models.reading import staged
 
 log = logging.getLogger(__name__)
 
 STEP = 64 << 20
 """Bytes between two messages of progress."""
-WHILE_LOADING = 4 * GIB
-"""What a load takes beside the weights: those that are read and not packed yet, two copies of a layer, the runtime."""
 
 
 def load(
@@ -41,29 +38,14 @@ def load(
         ranks = team.join(prepared.device)
     ops = Ops(setup.gpu, setup.activations, setup.preference, setup.precision, prepared.plan, threads, ranks)
     progress = _Progress(prepared, on_progress)
-    if not _leaves_room(prepared):
-        staged.drop()
-    try:
-        with prepared.weights.reading(prepared.device, progress.on_read):
-            progress.start()
-            model = build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
-    finally:
-        staged.drop()
+    with prepared.weights.reading(prepared.device, progress.on_read):
+        progress.start()
+        model = build_model(prepared.weights, ops, prepared.device, prepared.page_size, progress.on_layer)
     if prepared.device.type == "cuda":
         torch.cuda.empty_cache()  # what held the checkpoint's own layout until it was packed
     if team is not None:
         team.loaded()
     return model
-
-
-def _leaves_room(prepared: Prepared) -> bool:
-    """Whether the weights fit beside what was read of them ahead. It is bounded by the files' bytes, before the plan is
-    known: in its layouts they may take more."""
-    memory, held = prepared.memory, staged.held_on(prepared.device)
-    if not held or memory.available is None:
-        return True
-    needed = sum(memory.weights.values()) + WHILE_LOADING + staged.window_on(prepared.device)
-    return held + needed <= memory.available
 
 
 class _Progress:

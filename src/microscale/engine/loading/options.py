@@ -1,68 +1,53 @@
-"""What the user asked of a model that is to be loaded, and the machine that it is to run on."""
+"""``EngineConfig`` resolved: the device and card that it names, and the records that planning and memory go by."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
 from microscale import hardware
 from microscale.backends.ops import Activations, Preference
-from microscale.backends.precision import EXACT, Precision
+from microscale.backends.precision import Precision, make_precision
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.memory import Workload
-from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.step.threads import check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
-from microscale.models.families import LoadFormat
-from microscale.parallel.nodes import Nodes
-from microscale.parallel.sharding import WHOLE, Shard
+from microscale.parallel.sharding import Shard
 
 DTYPES = {"float32": Activations.FLOAT32, "bfloat16": Activations.BF16}
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """What decides how a model is loaded. Names follow the command line's flags."""
+def check_options(options: EngineConfig) -> None:
+    """Refuse what is wrong for every model, before the model is looked for."""
+    workload_of(options).check_page_size()
+    check_threads(options.threads)
+    preference_of(options).check()
+    Shard(0, options.tensor_parallel_size)
+    if options.nodes is not None and options.tensor_parallel_size % options.nodes.count:
+        raise BadSetting(
+            f"--tensor-parallel-size {options.tensor_parallel_size} ranks cannot be spread evenly over --nnodes "
+            f"{options.nodes.count}."
+        )
 
-    model: str
-    load_format: LoadFormat | str = LoadFormat.AUTO
-    device: str = "auto"
-    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``."""
-    dtype: str = "auto"
-    """Type of the activations: ``auto`` is bfloat16 on a GPU and float32 on a CPU."""
-    preference: Preference = field(default_factory=Preference)
-    precision: Precision = EXACT
-    workload: Workload = field(default_factory=Workload)
-    """What must fit beside the weights."""
-    overrides: Mapping[str, object] = field(default_factory=dict)
-    offline: bool = False
-    seed: int = 0
-    speculative: SpeculativeConfig | None = None
-    """How tokens are drafted; ``None``: not at all."""
-    threads: int | None = None
-    """CPU threads of every step; ``None``: by its size."""
-    tensor_parallel_size: int = 1
-    """Ranks that share the model."""
-    shard: Shard = WHOLE
-    """Which of them this process is; those that are not the first are told."""
-    sharing: int = 1
-    """Ranks that share this one's device."""
-    nodes: Nodes | None = None
-    """``None``: all ranks are on this machine."""
 
-    def check(self) -> None:
-        """Refuse what is wrong whatever the model is, before that is looked for."""
-        self.workload.check_page_size()
-        check_threads(self.threads)
-        self.preference.check()
-        Shard(0, self.tensor_parallel_size)
-        if self.nodes is not None and self.tensor_parallel_size % self.nodes.count:
-            raise BadSetting(
-                f"--tensor-parallel-size {self.tensor_parallel_size} ranks cannot be spread evenly over --nnodes "
-                f"{self.nodes.count}."
-            )
+def workload_of(options: EngineConfig) -> Workload:
+    """What must fit in memory with the weights, but for what drafts and ranks add."""
+    return Workload(
+        context=options.max_model_len,
+        sequences=options.max_num_seqs,
+        step_tokens=options.max_num_batched_tokens,
+        page_size=options.block_size,
+        utilization=options.gpu_memory_utilization,
+        reserve=options.reserve_memory,
+    )
+
+
+def preference_of(options: EngineConfig) -> Preference:
+    return Preference(options.backend, options.moe_backend)
+
+
+def precision_of(options: EngineConfig) -> Precision:
+    return make_precision(options.precision, options.layer_format, options.moe_activations, options.kv_cache_dtype)
 
 
 def choose_device(name: str) -> torch.device:

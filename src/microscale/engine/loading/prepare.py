@@ -14,17 +14,25 @@ from typing import TYPE_CHECKING
 from microscale import hardware
 from microscale.backends.decision import Plan
 from microscale.backends.plan import Setup
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import PreparedHead, open_head, prepare_head
 from microscale.engine.loading.fingerprint import fingerprint
 from microscale.engine.loading.fit import check_fits, plan_and_reckon
 from microscale.engine.loading.joining import peer_buffer
 from microscale.engine.loading.memory import Memory
-from microscale.engine.loading.options import LoadOptions, choose_activations, choose_device, gpu_of
+from microscale.engine.loading.options import (
+    check_options,
+    choose_activations,
+    choose_device,
+    gpu_of,
+    precision_of,
+    preference_of,
+    workload_of,
+)
 from microscale.engine.loading.team import Team
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig, ModelWeights, open_weights
 from microscale.models.outline import Outline, outline, shard_name
-from microscale.models.reading import staged
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +44,7 @@ RANKS = "microscale.engine.ranks.team"
 class Prepared:
     """A model that can be loaded: it was found, checked, planned, and it fits."""
 
-    options: LoadOptions
+    options: EngineConfig
     device: torch.device
     weights: ModelWeights
     """Open and checked against their config; nothing is read of them yet."""
@@ -80,14 +88,17 @@ class Prepared:
             self.team.close()
 
 
-def prepare(options: LoadOptions, check: Callable[[ModelConfig], None] = lambda config: None) -> Prepared:
+def prepare(
+    options: EngineConfig, check: Callable[[ModelConfig], None] = lambda config: None, draft_tokens: int = 0
+) -> Prepared:
     """Find, check and plan a model, or raise why it cannot run here.
 
-    ``check`` is the caller's: it may refuse the model by its config, before anything is planned.
+    ``check`` is the caller's: it may refuse the model by its config, before anything is planned. ``draft_tokens``: of a
+    sequence in one step, for a benchmark that makes drafts up; else ``options.speculative`` decides.
     """
-    options.check()
+    check_options(options)
     if options.tensor_parallel_size == 1 or not options.shard.is_whole:
-        return _prepare(options, check)
+        return _prepare(options, check, draft_tokens)
     # Not imported above: what ranks say to each other needs packages that one rank does without.
     return prepare_team(importlib.import_module(RANKS).RankTeam(options), check)
 
@@ -103,18 +114,21 @@ def prepare_team(team: Team, check: Callable[[ModelConfig], None] = lambda confi
     return prepared
 
 
-def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prepared:
+def _prepare(options: EngineConfig, check: Callable[[ModelConfig], None], draft_tokens: int = 0) -> Prepared:
     device = choose_device(options.device)
-    setup = Setup(gpu_of(device), choose_activations(options.dtype, device), options.preference, options.precision)
+    setup = Setup(
+        gpu_of(device), choose_activations(options.dtype, device), preference_of(options), precision_of(options)
+    )
     weights = open_weights(
         options.model,
         load_format=options.load_format,
-        overrides=options.overrides,
+        overrides=options.hf_overrides,
         offline=options.offline,
         seed=options.seed,
         shard=options.shard,
     )
-    config, workload, drafts = weights.config, options.workload, options.speculative
+    config, drafts = weights.config, options.speculative
+    workload = replace(workload_of(options), draft_tokens=draft_tokens)
     check(config)
     head = None
     if drafts is not None:
@@ -125,8 +139,7 @@ def _prepare(options: LoadOptions, check: Callable[[ModelConfig], None]) -> Prep
             workload = replace(workload, head=head.need)
     name = shard_name(options.model, options.shard)
     shape = outline(name, config, setup.activations, workload.page_size, config.max_context)
-    # What holds weights that were read ahead is free again when they are loaded.
-    available = hardware.available_memory(setup.gpu, device.index or 0) + staged.held_on(device)
+    available = hardware.available_memory(setup.gpu, device.index or 0)
     if options.sharing > 1:
         workload = replace(workload, utilization=workload.utilization / options.sharing)
         available //= options.sharing

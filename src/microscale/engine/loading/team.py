@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 
 from microscale.backends.ops import Ranks
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Runner
-from microscale.engine.loading.options import LoadOptions, choose_device
+from microscale.engine.loading.options import choose_device
 from microscale.engine.speculation.drafter import Launched
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -51,7 +52,7 @@ class Placement:
 class Team(Protocol):
     """All ranks of one model, seen by rank 0: ``engine/ranks/team.RankTeam``."""
 
-    options: LoadOptions
+    options: EngineConfig
     memory: list[Mapping[str, int]]
     joined: Joined | None
     """How the ranks add up, once they have met."""
@@ -85,7 +86,7 @@ class Team(Protocol):
     def close(self) -> None: ...
 
 
-def place(options: LoadOptions, world: int) -> Placement:
+def place(options: EngineConfig, world: int) -> Placement:
     """A GPU for each rank, or all of a machine on the device that the user named. ``world``: ranks of one machine; on
     others they are placed alike."""
     device = choose_device(options.device)

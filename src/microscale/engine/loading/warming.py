@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from microscale.backends.ops import Activations, Kernel, Launch, Ops
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.plan import Setup
 from microscale.compiling.job import workers
-from microscale.compiling.listing import kept_or_made
 from microscale.compiling.warming import Warming
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
@@ -88,13 +86,11 @@ def _start_warming(prepared: Prepared, kernel_cache: Path | None, wanted: Wanted
         step = wanted.tokens
 
     drafts, head = workload.draft_tokens, prepared.head
-    made_for = prepared.config, setup, prepared.page_size, step, drafts, head and (head.config, head.setup), wanted
 
-    def list_here(folder: Path) -> Mapping[Kernel, Launch]:
+    def list_here() -> Mapping[Kernel, Launch]:
         if device.index is not None:
             torch.cuda.set_device(device)  # a thread's own: kernels are loaded to it
-        record = partial(recorded, prepared.config, setup, prepared.page_size, step, drafts, head, wanted)
-        return kept_or_made(folder, made_for, record)
+        return recorded(prepared.config, setup, prepared.page_size, step, drafts, head, wanted)
 
     # Where CPU and GPU share the memory, what the model will take of it is not the compilers'.
     left = hardware.system_memory()[1] - (memory.needed if setup.gpu.unified else 0)

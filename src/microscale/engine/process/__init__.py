@@ -1,5 +1,3 @@
-"""The engine in a process of its own. ``messages``, ``frames`` and ``convert`` are used on both sides of the socket.
-
-The process: ``__main__`` (``python -m microscale.engine.process``), ``connection``, ``loop``, ``service``.
-Its owner: ``client``, ``launch``, ``child``, ``link``, ``stream``; asyncio is here and nowhere else in the engine.
+"""What runs inside the engine process: ``__main__`` (``python -m microscale.engine.process``), ``connection``, ``loop``
+and ``service``. Its owner uses ``engine/client``; both share ``engine/protocol``.
 """

@@ -1,11 +1,10 @@
 """The engine process: ``python -m microscale.engine.process --fd N``.
 
-Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``; nobody else can reach it. It
-greets, loads, and then turns between its messages and ``step()`` until its owner goes, or says ``Drain``, or SIGTERM
-comes. torch is imported in a thread meanwhile, and once the options are known others open the device and read weights
-ahead: a wrong version or option shows at once.
+Its owner (``client.EngineClient``) starts it with one end of a socket pair as file ``N``. It greets, loads, and then
+alternates between messages and ``step()`` until its owner goes, sends ``Drain``, or SIGTERM comes. A thread imports
+torch while it greets, so that a wrong version or option shows at once.
 
-Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner spoke nonsense.
+Exit status: 0 drained, or the owner is gone; 1 the engine failed; 2 the owner sent nonsense.
 """
 
 from __future__ import annotations
@@ -23,76 +22,51 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.laps import Laps
-from microscale.engine.process.ahead import start_driver, start_opening
 from microscale.engine.process.connection import Connection, OwnerGone, watch_owner
 from microscale.engine.process.loop import HasRanks, Loop, Serves
-from microscale.engine.process.messages import (
+from microscale.engine.protocol.messages import (
     VERSION,
-    Ahead,
-    EngineConfig,
     Failed,
     Hello,
+    Load,
     Loading,
     check_hello,
     decode_for_engine,
-    failure,
 )
-from microscale.engine.process.staging import Staging, same_weights, start_staging, why_not
 from microscale.errors import BadMessage, MicroscaleError
-from microscale.models.reading import staged
 
 FACTORY = "microscale.engine.process.service:load"
 LAST_WORD_S = 1.0
-"""How long an engine that failed tries to say so."""
+"""How long an engine that failed tries to send its error."""
 log = logging.getLogger("microscale.engine.process")  # not __name__, which is __main__ here
 
 Factory = Callable[[EngineConfig, Callable[[int, int], None]], Serves]
 
 
-def greet(connection: Connection, begin: Callable[[EngineConfig], None]) -> EngineConfig:
-    """Exchange versions; what the owner wants of the engine. ``begin`` hears as much of it as is known first."""
+def greet(connection: Connection) -> EngineConfig:
+    """Exchange versions and return the options that the owner sends."""
     theirs = connection.next_frame()
     connection.send(Hello(VERSION))
     check_hello(theirs)
-    place, message = "second", decode_for_engine(connection.next_frame())
-    if isinstance(message, Ahead):
-        begin(message.config)
-        place, message = "third", decode_for_engine(connection.next_frame())
-    elif isinstance(message, EngineConfig):
-        begin(message)
-    if not isinstance(message, EngineConfig):
-        raise BadMessage(f"The owner's {place} message must be Load and is {type(message).__name__}.")
-    return message
+    message = decode_for_engine(connection.next_frame())
+    if not isinstance(message, Load):
+        raise BadMessage(f"The owner's second message must be Load and is {type(message).__name__}.")
+    return message.config
 
 
 def serve(connection: Connection, factory: str) -> None:
     module, _, name = factory.partition(":")
     laps = Laps()
-    reason = why_not()
-    staging: Staging | None = None
-    told: EngineConfig | None = None
-    start_driver()
-    # The owner may have started this process ahead, and not yet know what to ask for.
+    # The owner may have started this process before it has read its own options.
     threading.Thread(target=_import_ahead, args=(module,), daemon=True).start()
-
-    def begin(config: EngineConfig) -> None:
-        nonlocal staging, told
-        laps("options known")
-        # First: a GPU that is being opened answers no question.
-        staging, told = start_staging(config, reason), config
-        start_opening(config.device)
-
-    config = greet(connection, begin)
-    laps("all of them known")
-    if told is not None and not same_weights(told, config):
-        staged.drop()
+    config = greet(connection)
+    laps("options known")
     load: Factory = getattr(importlib.import_module(module), name)
-    # What was imported stays: the collector need not walk through it, now or at any time.
+    # What was imported stays: the collector need not walk through it.
     gc.freeze()
     gc.enable()
-    if staging is not None:
-        staging.stop()
     laps("imports")
     log.info("The engine is about to load: %s.", laps)
 
@@ -113,13 +87,13 @@ def serve(connection: Connection, factory: str) -> None:
 
 
 def end_at_once(connection: Connection, error: MicroscaleError) -> None:
-    """Another rank is at fault while this one waits for requests, or for what will not come."""
+    """End the process because another rank failed while this one waits for requests, or for that rank."""
     log.error("%s", error)
     os._exit(fail(connection, error))
 
 
 def _import_ahead(module: str) -> None:
-    with contextlib.suppress(Exception):  # who needs it imports it again, and tells
+    with contextlib.suppress(Exception):  # ``serve`` imports it again, and raises
         importlib.import_module(module)
 
 
@@ -128,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="The socket to the owner.")
     parser.add_argument("--factory", default=FACTORY, help="What makes the engine, as module:function.")
     options = parser.parse_args(arguments)
-    gc.disable()  # until all is imported, of which hardly anything is garbage
+    gc.disable()  # until the imports are over: hardly any of that is garbage
     logging.basicConfig(level=logging.WARNING, format="engine: %(message)s")
     logging.getLogger("microscale").setLevel(logging.INFO)
     sock = socket.socket(fileno=options.fd)
@@ -150,9 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fail(connection: Connection, error: Exception) -> int:
-    """Tell the owner, if it listens, why this is the end. The exit status."""
+    """Send the error to the owner, if it still listens; return the exit status."""
+    if not isinstance(error, MicroscaleError):
+        error = MicroscaleError(f"{type(error).__name__}: {error}")
     with contextlib.suppress(OwnerGone):
-        connection.send_last(Failed(*failure(error)), LAST_WORD_S)
+        connection.send_last(Failed(error), LAST_WORD_S)
     return 2 if isinstance(error, BadMessage) else 1
 
 

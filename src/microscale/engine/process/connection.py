@@ -9,8 +9,8 @@ import socket
 import time
 from collections import deque
 
-from microscale.engine.process.frames import FrameReader
-from microscale.engine.process.messages import FromEngine, Hello, ToEngine, decode_for_engine, encode
+from microscale.engine.protocol.frames import FrameReader
+from microscale.engine.protocol.messages import FromEngine, Hello, ToEngine, decode_for_engine, encode
 
 GRACE_S = 0.5
 """What a load or a step may still take when the owner is gone; then the process ends in the midst of it."""

@@ -6,24 +6,22 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from microscale.engine.output import Output, Stats
 from microscale.engine.process.connection import Connection
-from microscale.engine.process.messages import (
+from microscale.engine.protocol.messages import (
     MAX_OUTPUTS,
     Abort,
     Accepted,
-    Ahead,
     Drain,
     Drained,
-    EngineConfig,
     GetStats,
+    Load,
     Ready,
     Refused,
-    RequestOutput,
     StatsReply,
     Submit,
     ToEngine,
     Tokens,
-    failure,
 )
 from microscale.errors import BadMessage, Draining, MicroscaleError
 
@@ -42,17 +40,17 @@ class Serves(Protocol):
 
     def submit(self, message: Submit) -> None: ...
 
-    def abort(self, number: int) -> None: ...
+    def abort(self, request_id: str) -> None: ...
 
-    def step(self) -> list[RequestOutput]: ...
+    def step(self) -> list[Output]: ...
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         """Do a little of what can be done ahead, while there is no work and nothing else ``is_due``. Whether there is
         more of it."""
 
-    def abort_all(self) -> list[RequestOutput]: ...
+    def abort_all(self) -> list[Output]: ...
 
-    def stats(self) -> StatsReply: ...
+    def stats(self) -> Stats: ...
 
 
 class Ranks(Protocol):
@@ -112,13 +110,13 @@ class Loop:
         match message:
             case Submit():
                 self._connection.send(self._submit(message))
-            case Abort(number):
-                self._service.abort(number)
+            case Abort(request_id):
+                self._service.abort(request_id)
             case GetStats():
-                self._connection.send(self._service.stats())
+                self._connection.send(StatsReply(self._service.stats()))
             case Drain(deadline_s):
                 self.drain(deadline_s)
-            case EngineConfig() | Ahead():
+            case Load():
                 raise BadMessage("The engine is loaded already; a second one needs a process of its own.")
 
     def _submit(self, message: Submit) -> Accepted | Refused:
@@ -127,10 +125,10 @@ class Loop:
                 raise Draining("The engine is about to stop and takes no new requests.")
             self._service.submit(message)
         except MicroscaleError as error:
-            return Refused(message.number, *failure(error))
-        return Accepted(message.number)
+            return Refused(message.request_id, error)
+        return Accepted(message.request_id)
 
-    def _send(self, outputs: list[RequestOutput]) -> None:
+    def _send(self, outputs: list[Output]) -> None:
         for output in outputs:
             if output.prompt_logprobs:
                 self._connection.send(Tokens((output,)))

@@ -1,7 +1,7 @@
 """An engine that speaks messages: what the engine process serves.
 
-``load`` makes the real one of an ``EngineConfig``. Requests are known by number outside and by id inside. One with a
-grammar is handed to the engine when a thread has compiled that, so that no step of the others waits for it.
+``load`` makes the real one from an ``EngineConfig``. A request with a grammar goes to the engine when a thread has
+compiled the grammar, so that no step of the others waits for that.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 
-from microscale.compiling.loading import LateKernels
+from msgspec.structs import replace
+
+from microscale.compiling.warming import LateKernels
+from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
 from microscale.engine.loading.build import Queueing, build_engine
@@ -20,10 +22,8 @@ from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.loading.team import Team
 from microscale.engine.loading.warming import kernels_ready
-from microscale.engine.output import Output
-from microscale.engine.process.config import load_options
-from microscale.engine.process.convert import request_of, stats_reply, to_wire
-from microscale.engine.process.messages import EngineConfig, Ready, RequestOutput, StatsReply, Submit
+from microscale.engine.output import Output, Stats
+from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
 from microscale.errors import MicroscaleError, QueueFull
 
@@ -35,7 +35,7 @@ WAIT_S = 0.01
 
 
 class Service:
-    """An engine and the numbers of its requests."""
+    """An engine, and the requests whose grammars are being compiled."""
 
     def __init__(self, engine: Engine, ready: Ready, late: LateKernels | None = None, team: Team | None = None) -> None:
         """``late``: counts what is compiled or loaded from now on. ``team``: the ranks that run the model together."""
@@ -43,10 +43,9 @@ class Service:
         self.team = team
         self._engine = engine
         self._late = late or LateKernels()
-        self._ids: dict[int, str] = {}
-        self._numbers: dict[str, int] = {}
+        self._open: set[str] = set()
         self._compiler = ThreadPoolExecutor(1, "grammar")
-        self._compiling: dict[int, tuple[Request, Future[Matcher]]] = {}
+        self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -54,77 +53,68 @@ class Service:
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or raise why not."""
-        request = request_of(message)
-        if request.params.grammar is not None and self._engine.grammars is not None:
+        request_id, grammar = message.request_id, message.params.grammar
+        request = Request(request_id, message.prompt, message.params, message.priority, message.cache_salt)
+        if grammar is not None and self._engine.grammars is not None:
             if len(self._compiling) >= MAX_COMPILING:
                 raise QueueFull(f"{MAX_COMPILING} grammars wait to be compiled already; try again later.")
-            compiled = self._compiler.submit(self._engine.grammars.matcher, request.params.grammar)
-            self._compiling[message.number] = request, compiled
+            self._compiling[request_id] = request, self._compiler.submit(self._engine.grammars.matcher, grammar)
         else:
             self._engine.submit(request)
-        self._ids[message.number] = message.request_id
-        self._numbers[message.request_id] = message.number
+        self._open.add(request_id)
 
-    def abort(self, number: int) -> None:
-        request_id = self._ids.pop(number, None)
-        if request_id is not None:
-            del self._numbers[request_id]
-            waiting = self._compiling.pop(number, None)
-            if waiting is not None:
-                waiting[1].cancel()
-            else:
-                self._engine.abort(request_id)
+    def abort(self, request_id: str) -> None:
+        self._open.discard(request_id)
+        waiting = self._compiling.pop(request_id, None)
+        if waiting is not None:
+            waiting[1].cancel()
+        else:
+            self._engine.abort(request_id)
 
-    def step(self) -> list[RequestOutput]:
-        refused = self._admit() if self._compiling else []
-        return refused + [self._told(output) for output in self._engine.step()]
+    def step(self) -> list[Output]:
+        outputs = self._admit() if self._compiling else []
+        outputs += self._engine.step()
+        self._open.difference_update(output.request_id for output in outputs if output.finish is not None)
+        return outputs
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return self._engine.idle(is_due)
 
-    def _admit(self) -> list[RequestOutput]:
-        """Hand on what is compiled; the last words to those that are refused."""
+    def _admit(self) -> list[Output]:
+        """Submit the requests whose grammars are compiled; the outputs of those that are refused."""
         if not self._engine.has_work:
             wait([compiled for _, compiled in self._compiling.values()], WAIT_S, FIRST_COMPLETED)
         refused = []
-        for number, (request, compiled) in list(self._compiling.items()):
+        for request_id, (request, compiled) in list(self._compiling.items()):
             if not compiled.done():
                 continue
-            del self._compiling[number]
+            del self._compiling[request_id]
             try:
                 self._engine.submit(request, compiled.result())
             except MicroscaleError as error:
-                refused.append(Output(request.request_id, None, finish=Finish.ERROR, error=error))
-        return [self._told(output) for output in refused]
+                refused.append(Output(request_id, None, finish=Finish.ERROR, error=error))
+        return refused
 
-    def abort_all(self) -> list[RequestOutput]:
-        """End what is left, each with a last word."""
-        numbers = list(self._ids)
-        for number in numbers:
-            self.abort(number)
-        return [RequestOutput(number, None, finish=Finish.ABORT.value) for number in numbers]
+    def abort_all(self) -> list[Output]:
+        """End the requests that are left, each with a last output."""
+        aborted = sorted(self._open)
+        for request_id in aborted:
+            self.abort(request_id)
+        return [Output(request_id, None, finish=Finish.ABORT) for request_id in aborted]
 
-    def stats(self) -> StatsReply:
+    def stats(self) -> Stats:
         late = self._late
-        return stats_reply(
-            replace(self._engine.stats(), kernels_compiled_late=late.compiled, kernels_loaded_late=late.loaded)
-        )
-
-    def _told(self, output: Output) -> RequestOutput:
-        number = self._numbers[output.request_id]
-        if output.finish is not None:
-            del self._ids[number], self._numbers[output.request_id]
-        return to_wire(number, output)
+        return replace(self._engine.stats(), kernels_compiled_late=late.compiled, kernels_loaded_late=late.loaded)
 
 
 def load(config: EngineConfig, on_progress: Callable[..., None]) -> Service:
-    """The real engine. ``on_progress`` hears how many bytes of all are there; with ``kernels``, how many kernels."""
+    """The real engine. ``on_progress`` gets the bytes that are loaded and their total; with ``kernels``, kernels."""
     laps = Laps()
     queueing = Queueing(config.max_queue, config.prefix_caching)
     vocabulary = None
     if config.vocabulary:
         vocabulary = Vocabulary(config.vocabulary, config.control_tokens, config.split_pattern)
-    prepared = prepare(load_options(config))
+    prepared = prepare(config)
     laps("device and plan")
     cache = None if config.kernel_cache is None else Path(config.kernel_cache)
     with kernels_ready(prepared, cache, lambda done, total: on_progress(done, total, kernels=True)):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from microscale.engine.process.messages import failure
+from microscale.engine.protocol.messages import failure
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.messages import VERSION, Alive, Fault, Join, decode_for_follower
 from microscale.engine.ranks.nodes import connect

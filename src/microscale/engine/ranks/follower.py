@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import load_head
 from microscale.engine.loading.joining import joined_as
 from microscale.engine.loading.load import load
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.loading.warming import kernels_ready
-from microscale.engine.process.config import load_options
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.gathering import gather
 from microscale.engine.ranks.link import Link
@@ -34,9 +34,9 @@ from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
 
 
-def options_of(join: wire.Join) -> LoadOptions:
+def options_of(join: wire.Join) -> EngineConfig:
     shard = Shard(join.rank, join.world)
-    return replace(load_options(join.config), shard=shard, device=join.device, sharing=join.sharing)
+    return replace(join.config, shard=shard, device=join.device, sharing=join.sharing)
 
 
 def follow(link: Link, join: wire.Join, progress: Progress, model: str | None = None) -> None:

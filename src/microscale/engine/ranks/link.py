@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from microscale.engine.process.frames import FrameReader
+from microscale.engine.protocol.frames import FrameReader
 from microscale.engine.ranks.messages import FromFollower, ToFollower, encode
 
 CHUNK = 2**18

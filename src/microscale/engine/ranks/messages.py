@@ -22,8 +22,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from microscale.engine.process.frames import frame
-from microscale.engine.process.messages import EngineConfig, Id, Natural, Number, Positive, Text, Token
+from microscale.engine.config import EngineConfig, Natural, Positive, Text, Token
+from microscale.engine.protocol.frames import frame
+from microscale.engine.protocol.messages import Id
 from microscale.errors import BadMessage
 
 VERSION = 2
@@ -89,7 +90,7 @@ class Held(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The work of one sequence in a step."""
 
-    number: Number
+    number: Natural
     """Of the sequence; another one after each preemption."""
     first: Natural
     count: Positive
@@ -109,7 +110,7 @@ class Step(Message, frozen=True):
 
     number: Natural
     rows: Annotated[tuple[Row, ...], Meta(max_length=MAX_ROWS)]
-    gone: Annotated[tuple[Number, ...], Meta(max_length=MAX_ROWS)] = ()
+    gone: Annotated[tuple[Natural, ...], Meta(max_length=MAX_ROWS)] = ()
     """Sequences that will not come again."""
     ahead: bool = False
     likeliest: bool = False

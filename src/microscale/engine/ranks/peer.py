@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from microscale.engine.process.frames import HEADER, frame
+from microscale.engine.protocol.frames import HEADER, frame
 from microscale.engine.ranks.nodes import connect, gather, listen
 from microscale.errors import BadMessage
 from microscale.parallel.group import Group, Meeting, meet_over, open_store

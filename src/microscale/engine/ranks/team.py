@@ -12,15 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from microscale.backends.ops import Logits, Ranks
+from microscale.engine.config import EngineConfig
 from microscale.engine.loading.joining import joined_as
-from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.team import Assembly, Placement, place
-from microscale.engine.process.config import engine_config
 from microscale.engine.ranks import messages as wire
 from microscale.engine.ranks.command import COMMAND, END_S
 from microscale.engine.ranks.gathering import gather as gather_logits
@@ -52,7 +52,7 @@ class RankTeam:
     """All ranks of one model, seen by rank 0."""
 
     def __init__(
-        self, options: LoadOptions, command: tuple[str, ...] = COMMAND, patience: Patience | None = None
+        self, options: EngineConfig, command: tuple[str, ...] = COMMAND, patience: Patience | None = None
     ) -> None:
         """Start the processes. They import and prepare meanwhile."""
         world = options.tensor_parallel_size
@@ -81,7 +81,8 @@ class RankTeam:
             self._send(peer, self._join_message(peer.rank, placed))
 
     def _join_message(self, rank: int, placed: Placement) -> wire.Join:
-        config = engine_config(self.options)
+        # Only rank 0 needs the vocabulary, and nodes name a file of its machine.
+        config = replace(self.options, nodes=None, vocabulary=(), control_tokens=(), split_pattern="")
         store, port = str(self._store), 0
         if self._server is not None:
             store, port = "", self._server.getsockname()[1]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from microscale.engine.process.messages import error_of
+from microscale.engine.protocol.messages import error_of
 from microscale.engine.ranks.link import Link, LinkClosed
 from microscale.engine.ranks.messages import (
     Alive,

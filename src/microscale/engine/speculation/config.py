@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from microscale.backends.head_formats import HeadFormats
@@ -106,15 +106,6 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
     fixed = values.pop(BY_BATCH_SIZE, None)
     by_batch_size = None if fixed is None else parse_lengths(BY_BATCH_SIZE, fixed)
     return SpeculativeConfig(**_typed(values), num_speculative_tokens_per_batch_size=by_batch_size)
-
-
-def config_text(config: SpeculativeConfig) -> str:
-    """The option that gives this config."""
-    values = {name: value for name, value in asdict(config).items() if value is not None}
-    if config.is_head:
-        for name in _LOOKUP:
-            del values[name]
-    return json.dumps(values)
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:

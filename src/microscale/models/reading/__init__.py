@@ -2,9 +2,7 @@
 
     file ──preadv, O_DIRECT──► aligned memory ─────────────────────────► tensor on the CPU (large: read in place)
                                pinned buffer ──copy on a side stream──► tensor on the GPU
-                               on the GPU already ──copy there──────────► tensor on the GPU
 
 ``file`` reads ranges of one file, ``chunks`` cuts tensors into ranges, ``targets`` is the memory that they arrive in,
 ``read_ahead`` keeps several ranges in flight and holds no more than its window ahead of whoever takes the tensors.
-``staged`` knows what the engine process has read before torch was there (``staged_memory``: as tensors).
 """

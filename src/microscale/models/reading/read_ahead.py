@@ -5,7 +5,6 @@
 
 Threads read (the system call leaves the interpreter free), the caller's thread takes. A tensor that is asked for before
 its turn is read at once, window or not, so no order can make the two wait for each other: a wrong order costs speed.
-What lies on the device already (``staged``) is not read: whoever takes the tensor copies it there, on its own stream.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from microscale.errors import BadCheckpoint
-from microscale.models.reading.chunks import READS, Chunk, Piece, Reads, block_begin, block_end, cut
+from microscale.models.reading.chunks import READS, Chunk, Reads, block_begin, block_end, cut
 from microscale.models.reading.file import FileChanged, Way, WeightFile
-from microscale.models.reading.staged import window_on
-from microscale.models.reading.staged_memory import StagedMemory
 from microscale.models.reading.targets import Buffers, Landing, Targets, targets_on, typed
 from microscale.models.safetensors_header import TensorEntry
 
@@ -67,18 +64,8 @@ class _Pending:
         self.jobs: list[_Job] = []
         self.left = self.num_bytes = 0
         """Chunks that have not arrived; bytes that are read, in all."""
-        self.staged: list[Piece] = []
-        """Lie on the device, in order, neighbours in one."""
         self.landing: Landing | None = None
         self.mark: object = None
-
-    def add_staged(self, piece: Piece) -> None:
-        """Pieces come in the order of the file."""
-        last = self.staged[-1] if self.staged else None
-        if last is not None and last.end == piece.begin:
-            self.staged[-1] = Piece(self.entry, last.begin, piece.end)
-        else:
-            self.staged.append(piece)
 
 
 class ReadAhead:
@@ -97,9 +84,9 @@ class ReadAhead:
         reads = READS[device.type] if reads is None else reads
         self.device = device
         self.total = sum(entry.num_bytes for entry in entries)
-        self.taken = self.taken_staged = 0
-        """Bytes of the tensors that were taken, and those of them that lay on the device already."""
-        self._ahead = AHEAD[device.type] + window_on(device) if ahead is None else ahead
+        self.taken = 0
+        """Bytes of the tensors that were taken."""
+        self._ahead = AHEAD[device.type] if ahead is None else ahead
         self._reads = reads
         self._held = self._in_flight = 0
         lock = threading.Lock()
@@ -109,22 +96,16 @@ class ReadAhead:
         self._closed = False
         self._targets = targets_on(device) if targets is None else targets
         self._pending = {entry.name: _Pending(entry) for entry in entries}
-        self._staged = StagedMemory(entries, device)
         self._queue: deque[_Job] = deque()
         self._urgent: deque[_Job] = deque()
         for chunk in cut(entries, reads.num_bytes, self._targets.reads_in_place):
-            self._plan(chunk)
+            self._add_job(chunk)
         self._files = _open(entries)
         count = min(max(THREADS, reads.in_flight), len(self._queue))
         self._buffers = Buffers(lambda: self._targets.buffer_memory(reads.num_bytes), count + SPARE)
         self._threads = [threading.Thread(target=self._work, name="weights", daemon=True) for _ in range(count)]
 
-    def _plan(self, chunk: Chunk) -> None:
-        """Have a chunk read, or copied by whoever takes its tensors."""
-        if self._staged.has(chunk):
-            for piece in chunk.pieces:
-                self._pending[piece.entry.name].add_staged(piece)
-            return
+    def _add_job(self, chunk: Chunk) -> None:
         job = _Job(chunk)
         self._queue.append(job)
         for piece in chunk.pieces:
@@ -173,25 +154,14 @@ class ReadAhead:
             del self._pending[name]
             self._held -= pending.num_bytes
             self.taken += pending.entry.num_bytes
-            self.taken_staged += pending.entry.num_bytes - pending.num_bytes
             self._may_read.notify()
         entry = pending.entry
-        if pending.landing is None:  # nothing of it was read
+        if pending.landing is None:  # the tensor is empty
             data = torch.empty(entry.num_bytes, dtype=torch.uint8, device=self.device)
         else:
             data = pending.landing.data
             self._targets.take(pending.mark)
-        if pending.staged:
-            self._copy_staged(pending, data)
         return typed(entry, data)
-
-    def _copy_staged(self, pending: _Pending, data: Tensor) -> None:
-        try:
-            self._files[pending.entry.file].check_unchanged()
-        except FileChanged as error:
-            raise _named(error, pending.entry) from error
-        for piece in pending.staged:
-            self._staged.copy(piece, data[piece.place])
 
     def _work(self) -> None:
         try:

@@ -7,11 +7,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from functools import wraps
 from typing import TypeVar
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError

@@ -35,6 +35,17 @@ class ChatLogprobs(Struct, frozen=True):
     """Of the tokens of ``reasoning``."""
 
 
+FLOOR = -9999.0
+"""Written for the logarithm of zero: JSON has no infinity, and OpenAI's API uses this number."""
+
+
+def finite(logprob: float | None) -> float:
+    """A log-probability as JSON can hold it."""
+    if logprob is None:
+        return 0.0
+    return min(logprob, 0.0) if logprob >= FLOOR else FLOOR
+
+
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """A token alone: control tokens by name, bytes that are no character of their own as OpenAI writes them."""
     name = tokenizer.control_name(token)
@@ -100,8 +111,8 @@ def joined(parts: Sequence[ChatLogprobs]) -> ChatLogprobs:
 def _entry(tokenizer: Tokenizer, output: Output) -> TokenLogprob:
     token = output.token or 0
     top = [
-        TopLogprob(token_text(tokenizer, other), logprob, list(tokenizer.token_bytes(other)))
+        TopLogprob(token_text(tokenizer, other), finite(logprob), list(tokenizer.token_bytes(other)))
         for other, logprob in output.top_logprobs
     ]
     data = list(tokenizer.token_bytes(token))
-    return TokenLogprob(token_text(tokenizer, token), output.logprob or 0.0, data, top)
+    return TokenLogprob(token_text(tokenizer, token), finite(output.logprob), data, top)

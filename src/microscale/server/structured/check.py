@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import msgspec
 
 from microscale.engine.grammar import Vocabulary
-from microscale.engine.process.frames import HEADER, frame
-from microscale.engine.process.messages import error_of
+from microscale.engine.protocol.frames import HEADER, frame
+from microscale.engine.protocol.messages import error_of
 from microscale.errors import BadRequest, MicroscaleError, QueueFull
 from microscale.server.http.faults import BadField
 from microscale.server.structured.worker import Fault, Words

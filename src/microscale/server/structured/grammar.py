@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from microscale.engine.process.messages import MAX_GRAMMAR
+from microscale.engine.sampling_params import MAX_GRAMMAR
 from microscale.server.host import Host
 from microscale.server.http.faults import BadField
 from microscale.server.requests.chat import ChatFields

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.engine.process.frames import HEADER, frame
+from microscale.engine.protocol.frames import HEADER, frame
 from microscale.errors import MicroscaleError
 
 MEMORY_BYTES = 4 * 2**30

@@ -6,9 +6,10 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.server.choice import Choice, Step, flaws_of

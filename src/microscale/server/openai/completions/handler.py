@@ -6,9 +6,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from microscale.server.choice import Choice, Step
 from microscale.server.encoding import TextSlot, encode

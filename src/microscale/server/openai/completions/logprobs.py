@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from microscale.engine.output import Output, Scored
 from microscale.server.openai.completions.replies import PromptLogprob, TextLogprobs
-from microscale.server.openai.logprobs import token_text
+from microscale.server.openai.logprobs import finite, token_text
 from microscale.text.detokenize import Detokenizer
 from microscale.text.tokenizer import Tokenizer
 
@@ -50,14 +50,17 @@ class LogprobWriter:
 
 
 def generated(output: Output) -> ScoredToken:
-    return ScoredToken(output.token or 0, output.logprob or 0.0, output.top_logprobs)
+    return ScoredToken(output.token or 0, finite(output.logprob), output.top_logprobs)
 
 
 def echoed(prompt: Sequence[int], scored: Sequence[Scored], most: int, num_added: int) -> list[ScoredToken]:
     """A prompt's tokens, each with at most ``most`` others. The first ``num_added`` are the chat format's."""
     first = ScoredToken(prompt[0], None, (), num_added > 0)
-    others = enumerate(scored, 1)
-    return [first, *(ScoredToken(token, logprob, top[:most], at < num_added) for at, (token, logprob, top) in others)]
+    others = [
+        ScoredToken(token, finite(logprob), top[:most], at < num_added)
+        for at, (token, logprob, top) in enumerate(scored, 1)
+    ]
+    return [first, *others]
 
 
 def prompt_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -> list[dict[str, PromptLogprob] | None]:
@@ -68,7 +71,7 @@ def prompt_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -
         entries = {token: ranked.get(token, (logprob, None)), **ranked}
         told.append(
             {
-                str(other): PromptLogprob(likely, rank, token_text(tokenizer, other))
+                str(other): PromptLogprob(finite(likely), rank, token_text(tokenizer, other))
                 for other, (likely, rank) in entries.items()
             }
         )
@@ -87,6 +90,6 @@ def joined(pieces: Sequence[TextLogprobs]) -> TextLogprobs:
 def _top(tokenizer: Tokenizer, token: ScoredToken) -> dict[str, float] | None:
     if token.logprob is None:
         return None
-    top = {token_text(tokenizer, other): logprob for other, logprob in token.top}
+    top = {token_text(tokenizer, other): finite(logprob) for other, logprob in token.top}
     # The chosen one is always there, as OpenAI has it.
     return top | {token_text(tokenizer, token.token): token.logprob}

@@ -6,10 +6,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError

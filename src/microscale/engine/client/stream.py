@@ -21,7 +21,8 @@ from microscale.errors import MicroscaleError
 class OpenRequest:
     """What the client holds of a request. The ``Stream`` is its reader's alone."""
 
-    number: int
+    key: str
+    """Its id on the socket; ``request_id`` is the caller's."""
     request_id: str
     answered: asyncio.Future[None]
     outputs: deque[Output] = field(default_factory=deque)
@@ -63,7 +64,8 @@ class OpenRequest:
 
 
 class Stream(AsyncIterator[Output]):
-    """The outputs of one request, until one says why it ended. Raises ``EngineDied`` if the engine dies before.
+    """The outputs of one request, until one says why it ended. Raises ``EngineDied`` if the engine dies before. Their
+    ``request_id`` is the client's own key.
 
     A wait that is cancelled loses nothing. ``aclose``, leaving ``async with``, or letting the stream go, aborts.
     """

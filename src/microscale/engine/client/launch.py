@@ -1,7 +1,8 @@
-"""The engine process as its owner starts it, waits for its end, and kills it.
+"""How the engine process is started, ended and waited for.
 
 It can be started ahead: its imports take seconds, in which the owner imports, reads options and loads its tokenizer.
-Where the owner writes to a terminal, such a process gets one of its own, whose lines the owner shows beside its bar.
+Where the owner writes to a terminal, such a process gets a terminal of its own, whose lines the owner shows above its
+progress bar.
 """
 
 from __future__ import annotations
@@ -15,15 +16,30 @@ import subprocess
 import sys
 import termios
 import tty
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "microscale.engine.process")
-"""``-P``: a file of the current directory never stands in for a module."""
+"""``-P``: a file of the current directory is never imported instead of a module."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the process is started, and how long it may be silent."""
+
+    command: tuple[str, ...] = COMMAND
+    load_timeout_s: float = 1800.0
+    silence_s: float = 300.0
+    """An engine with work that reports no step for so long counts as hung. A first step may compile kernels."""
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    """Called with the bytes of weights that are loaded, and their total."""
+    on_kernels: Callable[[int, int], None] = lambda done, total: None
+    """Called, after that, with the kernels that are compiled, and how many had to be."""
 
 
 class Terminal(NamedTuple):
-    """A new one: our end, the end to write to, and its name."""
+    """A pseudo-terminal: our end, the end to write to, and its name."""
 
     ours: int
     theirs: int
@@ -31,7 +47,7 @@ class Terminal(NamedTuple):
 
 
 def open_terminal() -> Terminal | None:
-    """A terminal, where the system gives one. Bytes go through as they are: whoever shows them makes line ends."""
+    """A new terminal; ``None`` where the system has none to give. Bytes go through unchanged, line ends included."""
     try:
         ours, theirs = os.openpty()
         tty.setraw(theirs)
@@ -41,25 +57,23 @@ def open_terminal() -> Terminal | None:
 
 
 class Child:
-    """A process and our end of the socket to it. It ends when that is closed."""
+    """A process and our end of the socket to it. The process ends when that socket is closed."""
 
     def __init__(self, command: Sequence[str], terminal: Terminal | None = None) -> None:
-        """Run ``command --fd N`` with one end of a socket pair as file N: nobody else can connect. ``terminal``: what
-        it writes to; our standard error without."""
+        """Run ``command --fd N`` with one end of a socket pair as file N, so that no other process can connect. Its
+        output goes to ``terminal``, or to our standard error."""
         self.terminal = terminal
         output = 2 if terminal is None else terminal.theirs
         self.sock, theirs = socket.socketpair()
-        self.is_greeted = False
-        """Whether ``Hello`` was said to it."""
         try:
             with theirs:
                 self._process = subprocess.Popen(
                     [*command, "--fd", str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    stdout=output,  # what a library prints there is no answer of ours
+                    stdout=output,  # libraries print there, and results of ours must not mix with it
                     stderr=None if terminal is None else output,
-                    start_new_session=True,  # Ctrl-C is for the owner, who then drains
+                    start_new_session=True,  # Ctrl-C reaches the owner alone, which then drains
                 )
         except BaseException:
             self.sock.close()
@@ -70,14 +84,14 @@ class Child:
         return self._process.pid
 
     def status(self) -> int | None:
-        """How it ended, if it has."""
+        """Its exit status; ``None`` while it runs."""
         return self._process.poll()
 
     async def wait(self) -> int:
-        """Until it has ended; how."""
+        """Wait until it has ended; return its exit status."""
         if self.status() is None:
             loop, ended = asyncio.get_running_loop(), asyncio.Event()
-            # The file of a process can be read when that has ended.
+            # A pidfd is readable once its process has ended.
             file = os.pidfd_open(self.pid)
             loop.add_reader(file, ended.set)
             try:
@@ -88,7 +102,7 @@ class Child:
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the process and all that it has started: it leads a session of its own."""
+        """Kill the process and all that it has started: it leads a session of its own."""
         if self.status() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -98,28 +112,19 @@ _ahead: Child | None = None
 
 
 def start_ahead() -> None:
-    """Start an engine process for whoever asks for the first one. It ends with this process if nobody does."""
+    """Start an engine process, which the first ``take`` gets. It ends with this process if nothing takes it."""
     global _ahead
-    with contextlib.suppress(OSError):  # who asks for it will be told
+    with contextlib.suppress(OSError):  # ``take`` will raise it
         _ahead = Child(COMMAND, open_terminal() if os.isatty(2) else None)
 
 
 def terminal_ahead(command: Sequence[str]) -> Terminal | None:
-    """What the process writes to that ``take`` would give for ``command``, if that was started ahead in a terminal."""
+    """The terminal of the process that ``take`` would return for ``command``, if it was started ahead in one."""
     return _ahead.terminal if _ahead is not None and tuple(command) == COMMAND else None
 
 
-def tell_ahead(command: Sequence[str], greeting: bytes) -> None:
-    """Send what is known already, from ``Hello`` on, to the process that was started ahead, if ``take`` would give it
-    for ``command``."""
-    if _ahead is not None and tuple(command) == COMMAND:
-        _ahead.is_greeted = True
-        with contextlib.suppress(OSError):  # who takes it will be told
-            _ahead.sock.sendall(greeting)
-
-
 def take(command: Sequence[str]) -> Child:
-    """A new process, or the one that was started ahead. That ends if another was wanted."""
+    """The process that was started ahead, if it runs this command; else a new one, and the other ends."""
     global _ahead
     if _ahead is not None and tuple(command) == COMMAND:
         child, _ahead = _ahead, None
@@ -129,7 +134,7 @@ def take(command: Sequence[str]) -> Child:
 
 
 def end_ahead() -> None:
-    """The process that was started ahead is not wanted, unless it was taken."""
+    """End the process that was started ahead, unless it was taken."""
     global _ahead
     if _ahead is not None:
         _ahead.sock.close()  # upon which it ends

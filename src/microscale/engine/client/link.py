@@ -1,4 +1,4 @@
-"""A child process and the socket to it, as its owner holds them. Knows frames, not what they say.
+"""A child process and the socket to it, as its owner holds them. It handles frames, not their contents.
 
 While the model loads, frames are waited for one by one (``next_frame``). From then on they go to a function as they
 arrive (``deliver_to``), with no task and no timer of their own between: there is one for every token.
@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from microscale.engine.process.child import Child, take
-from microscale.engine.process.frames import FrameReader
+from microscale.engine.client.launch import Child, take
+from microscale.engine.protocol.frames import FrameReader
 from microscale.errors import EngineDied
 
 EXIT_S = 1.0
@@ -21,7 +21,7 @@ EXIT_S = 1.0
 
 
 class _Frames(asyncio.Protocol):
-    """The socket's end. Whatever breaks it, a nonsense frame or a mistake of who handles one, is told once."""
+    """The socket's end. Whatever breaks it, a nonsense frame or a mistake of who handles one, is reported once."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -93,20 +93,15 @@ class Link:
         return self._child.pid
 
     @property
-    def is_greeted(self) -> bool:
-        """Whether the process, started ahead, has heard ``Hello``."""
-        return self._child.is_greeted
-
-    @property
     def keeps_up(self) -> bool:
-        """Whether messages are handled as fast as they come, to judge by the last."""
+        """Whether messages are handled as fast as they come, going by the last one."""
         return self._frames.reader.keeps_up
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
 
     async def flush(self) -> None:
-        """Wait while the process does not read. A connection that is broken is for others to tell."""
+        """Wait while the process does not read. A broken connection is reported elsewhere."""
         await self._frames.writable.wait()
 
     async def next_frame(self) -> bytes:
@@ -132,9 +127,9 @@ class Link:
     async def wait_broken(self) -> None:
         """Wait until nothing more will come, and raise why. A wait may be cancelled."""
         await asyncio.shield(self._frames.broken)
-        raise EngineDied(await self._epitaph())
+        raise EngineDied(await self._describe_end())
 
-    async def _epitaph(self) -> str:
+    async def _describe_end(self) -> str:
         """How the process ended that has closed its side."""
         if not await self._exited():
             return "The engine process hung up."

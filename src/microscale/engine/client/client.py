@@ -2,7 +2,7 @@
 
 One ``EngineClient`` belongs to one asyncio loop. Whatever happens to the process (it exits, is killed, hangs, speaks
 nonsense), every open request raises ``EngineDied`` at once and so does every later call, and the process is made to
-end. The owner hears of it by ``wait_ended``; it exits, or starts another.
+end. ``wait_ended`` tells the owner, which exits or starts another.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from microscale.engine.client.launch import Launch
+from microscale.engine.client.link import Link
+from microscale.engine.client.stream import OpenRequest, Stream
+from microscale.engine.config import EngineConfig
 from microscale.engine.output import Output, Stats
-from microscale.engine.process.convert import checked, from_wire, stats_of, submit_of
-from microscale.engine.process.launch import Launch, wait_ready
-from microscale.engine.process.link import Link
-from microscale.engine.process.messages import (
+from microscale.engine.protocol.frames import HEADER
+from microscale.engine.protocol.messages import (
     VERSION,
     Abort,
     Accepted,
     Drain,
     Drained,
-    EngineConfig,
     Failed,
     FromEngine,
     GetStats,
     Hello,
+    Load,
     Loading,
     Ready,
     Refused,
-    RequestOutput,
     StatsReply,
+    Submit,
     ToEngine,
     Tokens,
+    check_hello,
+    decode_for_engine,
     decode_for_owner,
     encode,
-    error_of,
 )
-from microscale.engine.process.stream import OpenRequest, Stream
 from microscale.engine.request import Finish, Request
-from microscale.errors import BadMessage, BadRequest, BadSetting, EngineDied
+from microscale.errors import BadMessage, BadRequest, BadSetting, EngineDied, MicroscaleError
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class EngineClient:
         """Of the loaded model; ``start`` sets it."""
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self._by_number: dict[int, OpenRequest] = {}
+        self._by_key: dict[str, OpenRequest] = {}
         self._by_id: dict[str, OpenRequest] = {}
         self._stats: deque[asyncio.Future[Stats]] = deque()
         self._next_number = 0
@@ -72,11 +74,11 @@ class EngineClient:
     async def start(cls, config: EngineConfig, launch: Launch | None = None) -> Self:
         """Start a process and wait until its model is loaded. What its load raises is raised here, in its own class."""
         launch = Launch() if launch is None else launch
-        load = checked(config, BadSetting)
+        load = checked(Load(config), BadSetting)
         client = cls(await Link.open(launch.command))
         try:
             async with asyncio.timeout(launch.load_timeout_s):
-                client._link.write(load if client._link.is_greeted else encode(Hello(VERSION)) + load)
+                client._link.write(encode(Hello(VERSION)) + load)
                 client.ready = await wait_ready(client._link, launch)
         except TimeoutError:
             error: BaseException = EngineDied(f"The engine has not loaded its model in {launch.load_timeout_s:g} s.")
@@ -137,12 +139,12 @@ class EngineClient:
         if self._ended.done():
             return
         self._ended.set_result(end)
-        for request in self._by_number.values():
+        for request in self._by_key.values():
             request.fail(self._end())
         for answer in self._stats:
             if not answer.done():
                 answer.set_exception(self._end())
-        self._by_number.clear()
+        self._by_key.clear()
         self._by_id.clear()
         self._stats.clear()
 
@@ -157,12 +159,15 @@ class EngineClient:
         if request.request_id in self._by_id:
             raise BadRequest(f"Request {request.request_id!r} is already here; request ids are given once.")
         self._next_number += 1
-        data = checked(submit_of(self._next_number, request), BadRequest)
+        # A key of our own, never used twice: a request id can be used again at once after an abort.
+        key = str(self._next_number)
+        message = Submit(key, tuple(request.prompt), request.params, request.priority, request.cache_salt)
+        data = checked(message, BadRequest)
         self._check_alive()
-        opened = OpenRequest(self._next_number, request.request_id, self._loop.create_future())
+        opened = OpenRequest(key, request.request_id, self._loop.create_future())
         stream = Stream(opened, self._forget)
         self._write(data)
-        self._by_number[opened.number] = self._by_id[opened.request_id] = opened
+        self._by_key[opened.key] = self._by_id[opened.request_id] = opened
         try:
             await self._link.flush()
             await opened.answered
@@ -181,11 +186,11 @@ class EngineClient:
 
     def _forget(self, request: OpenRequest) -> None:
         """Abort without waiting. Harmless when the request or the engine has ended already."""
-        if self._by_number.get(request.number) is request:
+        if self._by_key.get(request.key) is request:
             self._drop(request)
-            self._ask(Abort(request.number))
+            self._ask(Abort(request.key))
             if not request.answered.done():
-                request.answered.set_result(None)  # its answer will find nobody
+                request.answered.set_result(None)  # its answer will come too late
             request.put(Output(request.request_id, None, finish=Finish.ABORT))
 
     async def stats(self) -> Stats:
@@ -210,22 +215,22 @@ class EngineClient:
     @property
     def _busy(self) -> bool:
         """The engine owes an answer."""
-        return bool(self._by_number or self._stats)
+        return bool(self._by_key or self._stats)
 
     def _drop(self, request: OpenRequest) -> None:
-        del self._by_number[request.number], self._by_id[request.request_id]
+        del self._by_key[request.key], self._by_id[request.request_id]
 
     # ---- what comes back ---------------------------------------------------------------------------------------------
 
     def _take(self, payload: bytes) -> None:
-        """Hand out one message of the engine's. What this raises breaks the connection, which ``_watch`` hears."""
+        """Handle one message of the engine. What this raises breaks the connection, which ends ``_watch``."""
         self._heard = self._loop.time()
         self._handle(decode_for_owner(payload))
 
     async def _watch(self) -> None:
         """Wait until the engine ends, speaks nonsense or is silent for too long, and see to it that it has ended.
 
-        One timer for all messages, set anew when it rings, and not one for each of thousands a second.
+        One timer serves all messages and is set again when it expires: there are thousands of messages a second.
         """
         try:
             while True:
@@ -240,7 +245,7 @@ class EngineClient:
             end = EngineDied(f"The engine process cannot be understood and was killed: {error}")
         except EngineDied as error:
             end = error
-        except Exception as error:  # a mistake of ours must not leave anybody waiting either
+        except Exception as error:  # a bug of ours must not leave any request waiting either
             log.exception("Reading from the engine process failed.")
             end = EngineDied(f"What the engine process said could not be handled: {type(error).__name__}: {error}")
         await self._stop(end)
@@ -248,39 +253,39 @@ class EngineClient:
     def _check_silence(self) -> None:
         if self._busy and self._loop.time() - self._heard >= self._silence_s:
             self._link.kill()
-            raise EngineDied(f"The engine process has told of no step in {self._silence_s:g} s and was killed.")
+            raise EngineDied(f"The engine process has reported no step in {self._silence_s:g} s and was killed.")
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Tokens):  # before all others: thousands a second
-            # Who is behind does better to gather the tokens that wait: readers then take many together.
+            # A client that is behind gathers the tokens that wait: readers then take many together.
             offer = self._link.keeps_up
             for output in message.outputs:
                 self._deliver(output, offer=offer)
             return
         match message:
-            case Accepted(number):
-                if (request := self._by_number.get(number)) and not request.answered.done():
+            case Accepted(key):
+                if (request := self._by_key.get(key)) and not request.answered.done():
                     request.answered.set_result(None)
-            case Refused(number, kind, text):
-                if request := self._by_number.get(number):
+            case Refused(key, error):
+                if request := self._by_key.get(key):
                     self._drop(request)
-                    request.fail(error_of(kind, text))
-            case StatsReply():
+                    request.fail(error)
+            case StatsReply(stats):
                 if not self._stats:
                     raise BadMessage("It answered what was not asked.")
                 answer = self._stats.popleft()
                 if not answer.done():
-                    answer.set_result(stats_of(message))
+                    answer.set_result(stats)
             case Drained(num_aborted):
                 self._drained.set_result(num_aborted)
                 self._fail_all(EngineDied("The engine has drained and ended."))
-            case Failed(_, text):
-                raise EngineDied(f"The engine process failed: {text}")
+            case Failed(error):
+                raise EngineDied(f"The engine process failed: {error}")
             case Ready() | Loading():
                 raise BadMessage(f"It said {type(message).__name__} a second time.")
 
-    def _deliver(self, output: RequestOutput, *, offer: bool) -> None:
-        request = self._by_number.get(output.number)
+    def _deliver(self, output: Output, *, offer: bool) -> None:
+        request = self._by_key.get(output.request_id)
         if request is None:
             return  # aborted while this was on its way
         if output.drafted:
@@ -290,4 +295,29 @@ class EngineClient:
             return
         if output.finish is not None:
             self._drop(request)
-        request.put(from_wire(request.request_id, output))
+        request.put(output)
+
+
+def checked(message: Submit | Load, error: type[MicroscaleError]) -> bytes:
+    """A message that the engine process will be able to read: it is read here first. 10 us for 1000 tokens."""
+    try:
+        data = encode(message)
+        decode_for_engine(data[HEADER:])
+    except (BadMessage, TypeError, OverflowError) as caught:
+        raise error(f"This cannot be asked of the engine: {caught}") from None
+    return data
+
+
+async def wait_ready(link: Link, launch: Launch) -> Ready:
+    """Wait until the model is loaded; raises what its load raised, in its own class."""
+    check_hello(await link.next_frame())
+    while True:
+        match decode_for_owner(await link.next_frame()):
+            case Loading(done, total, kernels):
+                (launch.on_kernels if kernels else launch.on_progress)(done, total)
+            case Ready() as ready:
+                return ready
+            case Failed(error):
+                raise error
+            case other:
+                raise BadMessage(f"The engine process said {type(other).__name__} before it was ready.")

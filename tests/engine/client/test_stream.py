@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from microscale.engine.client.stream import OpenRequest, Stream
 from microscale.engine.output import Output
-from microscale.engine.process.frames import FrameReader, frame
-from microscale.engine.process.stream import OpenRequest, Stream
+from microscale.engine.protocol.frames import FrameReader, frame
 from microscale.engine.request import Finish
 
 
@@ -19,7 +19,7 @@ def put(request: OpenRequest, token: int, finish: Finish | None = None) -> None:
 
 
 def opened() -> tuple[OpenRequest, Stream]:
-    request = OpenRequest(1, "a", asyncio.get_running_loop().create_future())
+    request = OpenRequest("1", "a", asyncio.get_running_loop().create_future())
     return request, Stream(request, lambda request: None)
 
 

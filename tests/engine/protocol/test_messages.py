@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, fields
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
@@ -12,33 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microscale import errors
+from microscale.backends.limits import MAX_TOP_LOGPROBS
+from microscale.engine.config import MAX_TEXT, EngineConfig
 from microscale.engine.output import Output, Stats
-from microscale.engine.process import messages
-from microscale.engine.process.frames import HEADER, MAX_FRAME, FrameReader, frame
-from microscale.engine.process.messages import (
-    FLOOR,
+from microscale.engine.protocol import messages
+from microscale.engine.protocol.frames import HEADER, MAX_FRAME, FrameReader, frame
+from microscale.engine.protocol.messages import (
     MAX_ID,
     MAX_OUTPUTS,
     MAX_PROMPT,
-    MAX_REASON,
-    MAX_SCORED,
-    MAX_TEXT,
-    MAX_TOP,
     VERSION,
     Abort,
     Accepted,
-    Ahead,
     Drain,
     Drained,
-    EngineConfig,
     Failed,
+    FromEngine,
     GetStats,
     Hello,
+    Load,
     Loading,
     Ready,
     Refused,
-    RequestOutput,
-    Sampling,
     StatsReply,
     Submit,
     Tokens,
@@ -48,11 +43,11 @@ from microscale.engine.process.messages import (
     encode,
     error_of,
     failure,
-    finite,
 )
 from microscale.engine.request import Finish
 from microscale.engine.sampling_params import MAX_BIAS, SamplingParams
-from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError
+from microscale.engine.step.limits import SCORED_TOKENS
+from microscale.errors import BadCheckpoint, BadMessage, MicroscaleError, QueueFull
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
 
@@ -83,13 +78,12 @@ def test_what_is_too_large_is_not_sent() -> None:
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
-PARAMS = Sampling(max_tokens=3, temperature=0.5, seed=2**63 - 1, logit_bias={7: -100.0}, stop_token_ids=(1, 2))
+PARAMS = SamplingParams(max_tokens=3, temperature=0.5, seed=2**63 - 1, logit_bias={7: -100.0}, stop_token_ids=(1, 2))
 TO_ENGINE = [
-    EngineConfig("gpt-oss-20b", layer_format=("lm_head=mxfp8",), hf_overrides={"a": {"b": [1, None]}}),
-    Ahead(EngineConfig("gpt-oss-20b", device="cuda:1")),
-    Submit(1, "r", (1, 2, 3), PARAMS, priority=-1, cache_salt="tenant"),
-    Submit(2, "r", (), Sampling()),
-    Abort(1),
+    Load(EngineConfig("gpt-oss-20b", layer_format=("lm_head=mxfp8",), hf_overrides={"a": {"b": [1, None]}})),
+    Submit("r", (1, 2, 3), PARAMS, priority=-1, cache_salt="tenant"),
+    Submit("r", (), SamplingParams()),
+    Abort("r"),
     GetStats(),
     Drain(1.5),
 ]
@@ -97,19 +91,12 @@ FROM_ENGINE = [
     Loading(1, 2),
     Loading(3, 4, kernels=True),
     Ready(97, 512, (1, 2), "plan"),
-    Accepted(1),
-    Refused(1, "BadRequest", "no"),
+    Accepted("r"),
     Tokens(()),
-    Tokens(
-        (
-            RequestOutput(1, 5, -0.5, ((5, -0.5), (6, FLOOR))),
-            RequestOutput(2, None, finish="error", error=("BadLogits", "NaN")),
-        )
-    ),
-    Tokens((RequestOutput(1, None, num_cached=3, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, FLOOR, ()))),)),
-    StatsReply(1, 2, 3, 4, 5, {"full": (1, 2)}, 6, 7),
+    Tokens((Output("r", 5, -0.5, ((5, -0.5), (6, -math.inf)), Finish.STOP, num_cached=3, drafted=2, accepted=1),)),
+    Tokens((Output("r", None, prompt_logprobs=((5, -0.5, ((6, -0.25),)), (7, -math.inf, ()))),)),
+    StatsReply(Stats(1, 2, 3, 4, 5, {"full": (1, 2)}, 6, 7)),
     Drained(0),
-    Failed("EngineDied", "why"),
 ]
 
 
@@ -129,15 +116,32 @@ def test_messages_round_trip(message: object) -> None:
 
 def test_every_message_is_tested() -> None:
     tested = {type(message) for message in TO_ENGINE + FROM_ENGINE}
-    assert tested == {*get_args(messages.ToEngine), *get_args(messages.FromEngine)}
+    assert tested | {Refused, Failed} == {*get_args(messages.ToEngine), *get_args(messages.FromEngine)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda error: Refused("r", error),
+        Failed,
+        lambda error: Tokens((Output("r", None, finish=Finish.ERROR, error=error),)),
+    ],
+)
+def test_errors_keep_their_class_and_sentence(make: Callable[[MicroscaleError], FromEngine]) -> None:
+    for sent in (BadCheckpoint("why"), MicroscaleError("why"), QueueFull("w" * 10**6)):
+        message = decode_for_owner(encode(make(sent))[HEADER:])
+        assert isinstance(message, Refused | Failed | Tokens)
+        error = message.outputs[0].error if isinstance(message, Tokens) else message.error
+        assert type(error) is type(sent)
+        assert str(error) == str(sent)[:MAX_TEXT]
 
 
 def submit(**changes: object) -> dict[str, object]:
-    return msgspec.to_builtins(Submit(1, "r", (1,), Sampling())) | changes  # type: ignore[no-any-return]
+    return msgspec.to_builtins(Submit("r", (1,), SamplingParams())) | changes  # type: ignore[no-any-return]
 
 
 def params(**changes: object) -> dict[str, object]:
-    return submit(params={"type": "Sampling", **changes})
+    return submit(params=changes)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,6 @@ def params(**changes: object) -> dict[str, object]:
         submit(prompt=[-1]),
         submit(prompt=[2**31]),
         submit(prompt=["1"]),
-        submit(number=-1),
         submit(priority=2**31),
         submit(cache_salt="s" * (MAX_ID + 1)),
         params(temperature=math.nan),
@@ -180,47 +183,24 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 def test_the_largest_messages_can_be_sent() -> None:
     prompt = (2**31 - 1,) * MAX_PROMPT
-    most = Sampling(logit_bias=dict.fromkeys(range(10**6, 10**6 + 1024), 0.5), stop_token_ids=(10**6,) * 1024)
-    output = RequestOutput(
-        2**62 - 1, 10**6, -0.5, ((10**6, -0.5),) * MAX_TOP, "error", ("BadLogits", "\N{PILE OF POO}" * MAX_REASON)
-    )
-    asked = Submit(2**62 - 1, "\N{PILE OF POO}" * MAX_ID, prompt, most)
+    most = SamplingParams(logit_bias=dict.fromkeys(range(10**6, 10**6 + 512), 0.5), stop_token_ids=(10**6,) * 512)
+    output = Output("1" * 19, 10**6, -0.5, ((10**6, -0.5),) * MAX_TOP_LOGPROBS)
+    asked = Submit("\N{PILE OF POO}" * MAX_ID, prompt, most)
     assert decode_for_engine(encode(asked)[HEADER:]) == asked
     told = Tokens((output,) * MAX_OUTPUTS)
     assert decode_for_owner(encode(told)[HEADER:]) == told
-    scored = ((10**6, -0.5, ((10**6, -0.5),) * MAX_TOP),) * MAX_SCORED
-    told = Tokens((RequestOutput(2**62 - 1, None, prompt_logprobs=scored),))
+    scored = ((10**6, -0.5, ((10**6, -0.5),) * MAX_TOP_LOGPROBS),) * SCORED_TOKENS
+    told = Tokens((Output("1" * 19, None, prompt_logprobs=scored),))
     assert decode_for_owner(encode(told)[HEADER:]) == told
 
 
-# ---- what the messages mirror ----------------------------------------------------------------------------------------
-
-
-def test_messages_carry_every_field() -> None:
-    """A field that is added to one side and not to the other would be lost in silence."""
-    theirs = {f.name: f.default if f.default is not MISSING else {} for f in fields(SamplingParams)}
-    assert msgspec.structs.asdict(Sampling()) == theirs
-    assert RequestOutput.__struct_fields__ == ("number", *(f.name for f in fields(Output)[1:]))
-    assert StatsReply.__struct_fields__ == tuple(f.name for f in fields(Stats))
-    assert set(get_args(messages.FinishName)) == {finish.value for finish in Finish}
-
-
-def test_errors_keep_their_class_and_sentence() -> None:
-    for known in (BadCheckpoint("why"), MicroscaleError("why")):
-        again = error_of(*failure(known))
-        assert (type(again), str(again)) == (type(known), "why")
+def test_only_our_own_errors_are_made_of_names() -> None:
     bug = error_of(*failure(ZeroDivisionError("division by zero")))
     assert (type(bug), str(bug)) == (MicroscaleError, "ZeroDivisionError: division by zero")
-    # Only our own errors are made of names.
     assert type(error_of("annotations", "x")) is type(error_of("__builtins__", "x")) is MicroscaleError
-    assert len(failure(ValueError("x" * 10**6))[1]) == MAX_TEXT
     for name, found in vars(errors).items():
         if isinstance(found, type):
             assert type(error_of(name, "x")) is found
-
-
-def test_logarithms_are_finite() -> None:
-    assert [finite(x) for x in (-0.5, 1e-7, -math.inf, math.nan, math.inf)] == [-0.5, 0.0, FLOOR, FLOOR, 0.0]
 
 
 def test_another_version_is_one_clear_error() -> None:

@@ -1,0 +1,1 @@
+"""What the engine process and its client exchange: ``messages``, in ``frames`` on a socket. Both sides import this."""
