@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.bench import load as bench_load
 from microscale.engine.loading.load import load
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
@@ -25,6 +24,7 @@ from microscale.models.families import write_random_checkpoint
 from microscale.models.reading import staged
 from microscale.models.reading.chunks import READS, SMALL, Reads
 from microscale.models.reading.read_ahead import ReadAhead
+from microscale_lab.model_bench import load as bench_load
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
