@@ -31,16 +31,16 @@ help: ## Show what there is
 
 # Every file that is installed is checked against locks/ by its SHA-256; `make lock` writes them.
 LOCKED := tools/install_locked.sh
-EDITABLE := -m pip install --quiet --no-deps --no-build-isolation --editable .
+EDITABLE := -m pip install --quiet --no-deps --no-build-isolation --editable . --editable packages/ptxproof --editable packages/lab
 
-$(INSTALLED): pyproject.toml $(LOCKED) $(wildcard locks/*.txt)
+$(INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) $(LOCKED) $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(LOCKED) $(BIN)/python dev
 	$(BIN)/python $(EDITABLE)
 	$(BIN)/python -m pip check
 	@touch $@
 
-$(OLD_INSTALLED): pyproject.toml $(LOCKED) $(wildcard locks/*.txt)
+$(OLD_INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) $(LOCKED) $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(OLD)
 	$(LOCKED) $(OLD)/bin/python server
 	$(OLD)/bin/python -m pip install --quiet --require-hashes --no-deps -r locks/triton36.txt
@@ -61,7 +61,7 @@ $(VLLM_INSTALLED): pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --editable .
 	@touch $@
 
-$(RAY_INSTALLED): pyproject.toml $(LOCKED) locks/ray.txt
+$(RAY_INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) $(LOCKED) locks/ray.txt
 	$(PYTHON) -m venv $(RAY)
 	$(LOCKED) $(RAY)/bin/python ray
 	$(RAY)/bin/python $(EDITABLE)
@@ -218,5 +218,5 @@ lock: $(LOCK)/.installed ## Write locks/ anew after a change of the dependencies
 	$(LOCK)/bin/python tools/lock.py --uv $(LOCK)/bin/uv $(ARGS)
 
 clean: ## Remove the virtual environments and caches
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist src/*.egg-info
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist src/*.egg-info packages/*/src/*.egg-info
+	find src packages tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,10 +31,10 @@ from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verifi
 from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
-from microscale.quality.encoded import encode
-from microscale.quality.measure import MAX_TOKENS, complete
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.encoded import encode
+from microscale_lab.quality.measure import MAX_TOKENS, complete
 
 
 @dataclass

@@ -11,10 +11,10 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
-from microscale.quality.encoded import Encoded
-from microscale.quality.measure import BATCH, MAX_TOKENS
 from microscale.text.chat_format import ChatFormat
 from microscale.text.grammar import Schema, Turn
+from microscale_lab.quality.encoded import Encoded
+from microscale_lab.quality.measure import BATCH, MAX_TOKENS
 
 
 def constrained(model: GptOss, chat_format: ChatFormat, encoded: Sequence[Encoded]) -> list[list[int]]:

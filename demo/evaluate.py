@@ -28,12 +28,12 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models.gpt_oss.model import GptOss
-from microscale.quality.checks import is_exact, is_right, parse
-from microscale.quality.encoded import Encoded, encode
-from microscale.quality.measure import MAX_TOKENS, complete
 from microscale.text.chat_format import ChatFormat
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.checks import is_exact, is_right, parse
+from microscale_lab.quality.encoded import Encoded, encode
+from microscale_lab.quality.measure import MAX_TOKENS, complete
 
 SEED = 2
 """Of the held-out prompts: training looks at those of 1, the shipped tasks are those of 0."""

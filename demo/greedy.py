@@ -13,9 +13,9 @@ from demo.data.mixture import held_out
 from demo.model import Model
 from demo.shards import PADDING, Encoder
 from demo.tasks import as_task
-from microscale.quality.checks import is_right, parse
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.checks import is_right, parse
 
 ASKED = ("addition", "capitals", "tools", "json", "letters", "words", "follow-ups")
 MAX_NEW = 160

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demo.data.base import Sample
 from demo.data.mixture import TASKS, held_out
-from microscale.quality.tasks import Said, Task, dump_tasks
+from microscale_lab.quality.tasks import Said, Task, dump_tasks
 
 PER_TASK = 32
 

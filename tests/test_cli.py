@@ -18,12 +18,13 @@ import torch
 
 from microscale import __main__ as entry
 from microscale import cli
-from microscale.cli import played
 from microscale.engine.client import launch as launching
 from microscale.errors import BadCheckpoint
 from microscale.hardware import Gpu, known
 from microscale.models import embedded, hub
-from microscale.prove.as_card import Executed
+from microscale_lab.cli import played
+from microscale_lab.prove import bridge
+from ptxproof import Executed
 from support.tiny_checkpoints import CASES, write_hf
 
 TINY = ("generate", "gpt-oss-tiny", "--load-format", "dummy", "--prompt-ids", "1,2,3")
@@ -293,26 +294,22 @@ def test_bench_of_a_model(microscale: Callable[..., Run]) -> None:
 BENCH = ("bench", "gpt-oss-tiny", "--load-format", "dummy", "--tests", "tg2", "--depth", "4", "--repeats", "1")
 
 
-def test_figures_taken_as_another_card_say_so(microscale: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the table and in every row of JSON. Here a CPU stands for the GPU that runs the card's kernels."""
+def test_figures_measured_as_another_card_are_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a CPU stands for the GPU that runs the card's kernels."""
 
     @contextmanager
     def on_an_h200(gpu: Gpu) -> Iterator[Executed]:
-        yield Executed(gpu, known("h200"))
+        yield Executed(bridge.card_of(gpu), bridge.card_of(known("h200")))
 
-    monkeypatch.setattr(played, "as_card", on_an_h200)
-    label = "gb10's kernels on an NVIDIA H200; not gb10's speed"
-    title = microscale(*BENCH, "--as", "gb10").stdout.splitlines()[0]
-    assert title.startswith(f"gpt-oss-tiny with {label}, precision exact")
-    (row,) = json.loads(microscale(*BENCH, "--as", "gb10", "--json").stdout)
-    assert row["as"] == label
+    monkeypatch.setattr(bridge, "as_card", on_an_h200)
+    with played.played_card("gb10") as label:
+        assert label == "gb10's kernels on an NVIDIA H200; not gb10's speed"
+        assert played.labelled([{"us": 1.0}], label) == [{"us": 1.0, "as": label}]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_what_cannot_run_as_another_card(microscale: Callable[..., Run]) -> None:
-    refused(microscale(*BENCH, "--as", "gb11"), "Unknown GPU 'gb11'")
-    refused(microscale(*BENCH, "--as", "gb10"), "Running NVIDIA GB10's kernels needs a GPU to run them on")
-    refused(microscale(*BENCH, "--as", "gb10", "--device", "cpu"), "--as runs kernels on a GPU")
+    refused(microscale("bench", "kernels", "dense", "--as", "gb11"), "Unknown GPU 'gb11'")
     refused(microscale("bench", "kernels", "dense", "--as", "gb10"), "needs a GPU to run them on")
     refused(microscale("bench", "kernels", "dense", "--as", "gb10", "--record"), "needs a GPU to run them on")
 

@@ -33,7 +33,7 @@ class Sample:
     turn: tuple[Message, ...]
     """The turn: the assistant's messages, with tools' results between them."""
     check: dict[str, Any] = field(default_factory=dict)
-    """How the turn's first answer is judged: see ``microscale.quality.checks``."""
+    """How the turn's first answer is judged: see ``microscale_lab.quality.checks``."""
     tools: tuple[Tool, ...] = ()
     response_format: ResponseFormat | None = None
     effort: Effort = Effort.MEDIUM

@@ -20,7 +20,7 @@ from microscale.cli.warm import Summary, fill, show
 from microscale.compiling.cache import use_cache
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.models.recorded import bind_shapes, record
-from microscale.prove import inventory
+from microscale_lab.prove import inventory
 
 GB10 = known("gb10")
 

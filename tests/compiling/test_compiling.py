@@ -35,12 +35,11 @@ from microscale.compiling.job import SLOW, Job, is_compiled, missing, run_job, s
 from microscale.compiling.pool import usable_cores
 from microscale.compiling.source import cache_hash
 from microscale.compiling.warming import LateKernels, Warming, load_kernels
-from microscale.hardware import known
-from microscale.hardware.targets import WARP_SIZE
+from microscale.hardware import WARP_SIZE, known
 from microscale.kernels.launch import launch
 from microscale.models.config import MAX_DRAFT
 from microscale.models.recorded import bind_shapes, record
-from microscale.prove import inventory
+from microscale_lab.prove import inventory
 from support.fake_driver import faked_anew
 
 GB10 = known("gb10")

@@ -17,14 +17,14 @@ from demo.data.mixture import TASKS, held_out, training
 from demo.data.tools import make_call
 from demo.shards import PADDING, Encoder, Recipe, make
 from demo.tasks import PER_TASK, all_tasks, as_task
-from microscale.quality.checks import is_exact, parse
-from microscale.quality.encoded import encode
-from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks
 from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort, Message
 from microscale.text.formats import chat_format_for
 from microscale.text.harmony.tokens import NAMES
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.checks import is_exact, parse
+from microscale_lab.quality.encoded import encode
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, dump_tasks
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from microscale.models.draft_heads.drafting import Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.rows import Steps
 from microscale.models.families import AnyModel
-from microscale.quality.tasks import DEMO_FOLDER
+from microscale_lab.quality.tasks import DEMO_FOLDER
 from support.loading import load_model
 
 LIMIT = 4 << 20

@@ -23,14 +23,14 @@ from playwright.sync_api import expect
 from microscale.engine.config import EngineConfig
 from microscale.engine.sampling_params import SamplingParams
 from microscale.models import embedded
-from microscale.quality.checks import Answer, is_right, parse
-from microscale.quality.encoded import encode
-from microscale.quality.measure import complete
-from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, Task, load_tasks
 from microscale.text.chat_format import ChatFormat
 from microscale.text.conversation import Effort
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.checks import Answer, is_right, parse
+from microscale_lab.quality.encoded import encode
+from microscale_lab.quality.measure import complete
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, Task, load_tasks
 from support.browser import SCREENS, chromium
 from support.loading import load_model
 from support.truth import load_transformers

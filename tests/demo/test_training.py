@@ -17,7 +17,7 @@ from demo.train import Schedule, Trainer, arguments, distance, gradients
 from microscale.engine.config import EngineConfig
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.gpt_oss.model import GptOss
-from microscale.quality.tasks import DEMO_FOLDER
+from microscale_lab.quality.tasks import DEMO_FOLDER
 from support.forward import all_logits
 from support.loading import load_model
 from support.truth import load_transformers

@@ -28,7 +28,7 @@ from microscale.hardware import detect, known
 from microscale.kernels.launch import Kernel, watching
 from microscale.models.draft_heads.presets import PRESETS as HEADS
 from microscale.models.families import preset
-from microscale.prove.inventory import SETTINGS, Setting, record_setting, recorded
+from microscale_lab.prove.inventory import SETTINGS, Setting, record_setting, recorded
 from support.listed import assert_listed
 from support.play import add_option, is_played, play
 

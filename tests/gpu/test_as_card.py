@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from microscale.hardware import detect, known, present
 from microscale.kernels.moe import grouped
-from microscale.prove.as_card import as_card
+from microscale_lab.prove.bridge import as_card
 from support.moe_cases import Case, Problem, check_rounded
 
 pytestmark = [pytest.mark.odd_shapes, pytest.mark.own("goes from the GPU as it is to cards and back")]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from microscale.backends.plan import Setup
-from microscale.bench import kernels, model, moe
-from microscale.bench.kernels import KernelBench
+from microscale.bench import model
 from microscale.engine.config import EngineConfig
 from microscale.hardware import detect
 from microscale.kernels.op import Activations
 from microscale.models.outline import outline
+from microscale_lab.kernel_bench import kernels, moe
+from microscale_lab.kernel_bench.kernels import KernelBench
 from support.loading import load_model
 
 TOKENS = {KernelBench.DENSE: (1, 16, 64, 512), KernelBench.SMALL: (1, 64), KernelBench.SAMPLING: (1, 8)}

@@ -125,9 +125,8 @@ def test_quality_on_a_gpu() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_bench_as_another_card_says_so() -> None:
-    tiny = "bench gpt-oss-tiny --load-format dummy --tests pp32,tg4 --depth 4 --repeats 1"
-    rows = json.loads(run(f"{tiny} --as gb10 --json"))
-    assert [row["test"] for row in rows] == ["pp32", "tg4"]
+    rows = json.loads(run("bench kernels dense --tokens 1 --as gb10 --json"))
+    assert rows
     assert all(re.fullmatch(r"gb10's kernels on an NVIDIA .*; not gb10's speed", row["as"]) for row in rows)
 
 

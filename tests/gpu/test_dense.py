@@ -34,10 +34,10 @@ from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import FORMATS, DenseOp, DenseSpec
 from microscale.kernels.op import Activations
 from microscale.kernels.small import norms
-from microscale.prove.cases import dense_from_sum
-from microscale.prove.cases.case import hold
-from microscale.prove.cases.dense import Problem, make_weights
-from microscale.prove.cases.dense_from_sum import FromSumCase, FromSumTileCase, make_summed
+from microscale_lab.cases import dense_from_sum
+from microscale_lab.cases.case import hold
+from microscale_lab.cases.dense import Problem, make_weights
+from microscale_lab.cases.dense_from_sum import FromSumCase, FromSumTileCase, make_summed
 from support.errors import step
 
 pytestmark = pytest.mark.odd_shapes

@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 
 from microscale.backends.plan import Setup
-from microscale.bench.speculative import AUTO, Plan, _Batch, run
-from microscale.bench.speculative_table import header, line
 from microscale.engine.config import EngineConfig
 from microscale.engine.prediction.drafts import tokens_of
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline
+from microscale_lab.model_bench.speculative import AUTO, Plan, _Batch, run
+from microscale_lab.model_bench.speculative_table import header, line
 from support.loading import load_model
 
 SHAPE = {"num_hidden_layers": 4, "num_local_experts": 32, "vocab_size": 4096}

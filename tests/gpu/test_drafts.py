@@ -7,8 +7,8 @@ import torch
 
 from microscale.engine.speculation.head import in_one_piece
 from microscale.hardware import detect
-from microscale.prove.cases.case import Case, hold
-from microscale.prove.cases.drafts import cases
+from microscale_lab.cases.case import Case, hold
+from microscale_lab.cases.drafts import cases
 
 LONG = 2_000_000_000
 """Cycles: about a second."""

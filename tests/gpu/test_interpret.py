@@ -15,20 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases_instructions import ALL, One, agree
+from gpu_ptx import run_on_gpu
 from kernels import cases_dense
 from microscale.hardware import Gpu, known, present
-from microscale.hardware.instructions import target_name
 from microscale.hardware.tiles.gemm import possible
 from microscale.kernels.dense import unpack
 from microscale.kernels.dense.packed import pack
 from microscale.kernels.moe import grouped, routing
-from microscale.prove.as_card import as_card
-from microscale.prove.interpret.launched import interpreted
-from prove.cases_instructions import ALL, One, agree
+from microscale_lab.prove.bridge import as_card, interpreted
+from ptx_kernels import run_warp, warp_kernel
+from ptxproof.instructions import target_name
 from support.errors import errors, rms_step
-from support.gpu_ptx import run_on_gpu
 from support.moe_cases import Case, Problem
-from support.ptx_kernels import run_warp, warp_kernel
 
 pytestmark = [pytest.mark.odd_shapes, pytest.mark.own("the interpreter is held against the GPU as it is")]
 NOT_EXACT = re.compile(r"\b(mma\.sync|wgmma|\w+\.approx|div\.full)")

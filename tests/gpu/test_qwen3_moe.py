@@ -9,7 +9,7 @@ import torch
 
 from microscale.engine.config import EngineConfig
 from microscale.models.families import AnyModel
-from microscale.prove.inventory import Setting
+from microscale_lab.prove.inventory import Setting
 from support.forced_routing import Run, assert_as_good_as_bf16, forced_run, reference_run
 from support.forward import all_logits
 from support.greedy import assert_decodes_the_likeliest, near_tie

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.bench import load as bench_load
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
@@ -20,6 +19,7 @@ from microscale.models.checkpoint import Checkpoint
 from microscale.models.families import write_random_checkpoint
 from microscale.models.reading.chunks import READS, SMALL, Reads
 from microscale.models.reading.read_ahead import ReadAhead
+from microscale_lab.model_bench import load as bench_load
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -9,12 +9,12 @@ import time
 import pytest
 import torch
 
-from microscale.bench import sweep
+from microscale_lab.predict import sweep
 
 FEWER = """
-from microscale.bench.dense import streamed_gbs
-from microscale.bench.fewer_sms import fewer_sms, seen_sms
-from microscale.bench.timing import measure_read
+from microscale_lab.kernel_bench.dense import streamed_gbs
+from microscale_lab.predict.fewer_sms import fewer_sms, seen_sms
+from microscale_lab.kernel_bench.timing import measure_read
 from microscale.errors import Unsupported
 try:
     with fewer_sms(48) as seen:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from microscale.hardware import present
-from microscale.hardware.instructions import form_of
-from microscale.prove.ptx import instructions
-from prove.cases_translate import (  # noqa: F401
+from cases_translate import (  # noqa: F401
     test_a_nan_code_reaches_its_row_or_column_alone,
     test_a_predicate_holds_for_all_that_is_spelled_out,
     test_bf16_in_float32_sums,
@@ -23,8 +20,11 @@ from prove.cases_translate import (  # noqa: F401
     test_sums_and_products_of_bf16,
     translated_for,
 )
-from support.gpu_ptx import run_on_gpu, runs_code_for
-from support.ptx_kernels import Words
+from gpu_ptx import run_on_gpu, runs_code_for
+from microscale.hardware import present
+from ptx_kernels import Words
+from ptxproof.instructions import form_of
+from ptxproof.ptx import instructions
 
 pytestmark = pytest.mark.own("one warp's instructions, translated for the GPU as it is")
 

@@ -10,15 +10,18 @@ import pytest
 import torch
 from triton import knobs
 
-from microscale.bench import timing, tune_attention, tune_split_kv, tune_with_mlp
-from microscale.bench.tune import JOBS, WITH_MLP, tune
-from microscale.bench.tune_compile import compiler_for
-from microscale.bench.tune_job import Bench, is_right
 from microscale.hardware import Feature, detect
 from microscale.hardware.tiles import attention, dense, experts, gemm, thresholds, tuned
 from microscale.hardware.tiles.attention import HEAD_DIMS
 from microscale.hardware.tiles.thresholds import Name
 from microscale.hardware.tiles.tuned import Kernels
+from microscale_lab.kernel_bench import timing
+from microscale_lab.tune import attention as tune_attention
+from microscale_lab.tune import split_kv as tune_split_kv
+from microscale_lab.tune import with_mlp as tune_with_mlp
+from microscale_lab.tune.compiling import compiler_for
+from microscale_lab.tune.job import Bench, is_right
+from microscale_lab.tune.tune import JOBS, WITH_MLP, tune
 
 pytestmark = [
     pytest.mark.odd_shapes,

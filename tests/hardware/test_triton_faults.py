@@ -31,7 +31,7 @@ from microscale.hardware.triton_faults import (
 )
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.outline import outline
-from microscale.prove.inventory import Setting, models, record_setting
+from microscale_lab.prove.inventory import Setting, models, record_setting
 from support import triton_form_kernels as seeded
 from support.triton_forms import forms_of
 

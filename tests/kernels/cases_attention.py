@@ -33,8 +33,8 @@ from microscale.kernels.attention.spec import AttentionBatch, AttentionSpec, Bat
 from microscale.kernels.op import Activations
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.reference import rope_and_write_kv
-from microscale.prove.cases import fused_attention as fused_cases
-from microscale.prove.cases.attention import (
+from microscale_lab.cases import fused_attention as fused_cases
+from microscale_lab.cases.attention import (
     DRAFTED,
     LARGE,
     LARGE_DRAFTED,
@@ -45,7 +45,7 @@ from microscale.prove.cases.attention import (
     make_batch,
     make_sinks,
 )
-from microscale.prove.cases.fused_attention import (
+from microscale_lab.cases.fused_attention import (
     KINDS,
     PLAIN_HEADS,
     FusedProblem,

@@ -16,9 +16,9 @@ from microscale.kernels.dense import gemm, logits_epilogue, small_batch, unpack
 from microscale.kernels.dense.packed import PackedDense, pack
 from microscale.kernels.dense.reference import capped, dense, summarise
 from microscale.kernels.dense.spec import DenseWeights, Logits
-from microscale.prove.cases import dense as cases
-from microscale.prove.cases.case import hold
-from microscale.prove.cases.dense import Problem
+from microscale_lab.cases import dense as cases
+from microscale_lab.cases.case import hold
+from microscale_lab.cases.dense import Problem
 from support.errors import assert_close, step
 
 ON_GPU = torch.cuda.is_available()

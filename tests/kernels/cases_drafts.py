@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from microscale import hardware
-from microscale.prove.cases.case import Case, hold
-from microscale.prove.cases.drafts import cases
+from microscale_lab.cases.case import Case, hold
+from microscale_lab.cases.drafts import cases
 
 GPU = hardware.known("gb10")
 

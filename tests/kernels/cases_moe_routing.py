@@ -8,9 +8,9 @@ import torch
 from microscale.errors import Unsupported
 from microscale.kernels.moe import routing
 from microscale.kernels.moe.routing import RouterKind, reference_dispatch, reference_route
-from microscale.prove.cases import routing as cases
-from microscale.prove.cases.case import hold
-from microscale.prove.cases.routing import SIZES, WEIGHT_STEPS
+from microscale_lab.cases import routing as cases
+from microscale_lab.cases.case import hold
+from microscale_lab.cases.routing import SIZES, WEIGHT_STEPS
 from support.errors import step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -27,9 +27,9 @@ from microscale.kernels.sampling.spec import (
     SamplingBatch,
     Status,
 )
-from microscale.prove.cases import sampling as cases
-from microscale.prove.cases.case import hold
-from microscale.prove.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of
+from microscale_lab.cases import sampling as cases
+from microscale_lab.cases.case import hold
+from microscale_lab.cases.sampling import DEFAULTS, LARGE, LOGPROB_TOLERANCE, SETUPS, Setup, bias_of, mask_of
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -19,8 +19,8 @@ from microscale.kernels.op import Activations
 from microscale.kernels.small import reference
 from microscale.kernels.small.fused import TritonSmall
 from microscale.kernels.small.spec import HeadNorms, RopeTable, Router, Sandwich, SmallSpec
-from microscale.prove.cases import small as cases
-from microscale.prove.cases.small import HEADS
+from microscale_lab.cases import small as cases
+from microscale_lab.cases.small import HEADS
 from support.errors import Errors, assert_close, step
 
 ON_GPU = torch.cuda.is_available()

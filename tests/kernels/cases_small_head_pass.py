@@ -7,9 +7,9 @@ import torch
 
 from microscale import hardware
 from microscale.backends import registry
-from microscale.prove.cases.case import Case, hold
-from microscale.prove.cases.head_passes import cases
-from microscale.prove.cases.small import normal
+from microscale_lab.cases.case import Case, hold
+from microscale_lab.cases.head_passes import cases
+from microscale_lab.cases.small import normal
 
 GPU = hardware.known("h200")
 

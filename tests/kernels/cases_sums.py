@@ -14,8 +14,8 @@ from microscale import hardware
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS
 from microscale.kernels.sums import one_shot, reference
 from microscale.kernels.sums.spec import DATA_AT, PeerBuffers
-from microscale.prove.cases.case import Case, hold
-from microscale.prove.cases.sums import cases
+from microscale_lab.cases.case import Case, hold
+from microscale_lab.cases.sums import cases
 
 GPU = hardware.known("gb10")
 SUMS = {2: 12, 4: 5}

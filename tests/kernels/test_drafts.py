@@ -11,7 +11,7 @@ from microscale.kernels.drafts import cost
 from microscale.kernels.drafts.reference import count_accepted
 from microscale.kernels.drafts.spec import NO_TOKEN
 from microscale.kernels.launch import Launch, recording
-from microscale.prove.cases.drafts import FollowCase, MoveCase, cases, layout_of
+from microscale_lab.cases.drafts import FollowCase, MoveCase, cases, layout_of
 from support.interpreter import first_and_all, run_cases
 
 

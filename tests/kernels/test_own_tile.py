@@ -18,7 +18,8 @@ from microscale.kernels.moe.paths import OWN_LIST
 from microscale.kernels.moe.routing import reference_dispatch
 from microscale.kernels.moe.small_batch import COLUMNS, OWN_LIST_TOKENS, OWN_LIST_TOP_K, own_list
 from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec
-from microscale.prove.cache import PtxCache
+from microscale_lab.prove.bridge import proof_kernel
+from ptxproof.cache import PtxCache
 from support.interpreted import interpreted
 from support.own_tile_jit import tiles_of
 from support.tile_choices import unmeasured
@@ -104,7 +105,7 @@ def test_finding_a_tile_takes_no_barrier(card: str) -> None:
     gpu = known(card)
     for name in ("gate_up_small", "down_small"):
         kernel = gpt_oss(gpu, 4)[name]
-        ptx, shared = PtxCache(microscale_settings.load().cache_dir).compiled(kernel, gpu.sm)
+        ptx, shared = PtxCache(microscale_settings.load().cache_dir).compiled(proof_kernel(kernel), gpu.sm)
         assert kernel.constants["EXPERT_WORDS"] == 1
         assert shared == 0
         assert ptx.count("redux.sync") == 3

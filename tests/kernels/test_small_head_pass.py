@@ -9,10 +9,10 @@ import torch
 
 from microscale.hardware import known
 from microscale.kernels.small.reference import likeliest
-from microscale.prove.cases.head_passes import KINDS, blocks_of, cases
-from microscale.prove.execute import execute
-from microscale.prove.executed_report import rows_of
-from microscale.prove.selection import CPU, select
+from microscale_lab.cases.head_passes import KINDS, blocks_of, cases
+from microscale_lab.prove.execute import execute
+from microscale_lab.prove.executed_report import rows_of
+from microscale_lab.prove.selection import CPU, select
 from support.interpreter import first_and_all, run_cases
 
 

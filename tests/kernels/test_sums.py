@@ -11,13 +11,14 @@ import torch
 from microscale.errors import Unsupported
 from microscale.hardware import known
 from microscale.hardware.sums import PEER_ROW_BYTES, PEER_ROWS
-from microscale.kernels.launch import Kernel, recording
+from microscale.kernels.launch import recording
 from microscale.kernels.small.reference import add_rms_norm
 from microscale.kernels.sums import cost, one_shot
 from microscale.kernels.sums.reference import sum_add_norm, sum_rows
 from microscale.kernels.sums.spec import DATA_AT, PeerBuffers, SumSpec, buffer_bytes
-from microscale.prove.cases.case import hold
-from microscale.prove.cases.sums import SumCase, cases
+from microscale_lab.cases.case import hold
+from microscale_lab.cases.sums import SumCase, cases
+from ptxproof import Kernel
 from support.interpreted import interpreted
 from support.interpreter import first_and_all, run_cases
 

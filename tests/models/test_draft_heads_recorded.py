@@ -21,7 +21,7 @@ from microscale.models.draft_heads.presets import PRESETS
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
-from microscale.prove import inventory
+from microscale_lab.prove import inventory
 from support.listed import assert_listed
 from support.tiny_heads import HEADS as TINY
 from support.tiny_heads import TARGET

@@ -41,7 +41,7 @@ from microscale.parallel.group import Group
 from microscale.parallel.nodes import Nodes
 from microscale.parallel.sharding import Shard
 from microscale.parallel.transport import Transport
-from microscale.prove import inventory
+from microscale_lab.prove import inventory
 from support import tiny_checkpoints
 from support.thread_ranks import ThreadRank, run_ranks
 

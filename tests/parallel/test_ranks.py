@@ -19,8 +19,8 @@ from microscale.engine.loading.prepare import prepare
 from microscale.engine.ranks.team import RankTeam
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.quality.tasks import DEMO_FOLDER
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.tasks import DEMO_FOLDER
 from support import tiny_gemma4
 from support.demo_prompts import demo_model, demo_prompts
 from support.ranks import Run, check_same, ranks, run_engine

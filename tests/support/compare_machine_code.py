@@ -35,10 +35,10 @@ from triton.backends.nvidia.compiler import CUDABackend, get_ptxas, sm_arch_from
 
 from microscale.compiling.pool import Died, run_forked
 from microscale.compiling.source import source
-from microscale.hardware import known
-from microscale.hardware.targets import WARP_SIZE
+from microscale.hardware import WARP_SIZE, known
 from microscale.kernels.launch import Kernel
-from microscale.prove import compiler, inventory
+from microscale_lab.prove import inventory
+from ptxproof import compiler
 
 OF_LLIR = (
     "shared",

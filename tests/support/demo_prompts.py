@@ -7,10 +7,10 @@ from functools import cache
 
 from microscale.engine.config import EngineConfig
 from microscale.models.families import AnyModel
-from microscale.quality.encoded import encode
-from microscale.quality.tasks import DEMO_FOLDER, FILE_NAME, load_tasks
 from microscale.text.formats import chat_format_for
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.encoded import encode
+from microscale_lab.quality.tasks import DEMO_FOLDER, FILE_NAME, load_tasks
 from support.loading import load_model
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from microscale.prove.cases.errors import Errors, assert_close, errors, rms_step, step
+from microscale_lab.cases.errors import Errors, assert_close, errors, rms_step, step
 
 ROUNDINGS = 15
 """Answers of one decoder layer that are rounded to the activations' type: 2 norms, the projection to heads, q and k

@@ -16,8 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from microscale.hardware import Gpu
-from microscale.hardware.targets import WARP_SIZE
+from microscale.hardware import WARP_SIZE, Gpu
 
 
 @dataclass

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 
 from microscale import settings
 from microscale.kernels.launch import Kernel
-from microscale.prove.cache import PtxCache
-from microscale.prove.interpret import launched
-from microscale.prove.interpret.launched import Edit
+from microscale_lab.prove import bridge
+from ptxproof import Edit
+from ptxproof.cache import PtxCache
 
 __all__ = ["Edit", "interpreted"]
 
 
 def interpreted(sm: int, edit: Edit | None = None) -> AbstractContextManager[dict[Kernel, int]]:
-    return launched.interpreted(sm, edit, PtxCache(settings.load().cache_dir).compiled)
+    return bridge.interpreted(sm, edit, PtxCache(settings.load().cache_dir).compiled)

@@ -1,7 +1,7 @@
 """The package's expert layers to run kernels on, under the names that the tests use."""
 
-from microscale.prove.cases.errors import check_rounded
-from microscale.prove.cases.experts import (
+from microscale_lab.cases.errors import check_rounded
+from microscale_lab.cases.experts import (
     GELU,
     SILU,
     SWIGLU,
@@ -13,8 +13,8 @@ from microscale.prove.cases.experts import (
     make_weights,
     mxfp8,
 )
-from microscale.prove.cases.experts import LAYERS as CASES
-from microscale.prove.cases.experts import Layer as Case
+from microscale_lab.cases.experts import LAYERS as CASES
+from microscale_lab.cases.experts import Layer as Case
 
 __all__ = [
     "CASES",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from microscale.kernels.launch import Kernel
-from microscale.prove.interpret.launched import Edit
-from microscale.prove.ptx import Found, Instruction, instructions, vector
+from ptxproof import Kernel
+from ptxproof.interpreter.launched import Edit
+from ptxproof.ptx import Found, Instruction, instructions, vector
 
 Fault = Callable[[Kernel, str], str]
 Run = Callable[..., tuple[Tensor, Tensor]]

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
 from microscale.compiling.source import source as source_of
-from microscale.hardware.targets import WARP_SIZE
+from microscale.hardware import WARP_SIZE
 from microscale.hardware.triton_faults import TritonForm
 from microscale.kernels.launch import Kernel
 

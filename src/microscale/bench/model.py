@@ -31,9 +31,6 @@ from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline
 
-TESTS = ("pp512", "pp2048", "pp8192", "tg32", "tg128")
-DEPTH = 128
-"""Context before the first token that is counted, where no depth is given."""
 ENERGY_S = 3.0
 """How long a row runs for its energy, in addition."""
 UNCOUNTED = {"pp": 2, "tg": 1}

@@ -26,8 +26,6 @@ from microscale.errors import BadSetting
 from microscale.version import __version__
 
 FULL = serve_load.Plan()
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""What is no option of this command is one of ``serve``."""
 KERNEL_CACHE = "--kernel-cache"
 
 

@@ -1,4 +1,4 @@
-"""Options of commands that plan for a card, which need not be here. Apart from the others: a server knows no cards."""
+"""Options of commands that plan for a card, which need not be in this machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from typing import Annotated
 
 import typer
 
-from microscale import hardware
-
 PlannedModelArgument = Annotated[
     str, typer.Argument(help="A preset (gpt-oss-120b, gemma-4-26b-a4b …), demo, a checkpoint folder or a hub id.")
 ]
-CardOption = Annotated[
-    str | None, typer.Option(help=f"A known card: {', '.join(hardware.KNOWN)}. This machine's without.")
-]
+CardOption = Annotated[str | None, typer.Option(help="A known card (h200, rtx5090, gb10 …). This machine's without.")]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 
 from microscale.errors import BadSetting
 
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -49,3 +51,11 @@ def parse_numbers(option: str, text: str) -> list[int]:
     if not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text, re.ASCII):
         raise BadSetting(f"{option} takes numbers with commas between them, such as 1,2,3, not {text[:80]!r}.")
     return [int(part) for part in text.split(",")]
+
+
+def parse_choice(option: str, text: str, choices: type[ChoiceT]) -> ChoiceT:
+    """One of the values of an enumeration."""
+    try:
+        return choices(text)
+    except ValueError:
+        raise BadSetting(f"{option} {text[:80]!r} is not one of {', '.join(choices)}.") from None

@@ -1,21 +1,22 @@
-"""``microscale doctor``: what this machine has. Apart from ``explain``, whose kernels take seconds to import."""
+"""``microscale doctor``: what this machine has."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from microscale import doctor as doctor_module
 from microscale import settings
 from microscale.cli.console import out, print_json
 from microscale.cli.nodes import MASTER_PORT, MasterPortOption, RankSecretOption
 from microscale.errors import BadSetting
 from microscale.parallel.handshake import read_secret
+
+if TYPE_CHECKING:
+    from microscale.doctor import Finding
 
 
 def doctor(
@@ -31,6 +32,8 @@ def doctor(
 
     The exit status is 1 when something is broken. No GPU is needed.
     """
+    from microscale import doctor as doctor_module
+
     settings.load()
     findings = doctor_module.examine()
     if peer or peer_listen:
@@ -50,18 +53,16 @@ def doctor(
     raise typer.Exit(0 if doctor_module.healthy(findings) else 1)
 
 
-def examine_peer(peer: str, listen: str, port: int, secret_file: Path | None) -> list[doctor_module.Finding]:
+def examine_peer(peer: str, listen: str, port: int, secret_file: Path | None) -> list[Finding]:
     """What two machines say of each other, and of what is between them."""
+    # It needs torch.distributed and the messages' package, which a look at this machine does without.
+    from microscale.doctor import Finding, Status
+    from microscale.engine.ranks import peer as ranks
+
     if peer and listen:
         raise BadSetting("--peer is for one machine and --peer-listen for the other.")
     if secret_file is None:
         raise BadSetting("--peer needs --rank-secret-file: a file with a secret that both machines have.")
     secret = read_secret(secret_file)
-    # It needs torch.distributed and the messages' package, which a look at this machine does without.
-    module = importlib.import_module("microscale.engine.ranks.peer")
-    found = module.visit(peer, port, secret) if peer else module.host(listen, port, secret)
-    status = doctor_module.Status
-    return [
-        doctor_module.Finding(each.name, status.NOTE if each.mend else status.OK, each.value, each.mend)
-        for each in found
-    ]
+    found = ranks.visit(peer, port, secret) if peer else ranks.host(listen, port, secret)
+    return [Finding(each.name, Status.NOTE if each.mend else Status.OK, each.value, each.mend) for each in found]

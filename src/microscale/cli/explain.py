@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from microscale import settings
-from microscale.backends.oracle import Preference
-from microscale.backends.precision import make_precision
 from microscale.cli.card_options import CardOption, PlannedModelArgument
 from microscale.cli.console import out, print_json
 from microscale.cli.options import (
@@ -22,8 +20,6 @@ from microscale.cli.options import (
     UtilizationOption,
     reserve_in_bytes,
 )
-from microscale.explain import Question, render
-from microscale.explain import explain as run_explain
 
 
 def explain(
@@ -55,6 +51,11 @@ def explain(
     No weights and no GPU are needed: microscale explain gpt-oss-120b --gpu gb10. The exit status is 1 when the model
     does not fit.
     """
+    from microscale.backends.oracle import Preference
+    from microscale.backends.precision import make_precision
+    from microscale.explain import Question, render
+    from microscale.explain import explain as run_explain
+
     env = settings.load()
     report = run_explain(
         Question(

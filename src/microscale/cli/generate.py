@@ -10,7 +10,6 @@ import typer
 from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.console import parse_numbers, print_json, show_log
-from microscale.cli.model import load_with_progress
 from microscale.cli.options import (
     MODEL_HELP,
     KvCacheDtypeOption,
@@ -26,21 +25,8 @@ from microscale.cli.options import (
     reserve_in_bytes,
 )
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.config import EngineConfig
-from microscale.engine.generate import Completion, Generation, check_budget, check_prompt
-from microscale.engine.loading.build import load_speculation
-from microscale.engine.loading.prepare import prepare
-from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
-from microscale.models.families import LoadFormat
-from microscale.models.recorded import Wanted
-
-
-def run_with_progress(generation: Generation, max_tokens: int) -> Completion:
-    with progress_bar("Generating") as (start, advance):
-        start(max_tokens)
-        return generation.run(on_step=advance)[0]
+from microscale.models.load_format import LoadFormat
 
 
 def generate(
@@ -88,6 +74,15 @@ def generate(
 
     Try it on the embedded model: microscale generate demo --prompt-ids 5,6,7
     """
+    from microscale.cli.model import load_with_progress
+    from microscale.engine.config import EngineConfig
+    from microscale.engine.generate import Generation, check_budget, check_prompt
+    from microscale.engine.loading.build import load_speculation
+    from microscale.engine.loading.prepare import prepare
+    from microscale.engine.sampling_params import SamplingParams
+    from microscale.engine.speculation.config import parse_config
+    from microscale.models.recorded import Wanted
+
     env = settings.load()
     prompt = parse_numbers("--prompt-ids", prompt_ids)
     params = SamplingParams(max_tokens, temperature, seed, ignore_eos)
@@ -124,7 +119,9 @@ def generate(
         generation = Generation(
             loaded, [prompt], params, max_num_batched_tokens, speculation=speculation, team=prepared.team
         )
-        completion = run_with_progress(generation, max_tokens)
+        with progress_bar("Generating") as (start, advance):
+            start(max_tokens)
+            completion = generation.run(on_step=advance)[0]
     if as_json:
         print_json(
             {

@@ -6,16 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from triton.backends.compiler import GPUTarget
 
-from microscale import hardware, settings
-from microscale.backends.ops import Activations, Kernel, Preference
-from microscale.backends.plan import Setup
-from microscale.backends.precision import make_precision
+from microscale import settings
 from microscale.cli.bars import progress_bar
 from microscale.cli.card_options import CardOption, PlannedModelArgument
 from microscale.cli.console import err, out, print_json
@@ -28,16 +24,11 @@ from microscale.cli.options import (
     PrecisionOption,
     SpeculativeOption,
 )
-from microscale.compiling.cache import folder_bytes, use_cache
-from microscale.compiling.job import Job, missing, run_job, workers
-from microscale.engine.loading.drafting import open_head, prepare_head
-from microscale.engine.loading.warming import recorded
-from microscale.engine.speculation.config import parse_config
 from microscale.errors import BadSetting
-from microscale.explain.report import read_model
-from microscale.hardware import Gpu
-from microscale.hardware.targets import WARP_SIZE
-from microscale.models.recorded import MAX_TOKENS
+
+if TYPE_CHECKING:
+    from microscale.backends.ops import Kernel
+    from microscale.hardware import Gpu
 
 
 @dataclass(frozen=True)
@@ -67,8 +58,8 @@ def warm(
     moe_backend: MoeBackendOption = None,
     block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Most tokens in one step; a server with fewer needs no others.", min=1)
-    ] = MAX_TOKENS,
+        int | None, typer.Option(help="Maximum tokens in one step of the server; any number without.", min=1)
+    ] = None,
     speculative_config: SpeculativeOption = None,
     kernel_cache: KernelCacheOption = None,
     jobs: Annotated[int | None, typer.Option(help="Processes; what cores and memory allow without.", min=1)] = None,
@@ -79,6 +70,18 @@ def warm(
     No weights and no GPU are needed: microscale warm openai/gpt-oss-20b --gpu gb10 fills the cache of an image for a
     DGX Spark, by the Python that the image will run. The exit status is 1 when a kernel does not compile.
     """
+    from microscale import hardware
+    from microscale.backends.ops import Activations, Preference
+    from microscale.backends.plan import Setup
+    from microscale.backends.precision import make_precision
+    from microscale.compiling.cache import use_cache
+    from microscale.compiling.job import workers
+    from microscale.engine.loading.drafting import open_head, prepare_head
+    from microscale.engine.loading.warming import recorded
+    from microscale.engine.speculation.config import parse_config
+    from microscale.explain.report import read_model
+    from microscale.models.recorded import MAX_TOKENS
+
     env = settings.load()
     card = hardware.detect() if gpu is None else hardware.known(gpu)
     if card.is_cpu:
@@ -96,7 +99,7 @@ def warm(
     if drafts is not None and drafts.is_head:
         opened = open_head(drafts, model, config, offline=env.offline)
         head = prepare_head(opened, setup, block_size, drafts.head_formats)
-    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens, draft_tokens, head))
+    kernels = list(recorded(config, setup, block_size, max_num_batched_tokens or MAX_TOKENS, draft_tokens, head))
     summary = fill(model, card, kernels, use_cache(kernel_cache), jobs or workers(hardware.system_memory()[1]))
     if as_json:
         print_json(asdict(summary))
@@ -107,6 +110,12 @@ def warm(
 
 def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_workers: int) -> Summary:
     """Compile what the cache in use lacks."""
+    from triton.backends.compiler import GPUTarget
+
+    from microscale.compiling.cache import folder_bytes
+    from microscale.compiling.job import Job, missing, run_job
+    from microscale.hardware import WARP_SIZE
+
     began = time.monotonic()
     target = GPUTarget("cuda", gpu.sm, WARP_SIZE)
     lacking = missing(kernels, target)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from microscale.hardware.triton_faults import installed_triton
 
 GIB = 1 << 30
+WARP_SIZE = 32
 LAUNCH_US = 2.5
 """What one kernel of a CUDA graph takes before its first and after its last byte, on any card. An estimate, and only
 used where an implementation was not measured: a measured time holds its launches."""

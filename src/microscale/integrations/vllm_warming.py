@@ -11,8 +11,7 @@ from microscale.backends.ops import Kernel, Launch, MoeSpec
 from microscale.backends.shards import record_moe
 from microscale.compiling.job import workers
 from microscale.compiling.warming import Warming
-from microscale.hardware import Gpu, system_memory
-from microscale.hardware.targets import WARP_SIZE
+from microscale.hardware import WARP_SIZE, Gpu, system_memory
 from microscale.models.recorded import token_counts
 
 SPARE_CORES = 1

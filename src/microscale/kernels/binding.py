@@ -1,8 +1,5 @@
 """What a launch needs of Triton itself: its reading of a call, whether it interprets, stable keys, and a short way to
 start what was started before.
-
-``explain`` imports this module and those of kernels on first use (``cli/late_imports.py``), so who needs a name of it
-asks the module: ``binding.PLAIN``.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from microscale.compiling.job import workers
 from microscale.compiling.warming import Warming
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
+from microscale.hardware import WARP_SIZE
 from microscale.hardware.sums import PEER_WORLDS
-from microscale.hardware.targets import WARP_SIZE
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig

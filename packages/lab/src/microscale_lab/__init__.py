@@ -1,0 +1,1 @@
+"""What develops Microscale and serves no model: proofs, tuning, kernel benchmarks, predictions, quality, reports."""

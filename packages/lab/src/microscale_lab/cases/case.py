@@ -1,0 +1,102 @@
+"""What a case is: one call of one op's real code, what the float32 reference says, and how far apart they may be."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from microscale.backends.paths import Asked, ask
+from microscale.hardware import Gpu
+from microscale.kernels.op import Implementation, Path, Reason
+from microscale_lab.cases.errors import Errors, errors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One part of an answer: its distance from the reference, and the most that its formats allow."""
+
+    what: str
+    found: Errors
+    allowed: Errors
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong, with the numbers; ``None`` when both norms are within their bounds. NaN is not."""
+        if self.found.worst <= self.allowed.worst and self.found.rms <= self.allowed.rms:
+            return None
+        return (
+            f"{self.what}: the worst error is {self.found.worst:.3e} (allowed {self.allowed.worst:.3e}), the RMS error "
+            f"{self.found.rms:.3e} (allowed {self.allowed.rms:.3e}), relative to the reference's RMS"
+        )
+
+
+def compare(what: str, actual: Tensor, expected: Tensor, allowed: Errors) -> Compared:
+    """A tensor of another shape is as wrong as can be."""
+    if actual.shape != expected.shape:
+        shapes = f"{tuple(actual.shape)} instead of {tuple(expected.shape)}"
+        return Compared(f"{what} of shape {shapes}", Errors(torch.inf, torch.inf), allowed)
+    return Compared(what, errors(actual, expected), allowed)
+
+
+def same(what: str, actual: Tensor, expected: Tensor) -> Compared:
+    """The same numbers, NaN for NaN: the error is the share of those that differ."""
+    if actual.shape != expected.shape:
+        return compare(what, actual, expected, Errors(0.0, 0.0))
+    expected = expected.to(actual.device)
+    differ = (actual != expected) & ~(actual.isnan() & expected.isnan())
+    share = float(differ.double().mean()) if differ.numel() else 0.0
+    return Compared(what, Errors(share, share**0.5), Errors(0.0, 0.0))
+
+
+def hold(compared: Iterable[Compared]) -> None:
+    """For tests: every part within its bounds."""
+    faults = [part.fault for part in compared if part.fault is not None]
+    if faults:
+        raise AssertionError("; ".join(faults))
+
+
+Finish = Callable[[], Iterator[Compared]]
+"""Computes the reference and compares what the kernels have written by then."""
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """One call of an op, small enough for a CPU that interprets PTX unless it says otherwise."""
+
+    name: str
+    large: bool = field(default=False, kw_only=True)
+    """Too much for a CPU: runs on a GPU alone."""
+
+    @property
+    @abstractmethod
+    def op(self) -> str:
+        """The op, as the registry has it."""
+
+    @abstractmethod
+    def variant(self, gpu: Gpu) -> str:
+        """Implementation and path that run it on this card, as the oracle names them."""
+
+    @abstractmethod
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        """Why the card has no such case; ``None`` where it does."""
+
+    @abstractmethod
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        """Make the inputs on ``device`` and run the op's own code for ``gpu``: all launches are in here."""
+
+
+def picked(entry: Implementation[Any], form: str, path: Path[Any] | None) -> str:
+    """The name of a variant: ``triton_w4a16, small batch, direct``."""
+    return ", ".join(part for part in (entry.name, form, path.name if path else "") if part)
+
+
+def refusal(entry: Implementation[Any], form: Asked, spec: Any, gpu: Gpu) -> Reason | None:
+    """Why the implementation, or each of its paths for this form, does not run the spec on the card."""
+    return entry.supports(spec, gpu) or ask(entry, form, spec, gpu).refusal

@@ -1,0 +1,242 @@
+"""Cases of ``moe``: expert layers by every path that the oracle may pick, alone and with a dense MLP.
+
+Tolerances: sums in float32 apart, an answer differs from the reference by its roundings. The small-batch kernels round
+to bf16 twice (the activations between the GEMMs, the answer), the grouped ones three times (also each expert's part).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from microscale.backends import registry
+from microscale.backends.paths import Asked, ask, path_of
+from microscale.formats import MXFP8, BlockScaled, decode, encode
+from microscale.hardware import Gpu
+from microscale.kernels.dense.packed import pack
+from microscale.kernels.dense.spec import DenseWeights
+from microscale.kernels.moe.paths import BLOCK_SCALED, DIRECT, FP8_RESIDENT, LIST, OWN_LIST, WGMMA_FP8
+from microscale.kernels.moe.reference import apply_gate
+from microscale.kernels.moe.spec import Mlp, MlpSpec, MoeOp, MoePath, MoeSpec
+from microscale.kernels.moe.with_mlp import RUN
+from microscale.kernels.op import Activations, Reason
+from microscale.kernels.small.reference import rms_norm
+from microscale_lab.cases.case import Case, Compared, Finish, compare, picked, refusal
+from microscale_lab.cases.errors import Errors, rms_step, rounded_bound
+from microscale_lab.cases.experts import GELU, LAYERS, SILU, SWIGLU_HALVES, Layer, Problem, e4m3_by_token
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANY = [
+    Layer("70 tokens, unused experts", 70, num_experts=16, hidden=352, intermediate=288, spread="unused"),
+    Layer("67 tokens on the same experts, gelu", 67, hidden=160, intermediate=96, gate=GELU, bias=False, spread="one"),
+    Layer("90 tokens, halves, K odd in groups", 90, num_experts=5, top_k=3, hidden=288, intermediate=352,
+          gate=SWIGLU_HALVES),
+    Layer("66 tokens, silu, K of two groups", 66, top_k=1, hidden=64, intermediate=96, gate=SILU, bias=False),
+    Layer("40 tokens, 20 for each expert", 40, hidden=352, intermediate=288),
+    Layer("190 tokens, 190 for each expert", 190, num_experts=2, hidden=352, intermediate=288),
+]  # fmt: skip
+"""More tokens than a small batch has, or enough for tiles of wgmma."""
+SUMMED_BY_NORM = [Layer("3 tokens", 3), Layer("6 tokens, top 3", 6, top_k=3, hidden=352)]
+FORMATS = {"mxfp4": "w4", "mxfp8": "w8"}
+
+
+@cache
+def problem_of(layer: Layer, fmt: str, device: str) -> Problem:
+    """Nobody writes to it, so cards share it."""
+    return Problem.of(layer, fmt, device)
+
+
+@dataclass(frozen=True)
+class ExpertsCase(Case):
+    layer: Layer
+    fmt: str
+    activations: Activations
+
+    @property
+    def op(self) -> str:
+        return "moe"
+
+    @property
+    def entry(self) -> MoeOp[Any]:
+        bits = 16 if self.activations is Activations.BF16 else 8
+        return registry.moe(f"triton_{FORMATS[self.fmt]}a{bits}")
+
+    @property
+    def spec(self) -> MoeSpec:
+        layer = self.layer
+        sizes = (layer.num_experts, layer.top_k, layer.hidden, layer.intermediate)
+        return MoeSpec(*sizes, self.fmt, self.activations, layer.gate, layer.bias, layer.tokens)
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, "", ask(self.entry, Asked.RUN, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        if reason := refusal(self.entry, Asked.RUN, self.spec, gpu):
+            return reason
+        if self.activations is Activations.MXFP8 and path_of(self.entry, Asked.RUN, self.spec, gpu) not in QUANTISED:
+            return "runs with bf16 activations at this size, which has a case of its own"
+        return None
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem, spec = problem_of(self.layer, self.fmt, device), self.spec
+        path = path_of(self.entry, Asked.RUN, spec, gpu)
+        y = self.entry.run(problem.packed, spec, gpu, problem.x, problem.routing, path)
+        return lambda: hold_experts(y, problem, path)
+
+
+@dataclass(frozen=True)
+class SummedByNormCase(ExpertsCase):
+    """Experts up to the sum of a token's, and the norm that adds them up: with a stream of zeros to the answer."""
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, "summed by the next norm", ask(self.entry, Asked.PARTS, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return refusal(self.entry, Asked.PARTS, self.spec, gpu)
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem, spec = problem_of(self.layer, self.fmt, device), self.spec
+        path = path_of(self.entry, Asked.PARTS, spec, gpu)
+        parts = self.entry.run_parts(problem.packed, spec, gpu, problem.x, problem.routing, path)
+        weight = torch.ones(self.layer.hidden, device=device).bfloat16()
+        stream = torch.zeros_like(problem.x)
+        normed, y = registry.small("triton_small").on(gpu).add_rms_norm(parts, stream, weight, 1e-5)
+
+        def finish() -> Iterator[Compared]:
+            yield from hold_experts(y, problem, LIST)
+            want = rms_norm(y, weight, 1e-5)
+            yield compare("norm", normed, want, rounded_bound(want, "bf16", 2))
+
+        return finish
+
+
+QUANTISED = (BLOCK_SCALED, FP8_RESIDENT, WGMMA_FP8)
+"""The paths whose products have 8-bit activations."""
+
+
+def hold_experts(y: Tensor, problem: Problem, path: MoePath[Any]) -> Iterator[Compared]:
+    """An answer of this path against the reference, and against one that quantises alike."""
+    exact = problem.expected()
+    if path not in QUANTISED:
+        roundings = 2 if path in (DIRECT, OWN_LIST, LIST) else 3
+        yield compare("y", y, exact, rounded_bound(exact, "bf16", roundings))
+        return
+    # Two roundings to E4M3, and a group's largest element may saturate by 2**-3, twice a rounding.
+    yield compare("y", y, exact, rounded_bound(exact, "e4m3", 3))
+    if path is BLOCK_SCALED:
+        alike = problem.expected_quantised()
+        yield compare("y of the same codes", y, alike, rounded_bound(alike, "bf16", 2))
+    else:
+        alike = problem.expected_quantised(e4m3_by_token, gate_e4m3)
+        yield compare("y of the same codes", y, alike, fp8_bound(problem.layer))
+
+
+def gate_e4m3(h: Tensor) -> Tensor:
+    """The gate's output in E4M3 under the one scale that the clamp at 7 allows: 7 * 8 * 2**3 is 448."""
+    return (h * 8.0).to(torch.float8_e4m3fn).float() / 8.0
+
+
+def fp8_bound(layer: Layer) -> Errors:
+    """Of a layer with the same 8-bit numbers, on FP8 units without block scales.
+
+    A sum that lies between two E4M3 codes may round to the other: one value may be off by a rounding to E4M3. Sums of
+    E4M3 products keep about 14 bits on Hopper, and drop the rest after every 32 columns.
+    """
+    dropped = (layer.hidden + layer.intermediate) / 32 * 2.0**-14
+    return Errors(5 * rms_step("e4m3"), 3 * rms_step("bf16") + dropped)
+
+
+@dataclass(frozen=True)
+class DenseMlp:
+    """A dense MLP beside the experts: its weights, and its own tokens."""
+
+    gate_up: BlockScaled
+    down: BlockScaled
+    x: Tensor
+
+    @classmethod
+    def of(cls, units: int, hidden: int, tokens: int, device: str) -> DenseMlp:
+        generator = torch.Generator(device).manual_seed(1)
+        gate_up, down, x = (
+            torch.randn(size, generator=generator, device=device) / scale
+            for size, scale in (
+                ((2 * units, hidden), hidden**0.5),
+                ((hidden, units), units**0.5),
+                ((tokens, hidden), 1.0),
+            )
+        )
+        return cls(encode(gate_up, MXFP8), encode(down, MXFP8), x.bfloat16())
+
+    @property
+    def packed(self) -> Mlp:
+        rows = BlockScaled(_in_runs(self.gate_up.values), _in_runs(self.gate_up.scales), self.gate_up.format)
+        return Mlp(pack(DenseWeights(rows)), pack(DenseWeights(self.down)))
+
+    def expected(self) -> Tensor:
+        return apply_gate(self.x.float() @ decode(self.gate_up).T, GELU) @ decode(self.down).T
+
+
+def _in_runs(rows: Tensor) -> Tensor:
+    """All gate rows, then all up rows → runs of the ones, as many of the others, and so on."""
+    return rows.view(2, -1, RUN, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class WithMlpCase(Case):
+    """Experts and a dense MLP in the same launches."""
+
+    layer: Layer
+    units: int
+
+    @property
+    def op(self) -> str:
+        return "moe"
+
+    @property
+    def entry(self) -> MoeOp[Any]:
+        return registry.moe("triton_w8a16")
+
+    @property
+    def spec(self) -> MoeSpec:
+        layer = self.layer
+        sizes = (layer.num_experts, layer.top_k, layer.hidden, layer.intermediate)
+        mlp = MlpSpec(self.units, "mxfp8", packed=True, bias=False)
+        return MoeSpec(*sizes, "mxfp8", Activations.BF16, layer.gate, layer.bias, layer.tokens, mlp)
+
+    def variant(self, gpu: Gpu) -> str:
+        return picked(self.entry, "with a dense MLP", ask(self.entry, Asked.WITH_MLP, self.spec, gpu).path)
+
+    def refuses(self, gpu: Gpu) -> Reason | None:
+        return refusal(self.entry, Asked.WITH_MLP, self.spec, gpu)
+
+    def start(self, gpu: Gpu, device: str) -> Finish:
+        problem, spec = problem_of(self.layer, "mxfp8", device), self.spec
+        mlp = DenseMlp.of(self.units, self.layer.hidden, self.layer.tokens, device)
+        both = torch.stack((mlp.x, problem.x))
+        path = path_of(self.entry, Asked.WITH_MLP, spec, gpu)
+        y = self.entry.run_with_mlp(problem.packed, mlp.packed, spec, gpu, both, problem.routing, path)
+
+        def finish() -> Iterator[Compared]:
+            for what, got, want in (("MLP", y[0], mlp.expected()), ("experts", y[1], problem.expected())):
+                yield compare(what, got, want, rounded_bound(want, "bf16", 2))
+
+        return finish
+
+
+def cases() -> Iterator[Case]:
+    for fmt in FORMATS:
+        for layer in (*LAYERS, *MANY):
+            yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
+        for layer in SUMMED_BY_NORM:
+            yield SummedByNormCase(f"{fmt}, {layer.name}", layer, fmt, Activations.BF16)
+        for layer in MANY:
+            yield ExpertsCase(f"{fmt}, {layer.name}", layer, fmt, Activations.MXFP8)
+    for tokens in (1, 2):
+        layer = Layer("beside an MLP", tokens, 16, 3, 352, 96, GELU, bias=False)
+        yield WithMlpCase(f"{tokens} tokens", layer, 160)

@@ -1,0 +1,153 @@
+"""``microscale bench MODEL --speculative-acceptance 0.7``: what drafts cost and give."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from microscale import settings
+from microscale.cli.bars import progress_bar
+from microscale.cli.bench import ACCEPTANCE
+from microscale.cli.console import parse_numbers, print_json, show_log
+from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
+from microscale.cli.overrides import parse_overrides
+from microscale.errors import BadSetting
+from microscale.models.load_format import LoadFormat
+
+if TYPE_CHECKING:
+    from microscale.engine.loading.prepare import Prepared
+    from microscale.models.families import AnyModel
+    from microscale_lab.model_bench import speculative
+
+TOKENS = "--speculative-tokens"
+
+
+def bench_speculative(
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
+    acceptance: Annotated[
+        float, typer.Option(ACCEPTANCE, help="The chance of a drafted token after accepted ones.", min=0.0, max=1.0)
+    ] = 0.7,
+    tokens: Annotated[
+        str, typer.Option(TOKENS, help="Drafts of each sequence: 0..7, 0,1,3, or auto, the engine's own choice.")
+    ] = "0..7",
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help='Draft by a head, and count its time: \'{"method": "eagle3", "model": "DIR", '
+            '"num_speculative_tokens": 7}\'. Free drafts without.'
+        ),
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,4,16,64",
+    depth: Annotated[int, typer.Option(help="Tokens of context before decoding.", min=1)] = 128,
+    steps: Annotated[
+        int, typer.Option(help="Steps of a request that are timed; each row has four requests, auto 300 steps.", min=1)
+    ] = 32,
+    precision: PrecisionOption = "exact",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: ThreadsOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One object per row as JSON; with auto its steps.")] = False,
+) -> None:
+    """Measure steps with drafts of which a set share is accepted, next to the floor by distinct experts.
+
+    Without files: microscale bench gpt-oss-20b --load-format dummy --speculative-acceptance 0.7
+    """
+    import torch
+    import triton
+
+    from microscale.cli.model import load_with_progress
+    from microscale.engine.config import EngineConfig
+    from microscale.engine.loading.prepare import prepare
+    from microscale.engine.speculation.config import parse_config
+    from microscale_lab.model_bench import speculative, speculative_table
+
+    env = settings.load()
+    plan = speculative.Plan(acceptance, parse_drafts(tokens), depth, steps)
+    batches = parse_numbers("--concurrency", concurrency)
+    drafter = parse_config(speculative_config)
+    if drafter is not None:
+        drafter = replace(drafter, num_speculative_tokens=plan.most)
+    options = EngineConfig(
+        model=model,
+        load_format=load_format.value,
+        device=device,
+        precision=precision,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max(1, *batches),
+        max_num_batched_tokens=speculative.STEP_TOKENS,
+        gpu_memory_utilization=gpu_memory_utilization,
+        hf_overrides=parse_overrides(hf_overrides),
+        offline=env.offline,
+        threads=threads,
+        speculative=drafter,
+    )
+    show_log()
+    prepared = prepare(options, draft_tokens=plan.most)
+    if plan.longest > prepared.config.max_context:
+        needs = f"{depth} tokens and the steps after them need {plan.longest} positions"
+        raise BadSetting(f"{needs}; the model has {prepared.config.max_context}.")
+    loaded = load_with_progress(prepared)
+    head = load_drafter(prepared, loaded, depth)
+    if not as_json:
+        versions = f"torch {torch.__version__}, triton {triton.__version__}"
+        who = "free drafts" if head is None or drafter is None else f"{drafter.method} {drafter.model or ''}".strip()
+        setup = prepared.setup
+        print(f"{model} on {setup.gpu.name}, precision {setup.precision}, acceptance {acceptance:g}, {who}, {versions}")
+        print(speculative_table.header(), flush=True)
+    rows = []
+    with progress_bar("Measuring") as (start, advance):
+        start(len(batches) * len(plan.drafts))
+        for row in speculative.run(loaded, prepared.outline, prepared.setup, plan, batches, head):
+            rows.append(row)
+            if not as_json:
+                print(speculative_table.line(row), flush=True)
+            advance(1)
+    if as_json:
+        print_json(speculative_table.as_json(rows))
+    else:
+        print(speculative_table.summary(rows, acceptance))
+
+
+def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative.Head | None:
+    """The draft head that was asked for, if one was."""
+    from microscale.engine.loading.drafting import load_head
+    from microscale.engine.prediction.draft_head import head_drafting
+    from microscale.engine.speculation.head import HeadDrafter
+    from microscale_lab.model_bench import speculative
+
+    if prepared.head is None:
+        return None
+    own, head = prepared.head, load_head(prepared.head, model)
+    drafting = head_drafting(own.config, own.setup, prepared.outline, prepared.plan, prepared.setup, depth)
+    return speculative.Head(partial(HeadDrafter, head), drafting)
+
+
+def parse_drafts(text: str) -> tuple[int | str, ...]:
+    """``0..7``, ``0,1,3`` and ``auto``, also with commas between them."""
+    from microscale.models.config import MAX_DRAFT
+    from microscale_lab.model_bench import speculative
+
+    found: list[int | str] = []
+    for part in text.split(","):
+        span = re.fullmatch(r"\s*([0-9]{1,3})(?:\.\.([0-9]{1,3}))?\s*", part, re.ASCII)
+        if span is not None:
+            found += range(int(span[1]), int(span[2] or span[1]) + 1)
+        elif part.strip() == speculative.AUTO:
+            found.append(speculative.AUTO)
+        else:
+            raise BadSetting(f"{TOKENS} takes numbers, spans and auto, such as 0..7,auto, not {text[:80]!r}.")
+    wrong = [count for count in found if isinstance(count, int) and count > MAX_DRAFT]
+    if wrong or not found:
+        raise BadSetting(f"{TOKENS} {text[:80]}: a draft has up to {MAX_DRAFT} tokens.")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,33 @@
+"""``--as CARD``: a command runs another card's kernels on this GPU, and labels every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+AsOption = Annotated[
+    str | None,
+    typer.Option("--as", help="Run the kernels of this card (gb10, rtx4090 …) on this GPU. Not that card's speed."),
+]
+
+
+@contextmanager
+def played_card(name: str | None) -> Iterator[str | None]:
+    """Inside, kernels are those of the card. Gives the label of its figures; ``None`` where no card is named."""
+    if name is None:
+        yield None
+        return
+    from microscale.hardware import known
+    from microscale_lab.prove.bridge import as_card, label
+
+    card = known(name)
+    with as_card(card) as executed:
+        yield label(card, executed)
+
+
+def labelled(rows: Sequence[dict[str, object]], label: str | None) -> list[dict[str, object]]:
+    """Rows for JSON: each says that it was taken as another card, where it was."""
+    return [row if label is None else {**row, "as": label} for row in rows]

@@ -1,0 +1,93 @@
+"""``microscale profile``: where the time of a step goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microscale import settings
+from microscale.cli.console import print_json, show_log
+from microscale.cli.options import (
+    MODEL_HELP,
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    PrecisionOption,
+    ReserveOption,
+    UtilizationOption,
+    reserve_in_bytes,
+)
+from microscale.cli.overrides import parse_overrides
+from microscale.errors import BadSetting
+from microscale.models.load_format import LoadFormat
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    batch: Annotated[int, typer.Option(help="Sequences that decode together.")] = 1,
+    depth: Annotated[int, typer.Option(help="Tokens of context before decoding.")] = 128,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 2048,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the decoding steps here, for chrome://tracing or Perfetto.")
+    ] = None,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")] = False,
+) -> None:
+    """Show where the time of one decoding step and one prompt goes: time, share and floor of every part.
+
+    Without files: microscale profile gpt-oss-20b --load-format dummy
+    """
+    import torch
+    import triton
+
+    from microscale.bench import model as bench_whole
+    from microscale.cli.model import load_with_progress
+    from microscale.engine.config import EngineConfig
+    from microscale.engine.loading.prepare import prepare
+    from microscale_lab.model_bench import profile as bench_profile
+
+    env = settings.load()
+    for name, number in (("--batch", batch), ("--depth", depth), ("--prompt", prompt)):
+        if number < 1:
+            raise BadSetting(f"{name} {number} is less than 1.")
+    options = EngineConfig(
+        model=model,
+        load_format=load_format.value,
+        device=device,
+        precision=precision,
+        layer_format=tuple(layer_format or ()),
+        moe_activations=moe_activations,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(8192, prompt),
+        gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
+        hf_overrides=parse_overrides(hf_overrides),
+        offline=env.offline,
+    )
+    show_log()
+    prepared = prepare(options)
+    tests = [f"pp{prompt}", f"tg{4 * bench_profile.STEPS}"]
+    bench_whole.make_cases(tests, [batch], [depth], prepared.config.max_context)  # refuses what is too long
+    loaded = load_with_progress(prepared)
+    found = bench_profile.run(loaded, prepared.outline, prepared.setup, batch, depth, prompt, trace)
+    if as_json:
+        print_json(bench_profile.as_json(found))
+    else:
+        setup, versions = prepared.setup, f"torch {torch.__version__}, triton {triton.__version__}"
+        print(f"{model} on {setup.gpu.name}, precision {setup.precision}, {versions}")
+        print(bench_profile.table(found))

@@ -1,0 +1,54 @@
+"""``microscale prove``: every kernel compiled, or executed, as cards that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microscale import settings
+from microscale.errors import BadSetting
+
+
+def prove(
+    gpu: Annotated[str, typer.Option(help="A known card (rtx5090, gb10 …) or all.")] = "all",
+    op: Annotated[str | None, typer.Option(help="One op only: moe, attention …")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; one per core without.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Rewrite this page's tables for the Triton in use.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one row per kernel and architecture as JSON.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Execute the kernels on their cases, as the card.")] = False,
+    device: Annotated[str | None, typer.Option(help="With --run: cuda, or cpu, which interprets.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="With --run: few cases that start every function.")] = False,
+) -> None:
+    """Compile every kernel for every architecture, without a GPU, and check it against the card's limits.
+
+    It fails on a compile error, too much shared memory, spilled registers, an instruction that the card does not have,
+    and a promised matrix instruction that is missing. Results are cached.
+
+    With --run the kernels are executed as on the card, by the GPU at hand or by the CPU, and
+    their results are compared with the float32 reference.
+    """
+    from microscale_lab.prove.command import run_cases, run_prove
+
+    env = settings.load()
+    if not run and (device is not None or quick):
+        raise BadSetting("--device and --quick belong to --run.")
+    if run and markdown is not None:
+        raise BadSetting("--markdown shows what was compiled, and --run executes.")
+    if run:
+        raise typer.Exit(
+            run_cases(
+                gpu=gpu, op=op, device=device, jobs=jobs, quick=quick, cache_dir=env.cache_dir, json_output=as_json
+            )
+        )
+    raise typer.Exit(
+        run_prove(
+            gpu=gpu,
+            op=op,
+            jobs=jobs,
+            cache_dir=env.cache_dir,
+            json_output=as_json,
+            markdown=markdown,
+        )
+    )

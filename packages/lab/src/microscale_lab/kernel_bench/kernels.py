@@ -1,0 +1,43 @@
+"""``microscale bench kernels OP``: which rows each op has, and the options that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from microscale.errors import BadSetting
+from microscale.kernels.op import Activations
+from microscale_lab.kernel_bench import attention, dense, moe, sampling, small
+from microscale_lab.kernel_bench.rows import Row
+
+
+class KernelBench(StrEnum):
+    """The ops that can be timed by themselves."""
+
+    MOE = "moe"
+    DENSE = "dense"
+    ATTENTION = "attention"
+    SMALL = "small"
+    SAMPLING = "sampling"
+
+
+def run(
+    op: KernelBench,
+    model: str | None = None,
+    tokens: Sequence[int] | None = None,
+    activations: Activations = Activations.BF16,
+) -> Iterator[Row]:
+    """The rows of an op, as they are measured. An option that the op does not know is refused."""
+    if op is not KernelBench.MOE and (model is not None or activations is not Activations.BF16):
+        raise BadSetting(f"--model and --activations belong to `bench kernels moe`, not to {op}.")
+    if op is KernelBench.MOE:
+        return moe.run(model or "gpt-oss-120b", tokens or moe.TOKENS, activations)
+    if op is KernelBench.DENSE:
+        return dense.run(tokens or dense.TOKENS)
+    if op is KernelBench.SMALL:
+        return small.run(tokens or small.TOKENS)
+    if op is KernelBench.SAMPLING:
+        return sampling.run(tokens=tokens or sampling.TOKENS)
+    if tokens is not None:
+        raise BadSetting("`bench kernels attention` has cases of its own; --tokens says nothing about them.")
+    return attention.run()

@@ -1,0 +1,173 @@
+"""``microscale bench kernels moe``: one expert layer at a range of token counts.
+
+Each row is checked against the float32 reference on a sample of tokens before it is timed. Weights rotate over several
+layers, so that none is read from L2; a layer is gather, both GEMMs with bias and activation and the weighted sum, with
+routing given as expert ids and weights: sorting the pairs is inside the figure. Times are of CUDA-graph replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from microscale.backends.calls import run_moe
+from microscale.backends.measured_as import path_name
+from microscale.errors import Unsupported
+from microscale.formats import BlockScaled, block_format
+from microscale.hardware import Gpu, detect
+from microscale.kernels.moe.cost import activation_bytes, bytes_per_expert, expert_flops
+from microscale.kernels.moe.packed import PackedExperts
+from microscale.kernels.moe.reference import moe
+from microscale.kernels.moe.spec import Activations, Gate, GateKind, MoeSpec, MoeWeights, Routing
+from microscale.kernels.moe.w4a8 import BlockScaledMoe, TritonW4A8
+from microscale.kernels.moe.w4a16 import TritonW4A16
+from microscale.kernels.moe.w8a8 import TritonW8A8
+from microscale.kernels.moe.w8a16 import TritonW8A16
+from microscale_lab.kernel_bench.launched import counting
+from microscale_lab.kernel_bench.rows import Row, check, row
+from microscale_lab.kernel_bench.timing import Ceilings, graph_us, measure_ceilings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 8192)
+CHECKED_TOKENS = 24
+# Three roundings to bf16, of 1.6e-3 RMS each, on the way, or two to E4M3, of 2.5e-2: see tests/gpu/test_moe.py.
+RMS_TOLERANCE = {Activations.BF16: 4.8e-3, Activations.MXFP8: 5e-2}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The expert layer of a known model."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    weight_format: str
+    gate: Gate
+    bias: bool
+
+    def spec(self, tokens: int, activations: Activations = Activations.BF16) -> MoeSpec:
+        sizes = (self.num_experts, self.top_k, self.hidden, self.intermediate)
+        return MoeSpec(*sizes, self.weight_format, activations, self.gate, self.bias, tokens)
+
+
+_SWIGLU = Gate(GateKind.SWIGLU_CLAMPED, interleaved=True)
+_GELU = Gate(GateKind.GELU_TANH, interleaved=False)
+LAYERS = {
+    "gpt-oss-120b": Layer(128, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
+    "gpt-oss-20b": Layer(32, 4, 2880, 2880, "mxfp4", _SWIGLU, bias=True),
+    "gemma-4-26b-a4b": Layer(128, 8, 2816, 704, "mxfp8", _GELU, bias=False),
+}
+_IMPLEMENTATIONS: dict[tuple[str, Activations], TritonW4A16 | BlockScaledMoe] = {
+    ("mxfp4", Activations.BF16): TritonW4A16(),
+    ("mxfp8", Activations.BF16): TritonW8A16(),
+    ("mxfp4", Activations.MXFP8): TritonW4A8(),
+    ("mxfp8", Activations.MXFP8): TritonW8A8(),
+}
+
+
+def _random(shape: tuple[int, int, int], fmt_name: str, generator: torch.Generator) -> BlockScaled:
+    """Weights of about unit gain: every code is as likely as any other, scales vary over four octaves."""
+    fmt = block_format(fmt_name)
+    experts, rows, k = shape
+    # 0x7F would be NaN in E4M3; the top exponents are left out so that both formats have like magnitudes.
+    high = 256 if fmt.bits == 4 else 0x48
+
+    def random_bytes(low: int, high: int, width: int) -> Tensor:
+        return torch.randint(
+            low, high, (experts, rows, width), dtype=torch.uint8, device=generator.device, generator=generator
+        )
+
+    return BlockScaled(random_bytes(0, high, k * fmt.bits // 8), random_bytes(117, 121, k // 32), fmt)
+
+
+def random_experts(layer: Layer, generator: torch.Generator) -> MoeWeights:
+    experts, hidden, units = layer.num_experts, layer.hidden, layer.intermediate
+
+    def bias(rows: int) -> Tensor | None:
+        if not layer.bias:
+            return None
+        return torch.randn(experts, rows, device=generator.device, generator=generator).mul(0.1).bfloat16()
+
+    gate_up = _random((experts, 2 * units, hidden), layer.weight_format, generator)
+    down = _random((experts, hidden, units), layer.weight_format, generator)
+    return MoeWeights(gate_up, down, bias(2 * units), bias(hidden))
+
+
+def random_tokens(layer: Layer, tokens: int, generator: torch.Generator) -> tuple[Tensor, Routing]:
+    logits = torch.randn(tokens, layer.num_experts, device=generator.device, generator=generator)
+    values, ids = logits.topk(layer.top_k, dim=-1)
+    x = torch.randn(tokens, layer.hidden, device=generator.device, generator=generator).bfloat16()
+    return x, Routing(ids.int().contiguous(), values.softmax(dim=-1).contiguous())
+
+
+def rms_error(y: Tensor, x: Tensor, routing: Routing, weights: MoeWeights, gate: Gate) -> float:
+    """Relative RMS error on a sample of tokens."""
+    sample = torch.randperm(x.shape[0], device=x.device)[:CHECKED_TOKENS]
+    some = Routing(routing.expert_ids[sample].contiguous(), routing.weights[sample].contiguous())
+    want = moe(x[sample], weights, some, gate)
+    return float((y[sample].float() - want).norm() / want.norm())
+
+
+def run(
+    model: str = "gpt-oss-120b",
+    tokens: Sequence[int] = TOKENS,
+    activations: Activations = Activations.BF16,
+    num_layers: int = 5,
+    repeats: int = 20,
+) -> Iterator[Row]:
+    """Rows as they are measured. The first comes after the ceilings, some seconds in."""
+    gpu = detect()
+    if gpu.is_cpu:
+        raise Unsupported("Kernel benchmarks need a GPU; `microscale prove` checks the kernels without one.")
+    if model not in LAYERS:
+        raise Unsupported(f"Unknown expert layer {model!r}; known are {', '.join(LAYERS)}.")
+    layer = LAYERS[model]
+    implementation = _IMPLEMENTATIONS[layer.weight_format, activations]
+    reason = implementation.supports(layer.spec(1, activations), gpu)
+    if reason is not None:
+        raise Unsupported(f"The experts of {model} cannot run so on {gpu.name}: {implementation.name} {reason}.")
+    ceilings = measure_ceilings()
+    generator = torch.Generator("cuda").manual_seed(0)
+    checked = random_experts(layer, generator)
+    packed = [implementation.pack(checked, layer.spec(1))]
+    packed += [implementation.pack(random_experts(layer, generator), layer.spec(1)) for _ in range(num_layers - 1)]
+    for count in tokens:
+        inputs = [random_tokens(layer, count, generator) for _ in packed]
+        yield _measure(model, layer, layer.spec(count, activations), packed, inputs, checked, ceilings, repeats, gpu)
+
+
+def _measure(
+    model: str,
+    layer: Layer,
+    spec: MoeSpec,
+    packed: list[PackedExperts],
+    inputs: list[tuple[Tensor, Routing]],
+    checked: MoeWeights,
+    ceilings: Ceilings,
+    repeats: int,
+    gpu: Gpu,
+) -> Row:
+    implementation = _IMPLEMENTATIONS[spec.weight_format, spec.activations]
+    x, routing = inputs[0]
+    case = f"{model}, {spec.tokens} tokens"
+    with counting(path_name(implementation, "experts", spec, gpu)) as launched:
+        first = run_moe(implementation, packed[0], spec, gpu, x, routing)
+    error = rms_error(first, x, routing, checked, layer.gate)
+    check(implementation.name, case, gpu.name, error, RMS_TOLERANCE[spec.activations])
+
+    def layers() -> None:
+        for weights, (x, routing) in zip(packed, inputs, strict=True):
+            run_moe(implementation, weights, spec, gpu, x, routing)
+
+    us = graph_us(layers, repeats) / len(packed)
+    used = sum(len(routing.expert_ids.unique()) for _, routing in inputs) / len(inputs)
+    num_bytes = used * bytes_per_expert(spec) + activation_bytes(spec)
+    unit = implementation.cost(spec, gpu).unit.value
+    found = row("moe", case, implementation.name, us, num_bytes, expert_flops(spec), ceilings, error, unit=unit)
+    return replace(found, launched=launched[0])

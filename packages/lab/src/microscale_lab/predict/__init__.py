@@ -1,0 +1,1 @@
+"""Measured rows, and how well they predict others (``bench sweep``, ``bench fit``)."""

@@ -1,0 +1,59 @@
+"""Stand-ins: another card's kernels on a part of this GPU, as a test of predictions on rows that the fit has not seen.
+
+``bench sweep --as gb10 --sms 48`` measures them; ``bench fit --against FILE`` predicts the same rows from the whole
+card's fit: the stand-in's kernels and SMs, with the clocks of the GPU that ran them and the bandwidth that reading was
+measured to reach there: a plain read, and on a part of the SMs the lm_head too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from microscale.backends.ops import Activations
+from microscale.backends.plan import Setup, make_plan
+from microscale.backends.precision import PRECISIONS
+from microscale.engine.prediction.interval import interval
+from microscale.engine.prediction.predict import predict
+from microscale.errors import BadSetting
+from microscale.hardware import KNOWN, Gpu
+from microscale.hardware.stand_in import stand_in
+from microscale.hardware.whole_models import Kind
+from microscale.models.families import PRESETS
+from microscale.models.outline import outline
+from microscale_lab.predict.fit import PAGE_SIZE, STEP_TOKENS, Held, score
+from microscale_lab.predict.sweep import SweepRow, read
+
+
+def held(row: SweepRow, played: Gpu, gpu: Gpu) -> Held:
+    """A row and its prediction; ``played`` decides which kernels run, ``gpu`` how long they take."""
+    case = row.case
+    precision = PRECISIONS[case.precision]
+    shape = outline(case.model, PRESETS[case.model], Activations.BF16, PAGE_SIZE, case.context)
+    plan = make_plan(case.model, shape.uses, Setup(played, Activations.BF16, precision=precision))
+    setup = Setup(gpu, Activations.BF16, precision=precision)
+    found = predict(shape, plan, setup, case.batch, case.context, STEP_TOKENS)
+    time = interval(found.step if case.kind is Kind.DECODE else found.prefill, case, gpu)
+    name = f"{case.model} {case.precision} {case.kind} {case.batch} x {case.context}"
+    return Held(name, row.us, time.us, time.low_us, time.high_us)
+
+
+def report(file: Path) -> list[str]:
+    """Every row of a sweep beside its prediction, and the score."""
+    try:
+        head = json.loads(file.read_text())
+        base, card = head["gpu"], head["card"]
+        rates = (head["sms"], head["read_gbs"], head["streamed_gbs"])
+        rows = read(file)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadSetting(f"{file} holds no sweep ({type(error).__name__}: {error}).") from None
+    if base not in KNOWN or not rows:
+        raise BadSetting(f"{file} has no rows of a known card.")
+    gpu = stand_in(base, card, *rates)
+    found = [held(row, KNOWN[card or base], gpu) for row in rows]
+    lines = [f"{card or base} on {gpu.num_sms} SMs of {base}: {'us':>28} {'predicted':>9} {'error':>7}  90 % interval"]
+    for entry in found:
+        said = f"{entry.us:>9.0f} {entry.predicted_us:>9.0f} {entry.error:>+7.1%}"
+        mark = "" if entry.inside else "  outside"
+        lines.append(f"{entry.name:<46} {said}  {entry.low_us:.0f} to {entry.high_us:.0f}{mark}")
+    return [*lines, "", score(found).line("rows that the fit has not seen")]

@@ -1,0 +1,159 @@
+"""Which cases are executed for which cards: the oracle is asked, and each case is rehearsed.
+
+A rehearsal runs the op's own code once and lists its launches instead of starting them. Cards that would start the same
+kernels in the same grids with the same numbers share one execution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from microscale.hardware import Gpu
+from microscale.kernels.launch import Kernel, Launch, taken_by
+from microscale_lab.cases import Case, all_cases
+from ptxproof.targets import has_own_ptx, ptx_sm
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how often it is done, and how often in all."""
+
+
+def quietly(what: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+CPU = "cpu"
+CUDA = "cuda"
+TOO_LARGE = "is too large for a CPU"
+
+
+class Rehearsed(NamedTuple):
+    """One launch, as far as it may differ from card to card."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    numbers: tuple[Any, ...]
+    """Its arguments but for tensors."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One execution: a case as a card runs it."""
+
+    case: Case
+    gpu: Gpu
+    launches: tuple[Rehearsed, ...]
+    """As they were listed beforehand; none for a large case."""
+
+    @property
+    def kernels(self) -> set[Kernel]:
+        return {start.kernel for start in self.launches}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is executed for which card, and what is not."""
+
+    units: tuple[Unit, ...]
+    standing: tuple[tuple[Gpu, int], ...]
+    """For each case of each card the unit that is executed for it."""
+    left_out: Counter[tuple[str, str, str]]
+    """Card, op and reason → how many cases the card does not have."""
+
+
+def cases_of(ops: Sequence[str]) -> list[Case]:
+    """The cases of these ops, or of all."""
+    return [case for case in all_cases() if not ops or case.op in ops]
+
+
+def rehearse(case: Case, gpu: Gpu) -> Unit:
+    """The launches of a case. What they would have written is not there, so nothing is compared."""
+    launches: list[Rehearsed] = []
+
+    def take(started: Launch) -> bool:
+        numbers = tuple(value for value in started.arguments if not isinstance(value, Tensor))
+        launches.append(Rehearsed(started.kernel(), tuple(started.grid), numbers))
+        return False
+
+    with taken_by(take), _one_thread():
+        case.start(gpu, CPU)
+    return Unit(case, gpu, tuple(launches))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For tensors as small as a case's: threads that wait for each other take more time than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def select(gpus: Sequence[Gpu], cases: Iterable[Case], device: str, progress: Progress = quietly) -> Selection:
+    """Which cases each card has, and which executions they come down to."""
+    units: dict[tuple[int, int, Any], int] = {}
+    found: list[Unit] = []
+    standing: list[tuple[Gpu, int]] = []
+    left_out: Counter[tuple[str, str, str]] = Counter()
+    listed = list(cases)
+    # A card whose PTX stands for another's goes first.
+    for gpu in sorted(gpus, key=lambda gpu: not has_own_ptx(gpu.sm)):
+        for place, case in enumerate(listed):
+            progress("selecting", place, len(listed))
+            reason = case.refuses(gpu) or (TOO_LARGE if case.large and device == CPU else None)
+            if reason is not None:
+                left_out[gpu.name, case.op, reason] += 1
+                continue
+            # A large case takes seconds and gigabytes on a CPU to list what it starts: each card runs its own.
+            unit = Unit(case, gpu, ()) if case.large else rehearse(case, gpu)
+            if not unit.launches and not case.large:
+                left_out[gpu.name, case.op, "starts no kernel"] += 1
+                continue
+            key = (place, ptx_sm(gpu.sm), unit.launches or gpu.name)
+            at = units.setdefault(key, len(found))
+            if at == len(found):
+                found.append(unit)
+            standing.append((gpu, at))
+    return Selection(tuple(found), tuple(standing), left_out)
+
+
+def shorten(selected: Selection) -> Selection:
+    """As few executions as start every jit function in every form: each with every format of weights and KV."""
+    seen: set[Any] = set()
+    kept: list[int] = []
+    by_size = sorted(range(len(selected.units)), key=lambda at: _size(selected.units[at]))
+    for at in by_size:
+        unit = selected.units[at]
+        forms = {(unit.gpu.sm, *_form(kernel)) for kernel in unit.kernels}
+        if forms - seen:
+            seen |= forms
+            kept.append(at)
+    place = {at: new for new, at in enumerate(kept)}
+    standing = tuple((gpu, place[at]) for gpu, at in selected.standing if at in place)
+    return replace(selected, units=tuple(selected.units[at] for at in kept), standing=standing)
+
+
+LEAST_PROGRAMS = 8
+FORM = ("BITS", "SCALES", "MX", "FP8", "DIRECT", "EXPERT_WORDS", "CHANNELS", "GROUPS", "CAPPED")
+"""Constants that make another kernel of a function: of the weights, the activations and the cache."""
+
+
+def _form(kernel: Kernel) -> tuple[Any, ...]:
+    constants = kernel.constants
+    pointers = frozenset(kind for kind in kernel.signature.values() if kind.startswith("*"))
+    return kernel.name, pointers, *((name, constants[name]) for name in FORM if name in constants)
+
+
+def _size(unit: Unit) -> tuple[bool, int]:
+    """Programs that it starts. So few that hardly anything can go wrong come last."""
+    programs = sum(math.prod(start.grid) for start in unit.launches)
+    return programs < LEAST_PROGRAMS, programs

@@ -1,0 +1,1 @@
+"""What the owner of a card sends (``microscale report``), and how it is added to the package."""

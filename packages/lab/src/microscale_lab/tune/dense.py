@@ -1,0 +1,96 @@
+"""What ``microscale tune`` runs of dense layers for small batches: every format, at sizes that fill the card to
+different degrees, weights rotating so that none are read from L2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microscale.hardware import Gpu
+from microscale.hardware.tiles import dense
+from microscale.hardware.tiles.dense import Case, DenseFormat, Size
+from microscale.kernels.dense import small_batch
+from microscale.kernels.dense.packed import PackedDense, pack, row_major, to_row_major
+from microscale.kernels.dense.reference import dense as reference
+from microscale.kernels.dense.spec import DenseWeights
+from microscale_lab.kernel_bench.dense import CHECKED_ROWS, RMS_TOLERANCE, ROTATED_BYTES, Shape, random_weights
+from microscale_lab.tune.job import Job, Problem
+
+COLUMNS = 2880
+BITS = {DenseFormat.BF16: 16, DenseFormat.FP8: 8, DenseFormat.MXFP8: 8, DenseFormat.MXFP4: 4}
+# Of ``MANY`` as many as an lm_head has; of the others some of their range, for each SM. With 28 two blocks of 16 tokens
+# are more than a wave, so that 32 tokens are one block.
+MANY_ROWS = 201088
+ROWS_PER_SM = {Size.TWO_PROGRAMS: 28, Size.ONE_WAVE: 40, Size.CROWDED: 64}
+
+
+def jobs(gpu: Gpu, quick: bool) -> Iterator[Job]:
+    if quick:
+        yield job_of(Case(DenseFormat.BF16, 8, Size.ONE_WAVE), gpu)
+        yield job_of(Case(DenseFormat.MXFP8, 8, Size.TWO_PROGRAMS), gpu)
+        return
+    for fmt in DenseFormat:
+        for columns in dense.columns_of(fmt):
+            for size in Size:
+                yield job_of(Case(fmt, columns, size), gpu)
+
+
+def rows_of(size: Size, gpu: Gpu) -> int:
+    rows = MANY_ROWS if size is Size.MANY else ROWS_PER_SM[size] * gpu.num_sms
+    assert dense.size_of(rows, gpu) is size
+    return rows
+
+
+def job_of(case: Case, gpu: Gpu) -> Job:
+    rows, tokens = rows_of(case.size, gpu), 1 if case.columns == dense.COLUMNS[0] else case.columns
+    about = f"{case.format}, {rows} x {COLUMNS}, {tokens} tokens"
+    return Job(dense.SECTION, case, about, list(dense.candidates(case, gpu)), _prepared(case, rows, tokens, gpu))
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Dense layers with weights of their own, and a batch."""
+
+    packed: list[PackedDense]
+    x: Tensor
+    expected: Tensor
+    """The reference's answer of the first, in its first rows."""
+
+    @classmethod
+    def of(cls, weight_format: str, rows: int, columns: int, tokens: int, device: str) -> Layers:
+        generator = torch.Generator(device).manual_seed(rows)
+        shape = Shape("tune", rows, columns)
+        count = max(1, -(-ROTATED_BYTES // (rows * columns * BITS[DenseFormat(weight_format)] // 8)))
+        first = random_weights(shape, weight_format, generator)
+        packed = [_packed(first)]
+        packed += [_packed(random_weights(shape, weight_format, generator)) for _ in range(count - 1)]
+        x = torch.randn(tokens, columns, device=device, generator=generator, dtype=torch.bfloat16)
+        head = DenseWeights(first.weight[:CHECKED_ROWS], None if first.bias is None else first.bias[:CHECKED_ROWS])
+        return cls(packed, x, reference(x, head))
+
+    def problem(self, run: Callable[[PackedDense, Tensor], Tensor], roundings: int = 1) -> Problem:
+        """``roundings`` to bf16 on the way to an answer."""
+
+        def error() -> float:
+            ours = run(self.packed[0], self.x)[:, :CHECKED_ROWS].float()
+            return float((ours - self.expected).norm() / self.expected.norm())
+
+        tolerance = RMS_TOLERANCE * roundings**0.5
+        return Problem(lambda: [run(each, self.x) for each in self.packed], error, tolerance, len(self.packed))
+
+
+def _prepared(case: Case, rows: int, tokens: int, gpu: Gpu) -> Callable[[str], Problem]:
+    def prepare(device: str) -> Problem:
+        layers = Layers.of(case.format, rows, COLUMNS, tokens, device)
+        return layers.problem(lambda packed, x: small_batch.run(packed, gpu, x, None))
+
+    return prepare
+
+
+def _packed(weights: DenseWeights) -> PackedDense:
+    if isinstance(weights.weight, Tensor):
+        return row_major(to_row_major(weights, torch.bfloat16))
+    return pack(weights)

@@ -1,0 +1,185 @@
+"""Compiles one kernel for one SM without a GPU, and reads from the result what the gate needs.
+
+The options are the launch's own and nothing is added, because what is proved must be what is launched. Registers and
+spills come from the log of the ptxas run that made the cubin; counting instructions with nvdisasm is no substitute, for
+the one in the Triton 3.6 wheel prints nothing for SM 12.1, which reads as "no spills".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import IO, Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.cache import triton_key
+
+from ptxproof.complaints import captured, reason
+from ptxproof.launch import Kernel
+from ptxproof.targets import FORBIDDEN_PTX, WARP_SIZE, matrix_instructions
+
+FACTS_VERSION = 2
+"""Part of every cache key: raise it when the meaning of a field of ``Facts`` changes."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What compiling a kernel showed. Only ``error`` and ``forbidden`` mean anything when it did not compile."""
+
+    error: str | None = None
+    """The line of the compiler's output that says what is wrong."""
+    forbidden: tuple[str, ...] = ()
+    mma: tuple[str, ...] = ()
+    promise_found: bool = False
+    shared: int | None = None
+    tensor_memory: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    """Bytes of spill stores and spill loads together, as ptxas counts them."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Facts:
+        """Raises ``ValueError`` unless ``data`` has the shape that ``to_json`` gives."""
+        if not isinstance(data, dict) or set(data) != {field.name for field in fields(cls)}:
+            raise ValueError("not a record of facts")
+        for name in ("forbidden", "mma"):
+            if not (isinstance(data[name], list) and all(isinstance(item, str) for item in data[name])):
+                raise ValueError(f"{name} is no list of strings")
+        for name in ("shared", "tensor_memory", "registers", "spill_bytes"):
+            if not (data[name] is None or type(data[name]) is int):
+                raise ValueError(f"{name} is no number")
+        if not (isinstance(data["promise_found"], bool) and isinstance(data["error"], str | None)):
+            raise ValueError("promise_found or error has the wrong type")
+        return cls(**{**data, "forbidden": tuple(data["forbidden"]), "mma": tuple(data["mma"])})
+
+
+def warm_up(sm: int) -> None:
+    """Compute once, before workers fork, what every compilation needs: hashes of Triton's own files, ptxas' version."""
+    triton_key()
+    make_backend(_target(sm)).hash()
+
+
+def _target(sm: int) -> GPUTarget:
+    return GPUTarget("cuda", sm, WARP_SIZE)
+
+
+def cache_key(kernel: Kernel, sm: int) -> str:
+    """Names all that the facts depend on: source with its callees, specialisation, options, SM and Triton."""
+    parts = {
+        "facts": FACTS_VERSION,
+        "triton": triton.__version__,
+        "sm": sm,
+        "source": kernel.fn.cache_key,
+        "specialisation": [(kind, _stable(value)) for kind, value in kernel.specialisation],
+        "options": {name: _stable(value) for name, value in kernel.options},
+        "promise": kernel.promise,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """A text that is the same in every process: jit functions by their source, layouts and numbers by ``repr``."""
+    return str(value.cache_key) if hasattr(value, "cache_key") else f"{type(value).__name__} {value!r}"
+
+
+def source(kernel: Kernel, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
+    """The source and options that a launch would compile; refuses what the launch would refuse."""
+    fn, backend = kernel.fn, make_backend(target)
+    options = dict(kernel.options)
+    # As ``JITFunction.run`` has them.
+    given = {"debug": fn.debug or knobs.runtime.debug, "instrumentation_mode": knobs.compilation.instrumentation_mode}
+    if unknown := sorted(set(options) - set(vars(backend.parse_options({})))):
+        raise ValueError(f"the kernel has no argument or compile option {', '.join(map(repr, unknown))}")
+    bound = {param.name: value for param, (_, value) in zip(fn.params, kernel.specialisation, strict=True)}
+    parsed, signature, constants, attributes = fn._pack_args(
+        backend, given | options, bound, list(kernel.specialisation), options
+    )
+    make = GluonASTSource if fn.is_gluon() else ASTSource
+    return make(fn, signature, constants, attributes), dict(vars(parsed))
+
+
+def compile_kernel(kernel: Kernel, sm: int, log: IO[bytes]) -> Facts:
+    """Compile, and turn whatever the compiler does, short of killing the process, into facts.
+
+    ``log`` is an empty file that takes what the compiler writes to the terminal, and outlives it if it is killed.
+    """
+    with captured(log) as written:
+        try:
+            with _own_folder(), knobs.nvidia.scope():
+                knobs.nvidia.dump_ptxas_log = True
+                made, options = source(kernel, _target(sm))
+                compiled = triton.compile(made, target=_target(sm), options=options)
+        except Exception as error:  # the compiler raises every kind, and each of them is the finding
+            # Triton prints the PTX that ptxas refused, so what is forbidden is found there too.
+            return Facts(error=reason(error, written()), forbidden=_forbidden(written()))
+        return _facts(kernel, compiled, written())
+
+
+def compile_to_ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+    """The PTX for ``sm``, and the bytes of shared memory that a block takes. ptxas is not asked."""
+
+    def stop_before_ptxas(*arguments: Any) -> tuple[str, str] | None:
+        """Triton calls this without arguments for a part of its cache key, and then with the stages."""
+        if not arguments:
+            return "ptx", "ptx"
+        arguments[1]["cubin"] = lambda source, metadata: b""
+        return None
+
+    with _own_folder(), knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = stop_before_ptxas
+        made, options = source(kernel, _target(sm))
+        compiled = triton.compile(made, target=_target(sm), options=options)
+    return compiled.asm["ptx"], compiled.metadata.shared
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """Let Triton write to a folder that goes away.
+
+    Its own cache would skip ptxas, and so the log, and grow by about 1 MB a kernel; and it leaves behind in the
+    folder for temporary files whatever ptxas refused.
+    """
+    usual = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="ptxproof-") as folder, knobs.cache.scope():
+        knobs.cache.dir = tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = usual
+
+
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def _facts(kernel: Kernel, compiled: Any, log: str) -> Facts:
+    ptx: str = compiled.asm["ptx"]
+    registers = _REGISTERS.findall(log)
+    spills = _SPILLS.findall(log)
+    if not registers or not spills:
+        return Facts(error="ptxas gave no count of registers and spills")
+    return Facts(
+        forbidden=_forbidden(ptx),
+        mma=matrix_instructions(ptx),
+        promise_found=kernel.promise is not None and re.search(kernel.promise, ptx) is not None,
+        shared=compiled.metadata.shared,
+        tensor_memory=compiled.metadata.tmem_size or 0,
+        registers=max(map(int, registers)),
+        spill_bytes=sum(int(stores) + int(loads) for stores, loads in spills),
+    )
+
+
+def _forbidden(text: str) -> tuple[str, ...]:
+    return tuple(name for name in FORBIDDEN_PTX if name in text)

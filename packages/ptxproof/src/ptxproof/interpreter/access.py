@@ -1,0 +1,172 @@
+"""Loads, stores, atomics and asynchronous copies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ptxproof.interpreter.lanes import Lanes, Mask
+from ptxproof.interpreter.numbers import UNSIGNED, Array, bits_of
+from ptxproof.interpreter.operands import Operands, Read, Step, Write, number_type, unknown
+from ptxproof.ptx import Instruction
+
+_SPACES = ("global", "shared", "local", "param")
+
+
+def space_of(opcode: str) -> str:
+    """Which memory: without a word, global."""
+    parts = opcode.replace("::", ".").split(".")
+    return next((space for space in _SPACES if space in parts), "global")
+
+
+def store_bytes(opcode: str) -> int:
+    """Bytes of one number of a load or store."""
+    return bits_of(opcode.rpartition(".")[2]) // 8
+
+
+def build_load(ops: Operands, asked: Instruction) -> Step:
+    kind = asked.opcode.rpartition(".")[2]
+    width, space = bits_of(kind) // 8, space_of(asked.opcode)
+    targets = ops.list_of(asked.operands[0])
+    writes = [ops.write(target, kind) for target in targets]
+    dtype: Any = number_type(kind)
+    if space == "param":
+        return _parameter(asked, writes[0], dtype)
+    address = ops.address(asked.operands[1], 32 if space in ("shared", "local") else 64)
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        selected = lanes.selected(active)
+        addresses = lanes.wide(address(lanes, active))[selected]
+        lanes.refuse_undefined("loads from an address", active)
+        rows = load_rows(lanes, space, addresses, width, len(targets), selected)
+        for at, write in enumerate(writes):
+            write(lanes, spread(lanes, rows[:, at], selected, active).view(dtype), active)
+
+    return step
+
+
+def _parameter(asked: Instruction, write: Write, dtype: Any) -> Step:
+    found = re.fullmatch(r"\[\s*([\w$]+)\s*\]", asked.operands[1])
+    if found is None:
+        raise unknown(asked)
+    name = found[1]
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        bits = lanes.params[name] & (2 ** (8 * np.dtype(dtype).itemsize) - 1)
+        write(lanes, np.array([bits], UNSIGNED[8 * np.dtype(dtype).itemsize]).view(dtype), active)
+
+    return step
+
+
+def load_rows(lanes: Lanes, space: str, addresses: Array, width: int, count: int, selected: Array) -> Array:
+    if space == "shared":
+        return lanes.shared.load(addresses, width, count, selected)
+    memory = lanes.local if space == "local" else lanes.memory
+    return memory.load(lanes, addresses, width, count, selected)
+
+
+def spread(lanes: Lanes, values: Array, selected: Array, active: Mask) -> Array:
+    """Numbers of the active lanes among all lanes."""
+    if active is None:
+        return np.ascontiguousarray(values)
+    everywhere = np.zeros(lanes.num, values.dtype)
+    everywhere[selected] = values
+    return everywhere
+
+
+def build_store(ops: Operands, asked: Instruction) -> Step:
+    kind = asked.opcode.rpartition(".")[2]
+    width, space = bits_of(kind) // 8, space_of(asked.opcode)
+    address = ops.address(asked.operands[0], 32 if space in ("shared", "local") else 64)
+    sources = [ops.read(source, 8 * width) for source in ops.list_of(asked.operands[1])]
+    dtype: Any = UNSIGNED[8 * width]
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        selected = lanes.selected(active)
+        values = [lanes.wide(read(lanes, active))[selected].astype(dtype) for read in sources]
+        rows = np.stack(values, -1)
+        addresses = lanes.wide(address(lanes, active))[selected]
+        lanes.refuse_undefined("stores a number or to an address", active)
+        if space == "shared":
+            lanes.shared.store(addresses, width, rows, selected)
+            return
+        memory = lanes.local if space == "local" else lanes.memory
+        memory.store(lanes, addresses, width, rows, selected)
+
+    return step
+
+
+_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda old, x: old + x, "max": max, "min": min, "exch": lambda old, x: x,
+    "or": lambda old, x: old | x, "and": lambda old, x: old & x, "xor": lambda old, x: old ^ x,
+    "inc": lambda old, x: type(old)(0) if old >= x else old + type(old)(1),
+}  # fmt: skip
+
+
+def build_atomic(ops: Operands, asked: Instruction) -> Step:
+    """One lane after the other, in order."""
+    parts = asked.opcode.split(".")
+    kind, space = parts[-1], space_of(asked.opcode)
+    name = next((part for part in parts[1:] if part in _ATOMIC or part == "cas"), None)
+    if name is None or kind.startswith("bf") or kind.endswith("x2"):
+        raise unknown(asked)
+    target, *rest = asked.operands if parts[0] == "atom" else ("_", *asked.operands)
+    bits, dtype = bits_of(kind), number_type(kind)
+    write = ops.write(target)
+    address = ops.address(rest[0], 32 if space == "shared" else 64)
+    sources: list[Read] = [ops.typed(source, kind) for source in rest[1:]]
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        selected = lanes.selected(active)
+        addresses = lanes.wide(address(lanes, active))[selected]
+        values = [lanes.wide(read(lanes, active))[selected] for read in sources]
+        lanes.refuse_undefined("changes memory by a number or at an address", active)
+        if space == "shared":
+            places = lanes.shared.atomic_places(addresses, bits // 8, selected)
+            memory = lanes.shared.bytes.view(dtype)
+        else:
+            places = lanes.memory.places(lanes, addresses, bits // 8, selected)
+            memory = lanes.memory.bytes.view(dtype)
+        before = np.zeros(len(selected), dtype)
+        for at, place in enumerate(places):
+            old = before[at] = memory[place]
+            if name == "cas":
+                memory[place] = values[1][at] if old == values[0][at] else old
+            else:
+                memory[place] = _ATOMIC[name](old, values[0][at])
+        write(lanes, spread(lanes, before, selected, active).view(UNSIGNED[bits]), active)
+
+    return step
+
+
+def build_copy(ops: Operands, asked: Instruction) -> Step:
+    """``cp.async`` and its groups."""
+    parts = asked.opcode.split(".")
+    if "commit_group" in parts:
+        return lambda lanes, active: lanes.shared.commit(active)
+    if "wait_group" in parts or "wait_all" in parts:
+        pending = int(asked.operands[0], 0) if "wait_group" in parts else 0
+        return lambda lanes, active: lanes.shared.wait(pending, active)
+    if "bulk" in parts or "mbarrier" in parts:
+        raise unknown(asked)
+    to, source = ops.address(asked.operands[0], 32), ops.address(asked.operands[1], 64)
+    size = int(asked.operands[2], 0)
+    given = ops.read(asked.operands[3], 32) if len(asked.operands) > 3 else None
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        selected = lanes.selected(active)
+        rows = np.zeros((len(selected), size // 4), np.uint32)
+        wanted = np.full(len(selected), size) if given is None else lanes.wide(given(lanes, active))[selected]
+        if ((wanted != 0) & (wanted != size)).any():
+            raise unknown(asked)
+        taken = np.flatnonzero(wanted)
+        addresses = lanes.wide(source(lanes, active))[selected][taken]
+        rows[taken] = lanes.memory.load(lanes, addresses, 4, size // 4, selected[taken])
+        targets = lanes.wide(to(lanes, active))[selected]
+        lanes.refuse_undefined("copies from or to an address", active)
+        lanes.shared.store(targets, 4, rows, selected, copied=True)
+
+    return step

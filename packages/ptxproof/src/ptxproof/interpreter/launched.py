@@ -1,0 +1,70 @@
+"""Runs launches on a CPU: each is compiled for an SM, and its PTX is interpreted over the tensors' memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptxproof.compiler import compile_to_ptx
+from ptxproof.interpreter.memory import GlobalMemory
+from ptxproof.interpreter.run import Kernel as Interpreted
+from ptxproof.launch import Kernel, Launch
+
+Edit = Callable[[Kernel, str], str]
+"""Changes a kernel's PTX before it runs. Tests seed faults with it."""
+Compile = Callable[[Kernel, int], tuple[str, int]]
+"""A kernel and an SM → its PTX, and the bytes of shared memory that a block takes."""
+
+
+def interpret(launch: Launch, sm: int, edit: Edit | None = None, to_ptx: Compile | None = None) -> Kernel:
+    """Run one launch on CPU tensors as it would run on ``sm``, and write its results into them.
+
+    Raises ``InterpretError`` where the kernel does something that no kernel may do. ``to_ptx`` replaces the compiler,
+    for example by one with a cache. Returns the kernel that ran.
+    """
+    kernel = launch.kernel()
+    ptx, shared = (to_ptx or _ptx)(kernel, sm)
+    program = _read(ptx if edit is None else edit(kernel, ptx), shared)
+    _run(program, launch.grid, launch.runtime_arguments(kernel))
+    return kernel
+
+
+def interpret_ptx(ptx: str, grid: tuple[int, ...], arguments: Sequence[Any], shared_bytes: int = 0) -> None:
+    """Run the kernel of ``ptx`` over CPU tensors and numbers. ``shared_bytes``: dynamic shared memory of a block."""
+    _run(_read(ptx, shared_bytes), grid, arguments)
+
+
+@lru_cache(maxsize=64)
+def _ptx(kernel: Kernel, sm: int) -> tuple[str, int]:
+    return compile_to_ptx(kernel, sm)
+
+
+@lru_cache(maxsize=64)
+def _read(ptx: str, shared_bytes: int) -> Interpreted:
+    """Reading PTX takes as long as running it over a small problem."""
+    return Interpreted(ptx, shared_bytes)
+
+
+def _run(program: Interpreted, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
+    memory = GlobalMemory()
+    program.run(grid, [_bits(value, memory) for value in arguments], memory)
+
+
+def _bits(value: Any, memory: GlobalMemory) -> int:
+    """An argument as the kernel gets it: an address, or a number's bits."""
+    if isinstance(value, Tensor):
+        whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+        first = int(value.storage_offset())
+        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        end = first + last + 1 if value.numel() else first
+        width = value.element_size()
+        return memory.add(whole.numpy() if whole.numel() else np.empty(0, np.uint8), first * width, end * width)
+    if isinstance(value, float):
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    return int(value)

@@ -1,0 +1,103 @@
+"""``mma.sync``: where each lane's numbers are in the matrices (PTX manual, "Matrix Fragments"). ``products`` sums them.
+
+Lane ``4 g + t`` is lane ``t`` of group ``g``. Of A, ``[16, k]``, registers 0 and 1 hold rows ``g`` and ``g + 8`` of the
+first half of k, 2 and 3 of the second; of B, ``[k, 8]``, registers 0 and 1 hold column ``g`` of both halves. In each
+half lane ``t`` has ``k / 8`` neighbours from ``t k / 8`` on. C and D hold rows ``g`` and ``g + 8``, columns ``2 t`` and
+``2 t + 1``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ptxproof.interpreter.access import spread
+from ptxproof.interpreter.lanes import WARP, Lanes, Mask
+from ptxproof.interpreter.numbers import UNSIGNED, Array
+from ptxproof.interpreter.operands import Operands, Read, Step, unknown
+from ptxproof.interpreter.products import NAN, WIDTH, Rows, dot_add
+from ptxproof.matrix_units import MatrixUnit, summation
+from ptxproof.ptx import Instruction, vector
+
+_PLAIN = re.compile(r"mma\.sync\.aligned\.m16n8k(?P<k>\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32")
+_SCALED = re.compile(
+    r"mma\.sync\.aligned\.m16n8k32\.row\.col\.kind::mxf8f6f4\.block_scale(?:\.scale_vec::1X)?"
+    r"\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32\.ue8m0"
+)
+
+
+def build_mma(ops: Operands, asked: Instruction) -> Step:
+    plain, scaled = _PLAIN.fullmatch(asked.opcode), _SCALED.fullmatch(asked.opcode)
+    found = plain or scaled
+    if found is None or found["a"] not in WIDTH or found["b"] not in WIDTH:
+        raise unknown(asked)
+    kind_a, kind_b = found["a"], found["b"]
+    if WIDTH[kind_a] != WIDTH[kind_b] or (plain is not None and int(plain["k"]) * WIDTH[kind_a] != 256):
+        raise unknown(asked)
+    unit = MatrixUnit.MMA_BLOCK_SCALED if scaled else MatrixUnit.MMA_16 if WIDTH[kind_a] == 16 else MatrixUnit.MMA_8
+    how = summation(ops.sm, unit)
+    writes = [ops.write(name) for name in vector(asked.operands[0])]
+    reads = [[ops.read(name, 32) for name in vector(operand)] for operand in asked.operands[1:4]]
+    scales = None if scaled is None else _scales(ops, asked)
+
+    def step(lanes: Lanes, active: Mask) -> None:
+        warps = lanes.warps(active)
+
+        def words(sources: Sequence[Read]) -> Array:
+            """``[registers, warps, 8, 4]``"""
+            return np.stack([lanes.wide(read(lanes, active)).reshape(-1, 8, 4)[warps] for read in sources])
+
+        a, b = Rows.decode(left(words(reads[0]), kind_a), kind_a), Rows.decode(right(words(reads[1]), kind_b), kind_b)
+        # [half, column of two, warps, 8, 4] → [warps, 16, 8], and back
+        addend = words(reads[2]).view(np.float32).reshape(2, 2, -1, 8, 4).transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
+        if scales is None:
+            result = dot_add(a, b, addend, how)
+        else:
+            exponents, valid = scales(lanes, active, warps)
+            result = np.where(valid, dot_add(a, b, addend, how, exponents), NAN)
+        total = result.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1).view(np.uint32)
+        lanes.undefined_in_warps()
+        selected = (warps[:, None] * WARP + np.arange(WARP)).ravel()
+        for at, write in enumerate(writes):
+            write(lanes, spread(lanes, total[at], selected, active), active)
+
+    return step
+
+
+def left(words: Array, kind: str) -> Array:
+    """The codes of A, ``[warps, 16, k]``, of registers ``[4, warps, 8, 4]``."""
+    parts = np.ascontiguousarray(words).view(UNSIGNED[WIDTH[kind]]).reshape(2, 2, *words.shape[1:], -1)
+    # [half of k, half of rows, warps, g, t, neighbours] → [warps, half of rows, g, half of k, t, neighbours]
+    return parts.transpose(2, 1, 3, 0, 4, 5).reshape(words.shape[1], 16, -1)
+
+
+def right(words: Array, kind: str) -> Array:
+    """The codes of B by columns, ``[warps, 8, k]``, of registers ``[2, warps, 8, 4]``."""
+    parts = np.ascontiguousarray(words).view(UNSIGNED[WIDTH[kind]]).reshape(2, *words.shape[1:], -1)
+    # [half of k, warps, g, t, neighbours] → [warps, g, half of k, t, neighbours]
+    return parts.transpose(1, 2, 0, 3, 4).reshape(words.shape[1], 8, -1)
+
+
+def _scales(ops: Operands, asked: Instruction) -> Callable[[Lanes, Mask, Array], tuple[Array, Array]]:
+    """Exponents for each row and column, and which of them are numbers (255 is NaN).
+
+    A's are in lanes ``2 thread_id`` and the next of each group of four, for rows ``g`` and ``g + 8``; B's in lane
+    ``thread_id``; ``byte_id`` is the byte.
+    """
+    read_a, read_b = ops.read(asked.operands[4], 32), ops.read(asked.operands[6], 32)
+    (byte_a, thread_a), (byte_b, thread_b) = (map(int, vector(asked.operands[at])) for at in (5, 7))
+
+    def scales(lanes: Lanes, active: Mask, warps: Array) -> tuple[Array, Array]:
+        def exponents(read: Read) -> Array:
+            words = np.ascontiguousarray(lanes.wide(read(lanes, active)).reshape(-1, 8, 4)[warps])
+            return words.view(np.uint8).reshape(len(warps), 8, 4, 4)
+
+        a, b = exponents(read_a), exponents(read_b)
+        rows = np.concatenate([a[:, :, 2 * thread_a, byte_a], a[:, :, 2 * thread_a + 1, byte_a]], 1)
+        columns = b[:, None, :, thread_b, byte_b]
+        sums: Array = rows[:, :, None].astype(np.int16) + columns - np.int16(254)
+        return sums, (rows[:, :, None] != 255) & (columns != 255)
+
+    return scales

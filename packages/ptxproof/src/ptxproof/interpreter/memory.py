@@ -1,0 +1,126 @@
+"""Global and local memory, with the checks that hardware does not make."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxproof.errors import InterpretError, Race
+from ptxproof.interpreter.numbers import UNSIGNED, Array
+from ptxproof.interpreter.threads import Threads
+
+BASE = 0x100000000000
+"""The address below all tensors."""
+SPAN_BITS = 36
+"""Each tensor has so many bits of addresses to itself, and lies in their middle: an address that leaves it is in no
+other, however far it goes."""
+_MIDDLE = 1 << (SPAN_BITS - 1)
+ALIGN = 512
+GARBAGE = 0xA5
+
+
+class GlobalMemory:
+    """Tensors by their addresses. Two that share storage have different addresses and the same bytes."""
+
+    def __init__(self) -> None:
+        self._contents: list[Array] = []
+        self._starts: dict[int, int] = {}
+        self._size = ALIGN
+        self._tensors: list[tuple[int, int, int]] = []
+        self.bytes = np.empty(0, np.uint8)
+        self._places = self._firsts = self._ends = np.empty(0, np.int64)
+
+    def add(self, content: Array, first: int = 0, end: int | None = None) -> int:
+        """The address of byte ``first`` of these bytes; only those from there up to ``end`` are the tensor's. They are
+        written back by ``restore``."""
+        key = content.__array_interface__["data"][0] if content.size else -1 - len(self._contents)
+        if key not in self._starts:
+            self._starts[key] = self._size
+            self._contents.append(content)
+            self._size += -(-(content.size + 1) // ALIGN) * ALIGN
+        self._tensors.append((self._starts[key], first, content.size if end is None else end))
+        return BASE + (len(self._tensors) << SPAN_BITS) + _MIDDLE + first
+
+    def fill(self) -> None:
+        self.bytes = np.full(self._size, GARBAGE, np.uint8)
+        for start, content in zip(self._starts.values(), self._contents, strict=True):
+            self.bytes[start : start + content.size] = content
+        table = np.array([(0, 0, 0), *self._tensors], np.int64)  # nothing has the number 0
+        self._places, self._firsts, self._ends = (np.ascontiguousarray(column) for column in table.T)
+
+    def restore(self) -> None:
+        for start, content in zip(self._starts.values(), self._contents, strict=True):
+            if content.flags.writeable:
+                content[:] = self.bytes[start : start + content.size]
+
+    def places(self, threads: Threads, addresses: Array, size: int, selected: Array) -> Array:
+        """Where these accesses of ``size`` bytes are, in units of ``size``."""
+        at = addresses.astype(np.int64) - BASE
+        tensor = at >> SPAN_BITS
+        known = (tensor >= 0) & (tensor < len(self._places))
+        tensor = np.where(known, tensor, 0)
+        offset = (at & ((1 << SPAN_BITS) - 1)) - _MIDDLE
+        wrong = (offset < self._firsts[tensor]) | (offset + size > self._ends[tensor])
+        if wrong.any():
+            refuse(threads, "outside of its tensor", size, addresses, wrong, selected)
+        real: Array = self._places[tensor] + offset
+        if (real % size).any():
+            refuse(threads, "misaligned", size, addresses, real % size != 0, selected)
+        return real // size
+
+    def rows(self, width: int, count: int) -> Array:
+        """Memory as rows of ``count`` numbers of ``width`` bytes."""
+        size = width * count
+        whole = self.bytes[: self.bytes.size // size * size]
+        return whole.view(UNSIGNED[8 * width]).reshape(-1, count)
+
+    def load(self, threads: Threads, addresses: Array, width: int, count: int, selected: Array) -> Array:
+        loaded: Array = self.rows(width, count)[self.places(threads, addresses, width * count, selected)]
+        return loaded
+
+    def store(self, threads: Threads, addresses: Array, width: int, rows: Array, selected: Array) -> None:
+        places = self.places(threads, addresses, width * rows.shape[1], selected)
+        stored = self.rows(width, rows.shape[1])
+        stored[places] = rows
+        refuse_different(threads, stored[places], rows, selected, "global")
+
+
+class LocalMemory:
+    """Each lane's own."""
+
+    def __init__(self, num_lanes: int, size: int) -> None:
+        self._size = max(size, 16)
+        self.bytes = np.full(num_lanes * self._size, GARBAGE, np.uint8)
+
+    def _places(self, threads: Threads, addresses: Array, size: int, selected: Array) -> Array:
+        at = addresses.astype(np.int64)
+        wrong = (at < 0) | (at + size > self._size) | (at % size != 0)
+        if wrong.any():
+            refuse(threads, "outside of local memory or misaligned", size, addresses, wrong, selected)
+        places: Array = (at + selected * self._size) // size
+        return places
+
+    def _rows(self, width: int, count: int) -> Array:
+        return self.bytes.view(UNSIGNED[8 * width]).reshape(-1, count)
+
+    def load(self, threads: Threads, addresses: Array, width: int, count: int, selected: Array) -> Array:
+        loaded: Array = self._rows(width, count)[self._places(threads, addresses, width * count, selected)]
+        return loaded
+
+    def store(self, threads: Threads, addresses: Array, width: int, rows: Array, selected: Array) -> None:
+        places = self._places(threads, addresses, width * rows.shape[1], selected)
+        self._rows(width, rows.shape[1])[places] = rows
+
+
+def refuse(threads: Threads, why: str, size: int, addresses: Array, wrong: Array, selected: Array) -> None:
+    first = int(np.flatnonzero(wrong)[0])
+    who = threads.name(int(selected[first]))
+    raise InterpretError(f"{threads.where}: {who} accesses {size} bytes at {int(addresses[first]):#x}, {why}.")
+
+
+def refuse_different(threads: Threads, found: Array, rows: Array, selected: Array, kind: str) -> None:
+    """Stop if what was stored is not what lies there now: then two lanes of one instruction stored different bits to
+    one address, and which of them stays is undefined. Replicas of one number may be stored by many."""
+    different = (found != rows).any(1)
+    if different.any():
+        who = threads.name(int(selected[np.flatnonzero(different)[0]]))
+        raise Race(f"{threads.where}: {who} and another thread store different numbers to one {kind} address.")

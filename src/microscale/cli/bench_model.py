@@ -1,0 +1,127 @@
+"""``microscale bench MODEL``: how fast a model is, from inside the engine."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microscale import settings
+from microscale.cli.bars import progress_bar
+from microscale.cli.console import parse_numbers, print_json, show_log
+from microscale.cli.options import (
+    MODEL_HELP,
+    KvCacheDtypeOption,
+    LayerFormatOption,
+    MoeActivationsOption,
+    PrecisionOption,
+    ReserveOption,
+    TensorParallelOption,
+    ThreadsOption,
+    UtilizationOption,
+    reserve_in_bytes,
+)
+from microscale.cli.overrides import parse_overrides
+from microscale.errors import BadSetting
+from microscale.models.load_format import LoadFormat
+
+
+def bench_model(
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = "gpt-oss-20b",
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+    ] = LoadFormat.AUTO,
+    tests: Annotated[str, typer.Option(help="ppN: a prompt of N tokens; tgN: N new tokens.")] = (
+        "pp512,pp2048,pp8192,tg32,tg128"
+    ),
+    concurrency: Annotated[str, typer.Option(help="Sequences that decode together, such as 1,8,64.")] = "1",
+    depth: Annotated[str, typer.Option(help="Tokens of context before decoding, such as 128,8192.")] = "128",
+    repeats: Annotated[int, typer.Option(help="Runs of each row; the median is shown.")] = 3,
+    precision: PrecisionOption = "exact",
+    layer_format: LayerFormatOption = None,
+    moe_activations: MoeActivationsOption = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "auto",
+    gpu_memory_utilization: UtilizationOption = 0.9,
+    reserve_memory: ReserveOption = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.")] = 8192,
+    hf_overrides: Annotated[
+        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: ThreadsOption = None,
+    tensor_parallel_size: TensorParallelOption = 1,
+    energy: Annotated[
+        bool,
+        typer.Option("--energy", help="Run each row for 3 s more, and show the GPU's watts and tokens per joule."),
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the rows here, with their ceilings, as SVG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object per row as JSON.")] = False,
+) -> None:
+    """Measure a model's prefill and decode speed next to the ceiling, from inside the engine.
+
+    Without files: microscale bench gpt-oss-20b --load-format dummy
+    """
+    import torch
+    import triton
+
+    from microscale.bench import model as bench_whole
+    from microscale.bench import plot as bench_plot
+    from microscale.bench.energy import EnergyMeter
+    from microscale.cli.model import load_with_progress
+    from microscale.engine.config import EngineConfig
+    from microscale.engine.loading.prepare import prepare
+
+    env = settings.load()
+    if repeats < 1:
+        raise BadSetting(f"--repeats {repeats} is less than 1.")
+    batches, depths = parse_numbers("--concurrency", concurrency), parse_numbers("--depth", depth)
+    options = EngineConfig(
+        model=model,
+        load_format=load_format.value,
+        device=device,
+        precision=precision,
+        layer_format=tuple(layer_format or ()),
+        moe_activations=moe_activations,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max(1, *batches),
+        max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+        reserve_memory=reserve_in_bytes(reserve_memory),
+        hf_overrides=parse_overrides(hf_overrides),
+        offline=env.offline,
+        threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    if energy and tensor_parallel_size > 1:
+        raise BadSetting("--energy reads one GPU's counter; leave out --tensor-parallel-size.")
+    show_log()
+    with closing(prepare(options)) as prepared:
+        if energy and prepared.setup.gpu.is_cpu:
+            raise BadSetting("--energy reads a GPU's counter, and this runs on the CPU; leave it out.")
+        cases = bench_whole.make_cases(tests.split(","), batches, depths, prepared.config.max_context)
+        meter = EnergyMeter(f"GPU-{torch.cuda.get_device_properties(prepared.device).uuid}") if energy else None
+        loaded = load_with_progress(prepared)
+        where = f"on {prepared.setup.gpu.name}"
+        if tensor_parallel_size > 1:
+            where += f", {tensor_parallel_size} ranks (ceiling and explain: one of them, without sums)"
+        versions = f"torch {torch.__version__}, triton {triton.__version__}"
+        title = f"{model} {where}, precision {prepared.setup.precision}, {versions}"
+        rows = []
+        # Row by row, table and plot: what was measured stays, whatever happens to the rest.
+        if not as_json:
+            print(title, bench_whole.header(energy), sep="\n", flush=True)
+        with progress_bar("Measuring") as (start, advance):
+            start(len(cases))
+            shape, setup = prepared.outline, prepared.setup
+            how = (max_num_batched_tokens, repeats, prepared.team, meter)
+            for row in bench_whole.run(loaded, shape, setup, cases, *how):
+                rows.append(row)
+                if not as_json:
+                    print(bench_whole.line(row), flush=True)
+                if plot is not None:
+                    plot.write_text(bench_plot.draw(rows, title), encoding="utf-8")
+                advance(1)
+    if as_json:
+        print_json(bench_whole.as_json(rows))
