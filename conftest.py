@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, settings
 NIGHTLY = (
     "tests/demo",
     "tests/parallel",
-    "tests/prove",
+    "tests/lab",
+    "packages/ptxproof",
 )
 """Folders whose tests all run at night."""
 CPU_LIMIT_S = 10.0
