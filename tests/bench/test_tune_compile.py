@@ -13,8 +13,8 @@ from triton.backends.compiler import GPUTarget
 
 from microscale.bench import tune_compile
 from microscale.bench.tune_compile import compiler_for
-from microscale.compiling.job import Job, Result, missing
 from microscale.hardware import known
+from microscale.kernels.compiling.job import Job, Result, missing
 from microscale.kernels.launch import recording
 from microscale.kernels.moe import small_batch
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from microscale.compiling.pool import Died, run_forked
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Feature, Gpu
 from microscale.hardware.targets import PROVED_SMS, matrix_instructions, target
+from microscale.kernels.compiling.pool import Died, run_forked
 from microscale.kernels.launch import Kernel, Launch
 from microscale.kernels.small import fused_jit
 from microscale.prove import run

@@ -33,10 +33,10 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas, sm_arch_from_capability
 
-from microscale.compiling.pool import Died, run_forked
-from microscale.compiling.source import source
 from microscale.hardware import known
 from microscale.hardware.targets import WARP_SIZE
+from microscale.kernels.compiling.pool import Died, run_forked
+from microscale.kernels.compiling.source import source
 from microscale.kernels.launch import Kernel
 from microscale.prove import compiler, inventory
 

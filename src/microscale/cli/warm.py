@@ -28,8 +28,6 @@ from microscale.cli.options import (
     PrecisionOption,
     SpeculativeOption,
 )
-from microscale.compiling.cache import folder_bytes, use_cache
-from microscale.compiling.job import Job, missing, run_job, workers
 from microscale.engine.loading.drafting import open_head, prepare_head
 from microscale.engine.loading.warming import recorded
 from microscale.engine.speculation.config import parse_config
@@ -37,6 +35,8 @@ from microscale.errors import BadSetting
 from microscale.explain.report import read_model
 from microscale.hardware import Gpu
 from microscale.hardware.targets import WARP_SIZE
+from microscale.kernels.compiling.cache import folder_bytes, use_cache
+from microscale.kernels.compiling.job import Job, missing, run_job, workers
 from microscale.models.recorded import MAX_TOKENS
 
 

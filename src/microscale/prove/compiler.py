@@ -22,9 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.cache import triton_key
 
-from microscale.compiling.pool import captured, reason
-from microscale.compiling.source import source
 from microscale.hardware.targets import FORBIDDEN_PTX, WARP_SIZE, matrix_instructions
+from microscale.kernels.compiling.pool import captured, reason
+from microscale.kernels.compiling.source import source
 from microscale.kernels.launch import Kernel
 
 FACTS_VERSION = 2

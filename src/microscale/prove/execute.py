@@ -18,9 +18,9 @@ from typing import IO, Any, Protocol
 
 import torch
 
-from microscale.compiling.pool import Died, run_forked, usable_cores
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.hardware import Gpu
+from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale.prove.as_card import as_card
 from microscale.prove.cache import PtxCache

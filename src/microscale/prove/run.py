@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from microscale.compiling.pool import Died, find_complaint, run_forked, usable_cores
 from microscale.hardware import KNOWN, Gpu, known
 from microscale.hardware.targets import target
+from microscale.kernels.compiling.pool import Died, find_complaint, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale.prove.cache import FactsCache
 from microscale.prove.compiler import Facts, cache_key, compile_kernel, warm_up
