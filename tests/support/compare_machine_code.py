@@ -33,9 +33,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas, sm_arch_from_capability
 
-from microscale.compiling.pool import Died, run_forked
-from microscale.compiling.source import source
 from microscale.hardware import WARP_SIZE, known
+from microscale.kernels.compiling.pool import Died, run_forked
+from microscale.kernels.compiling.source import source
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove import inventory
 from ptxproof import compiler

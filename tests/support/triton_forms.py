@@ -10,9 +10,9 @@ from triton._C.libtriton import ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
-from microscale.compiling.source import source as source_of
 from microscale.hardware import WARP_SIZE
 from microscale.hardware.triton_faults import TritonForm
+from microscale.kernels.compiling.source import source as source_of
 from microscale.kernels.launch import Kernel
 
 E4M3, E2M1 = 0, 4

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from microscale import cli
 from microscale.cli import generate
 from microscale.cli.model import load_with_progress
-from microscale.compiling.warming import LateKernels
+from microscale.kernels.compiling.warming import LateKernels
 
 
 def main() -> None:

@@ -32,15 +32,15 @@ from microscale.models.load_format import LoadFormat
 def generate(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")],
     prompt_ids: Annotated[str, typer.Option(help="The prompt's token ids, such as 1,2,3.")],
-    max_tokens: Annotated[int, typer.Option(help="Most new tokens.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 16,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling; random without.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end token.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling. Default: random.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after an end token.")] = False,
     load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+        LoadFormat, typer.Option(help="dummy makes random weights in the model's shapes and needs no files.")
     ] = LoadFormat.AUTO,
     hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+        str | None, typer.Option(help="JSON that overrides keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[
@@ -55,13 +55,14 @@ def generate(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and completion together; as asked for without.")
+        int | None,
+        typer.Option(help="Maximum tokens of prompt and completion together. Default: what this prompt needs."),
     ] = None,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.")] = 16,
+    block_size: Annotated[int, typer.Option(help="Tokens in one page of the KV cache.")] = 16,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Most tokens in one step: longer prompts run in chunks.")
+        int, typer.Option(help="Maximum number of tokens in one step; longer prompts run in chunks.")
     ] = 2048,
     threads: ThreadsOption = None,
     speculative_config: SpeculativeOption = None,

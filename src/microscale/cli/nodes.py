@@ -15,10 +15,10 @@ from microscale.parallel.nodes import Nodes
 from microscale.settings import Torchrun
 
 NnodesOption = Annotated[int, typer.Option(help="Machines that share the model: docs/parallel.md.", min=1)]
-NodeRankOption = Annotated[int, typer.Option(help="Which of them this is; 0 serves, the others compute.", min=0)]
-MasterAddrOption = Annotated[str, typer.Option(help="The address of machine 0, by which the others reach it.")]
-MasterPortOption = Annotated[int, typer.Option(help="The port at which it waits for them.", min=1, max=65535)]
-RankSecretOption = Annotated[Path | None, typer.Option(help="A file with a secret that all machines have.")]
+NodeRankOption = Annotated[int, typer.Option(help="The number of this machine; 0 serves, the others compute.", min=0)]
+MasterAddrOption = Annotated[str, typer.Option(help="The address at which the other machines reach machine 0.")]
+MasterPortOption = Annotated[int, typer.Option(help="The port at which machine 0 waits for them.", min=1, max=65535)]
+RankSecretOption = Annotated[Path | None, typer.Option(help="A file with a secret that all machines share.")]
 MASTER_PORT = 29501
 
 

@@ -13,20 +13,22 @@ PrecisionOption = Annotated[
 ]
 LayerFormatOption = Annotated[
     list[str] | None,
-    typer.Option(help="LAYER=FORMAT: qkv, o, lm_head, embed, mlp, experts = bf16, fp8, mxfp8, mxfp4. Repeatable."),
+    typer.Option(
+        help="LAYER=FORMAT with qkv, o, lm_head, embed, mlp or experts, and bf16, fp8, mxfp8 or mxfp4. Repeatable."
+    ),
 ]
-MoeActivationsOption = Annotated[str, typer.Option(help="Activations that meet the experts: auto, bf16 or mxfp8.")]
-KvCacheDtypeOption = Annotated[str, typer.Option(help="The KV cache's numbers: auto, bf16 or fp8.")]
-UtilizationOption = Annotated[float, typer.Option(help="The part of the GPU's memory that may be used.")]
+MoeActivationsOption = Annotated[str, typer.Option(help="Format of the experts' activations: auto, bf16 or mxfp8.")]
+KvCacheDtypeOption = Annotated[str, typer.Option(help="Format of the KV cache: auto, bf16 or fp8.")]
+UtilizationOption = Annotated[float, typer.Option(help="Share of the GPU's memory that may be used.")]
 ReserveOption = Annotated[
     float | None,
     typer.Option(
-        help="GiB that stay with the system where it shares its memory with the model; 8 on a GPU such as GB10.", min=0
+        help="GiB to leave to the system where GPU and CPU share memory. Default: 8 on a GPU such as GB10.", min=0
     ),
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(help="CPU threads of every step; without, one for small steps and all for large ones.", min=1),
+    typer.Option(help="CPU threads of every step. Default: one for small steps, all for large ones.", min=1),
 ]
 TensorParallelOption = Annotated[
     int,
@@ -36,19 +38,19 @@ TensorParallelOption = Annotated[
 ]
 KernelCacheOption = Annotated[
     Path | None,
-    typer.Option(help="The folder of compiled kernels; TRITON_CACHE_DIR or ~/.triton/cache without."),
+    typer.Option(help="The folder of compiled kernels. Default: TRITON_CACHE_DIR or ~/.triton/cache."),
 ]
 SpeculativeOption = Annotated[
     str | None,
     typer.Option(
         help='Draft tokens and verify them: \'{"method": "ngram", "num_speculative_tokens": 4}\', or by a draft head: '
         '\'{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 3, "quantization": "mxfp8"}\', where '
-        "quantization holds the head's weights in half the bytes."
+        "quantization halves the bytes of the head's weights."
     ),
 ]
 MoeBackendOption = Annotated[str | None, typer.Option(help="The implementation of the expert layers.")]
 
 
 def reserve_in_bytes(reserve_memory: float | None) -> int | None:
-    """What ``--reserve-memory`` says in GiB."""
+    """``--reserve-memory`` in bytes."""
     return None if reserve_memory is None else int(reserve_memory * (1 << 30))

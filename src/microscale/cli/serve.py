@@ -61,34 +61,36 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def serve(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP}.")] = embedded.NAME,
-    host: Annotated[str, typer.Option(help="The address to bind; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 chooses a free one.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="The name in requests and replies. Repeatable; the model's own without.")
+        list[str] | None, typer.Option(help="The model's name in requests and replies. Repeatable. Default: MODEL.")
     ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. Others can see it in `ps`.")
+        list[str] | None, typer.Option(help="A key that requests must carry. Repeatable. Visible in `ps`.")
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one a line.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file of keys, one per line.")] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name beside localhost by which a proxy on this machine calls; * is any. Repeatable."),
+        typer.Option(
+            help="A Host name to accept besides localhost, for a proxy on this machine; * accepts any. Repeatable."
+        ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
-        typer.Option(help="An origin whose web pages may call, as https://chat.example; * needs a key. Repeatable."),
+        typer.Option(
+            help="An origin whose web pages may call, such as https://chat.example; * needs a key. Repeatable."
+        ),
     ] = None,
     strict_requests: Annotated[
-        bool, typer.Option("--strict-requests", help="Refuse a request's unknown keys instead of ignoring them.")
+        bool, typer.Option("--strict-requests", help="Refuse unknown keys in requests instead of ignoring them.")
     ] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The folder of tokenizer.json; the model's own without.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="The folder of tokenizer.json. Default: the model's.")] = None,
     load_format: Annotated[
-        LoadFormat, typer.Option(help="dummy makes random weights of the model's real shapes; no files are needed.")
+        LoadFormat, typer.Option(help="dummy makes random weights in the model's shapes and needs no files.")
     ] = LoadFormat.AUTO,
     hf_overrides: Annotated[
-        str | None, typer.Option(help="JSON that replaces keys of config.json: '{\"num_hidden_layers\": 2}'.")
+        str | None, typer.Option(help="JSON that overrides keys of config.json: '{\"num_hidden_layers\": 2}'.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Activations: auto, float32 or bfloat16.")] = "auto",
@@ -99,17 +101,17 @@ def serve(
     moe_activations: MoeActivationsOption = "auto",
     kv_cache_dtype: KvCacheDtypeOption = "auto",
     max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and answer together; what fits without.", min=1)
+        int | None, typer.Option(help="Maximum tokens of prompt and answer together. Default: what fits.", min=1)
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most sequences that are computed together.", min=1)] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one step.", min=1)] = 2048,
-    max_queue: Annotated[int, typer.Option(help="Most requests that wait; more are refused with 429.", min=1)] = 1024,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep what prompts have in common.")] = True,
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Capture no CUDA graphs.")] = False,
+    max_num_seqs: Annotated[int, typer.Option(help="Maximum number of sequences in a batch.", min=1)] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Maximum number of tokens in one step.", min=1)] = 2048,
+    max_queue: Annotated[int, typer.Option(help="Maximum queue length. Further requests get HTTP 429.", min=1)] = 1024,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of common prompt prefixes.")] = True,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")] = False,
     gpu_memory_utilization: UtilizationOption = 0.9,
     reserve_memory: ReserveOption = None,
-    block_size: Annotated[int, typer.Option(help="Positions in one page of the KV cache.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Of random weights.", min=0)] = 0,
+    block_size: Annotated[int, typer.Option(help="Tokens in one page of the KV cache.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed for dummy weights.", min=0)] = 0,
     threads: ThreadsOption = None,
     tensor_parallel_size: TensorParallelOption = 1,
     nnodes: NnodesOption = 1,
@@ -119,36 +121,44 @@ def serve(
     rank_secret_file: RankSecretOption = None,
     kernel_cache: KernelCacheOption = None,
     speculative_config: SpeculativeOption = None,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds that open requests have after SIGTERM.", min=0)] = 30.0,
-    metrics_prefix: Annotated[str, typer.Option(help="Before the colon of every metric; vllm fits its dashboards.")] = (
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that open requests may take after SIGTERM.", min=0)
+    ] = 30.0,
+    metrics_prefix: Annotated[str, typer.Option(help="Prefix of every metric; vllm matches its dashboards.")] = (
         "microscale"
     ),
-    max_body_bytes: Annotated[int, typer.Option(help="Most bytes of a request.")] = DEFAULTS.max_body_bytes,
-    max_header_bytes: Annotated[int, typer.Option(help="Most bytes before its body.")] = DEFAULTS.max_header_bytes,
-    max_n: Annotated[int, typer.Option(help="Most choices of one request.")] = DEFAULTS.max_n,
-    max_choices: Annotated[int, typer.Option(help="Most prompts times choices.")] = DEFAULTS.max_choices,
-    max_stop_strings: Annotated[int, typer.Option(help="Most stop strings.")] = DEFAULTS.max_stop_strings,
-    max_logit_bias: Annotated[int, typer.Option(help="Most tokens with a bias.")] = DEFAULTS.max_logit_bias,
-    max_messages: Annotated[int, typer.Option(help="Most messages of a chat.")] = DEFAULTS.max_messages,
-    max_tools: Annotated[int, typer.Option(help="Most tools.")] = DEFAULTS.max_tools,
-    max_schema_depth: Annotated[int, typer.Option(help="Deepest JSON schema.")] = DEFAULTS.max_schema_depth,
-    max_schema_bytes: Annotated[int, typer.Option(help="Largest JSON schema.")] = DEFAULTS.max_schema_bytes,
+    max_body_bytes: Annotated[int, typer.Option(help="Maximum bytes of a request.")] = DEFAULTS.max_body_bytes,
+    max_header_bytes: Annotated[int, typer.Option(help="Maximum bytes of its headers.")] = DEFAULTS.max_header_bytes,
+    max_n: Annotated[int, typer.Option(help="Maximum n of one request.")] = DEFAULTS.max_n,
+    max_choices: Annotated[int, typer.Option(help="Maximum number of prompts times n.")] = DEFAULTS.max_choices,
+    max_stop_strings: Annotated[int, typer.Option(help="Maximum number of stop strings.")] = DEFAULTS.max_stop_strings,
+    max_logit_bias: Annotated[
+        int, typer.Option(help="Maximum number of tokens with a bias.")
+    ] = DEFAULTS.max_logit_bias,
+    max_messages: Annotated[int, typer.Option(help="Maximum number of messages in a chat.")] = DEFAULTS.max_messages,
+    max_tools: Annotated[int, typer.Option(help="Maximum number of tools.")] = DEFAULTS.max_tools,
+    max_schema_depth: Annotated[int, typer.Option(help="Maximum depth of a JSON schema.")] = DEFAULTS.max_schema_depth,
+    max_schema_bytes: Annotated[int, typer.Option(help="Maximum bytes of a JSON schema.")] = DEFAULTS.max_schema_bytes,
     max_stored_responses: Annotated[
-        int, typer.Option(help="Responses that are kept to be continued.")
+        int, typer.Option(help="Maximum number of stored responses.")
     ] = DEFAULTS.max_stored_responses,
-    max_stored_bytes: Annotated[int, typer.Option(help="Their bytes together.")] = DEFAULTS.max_stored_bytes,
+    max_stored_bytes: Annotated[
+        int, typer.Option(help="Maximum bytes of all stored responses.")
+    ] = DEFAULTS.max_stored_bytes,
     compile_timeout_s: Annotated[
-        float, typer.Option(help="Seconds for schemas and grammars to compile.")
+        float, typer.Option(help="Seconds that a schema or grammar may take to compile.")
     ] = DEFAULTS.compile_timeout_s,
-    read_timeout_s: Annotated[float, typer.Option(help="Seconds for a request to arrive.")] = DEFAULTS.read_timeout_s,
+    read_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that a request may take to arrive.")
+    ] = DEFAULTS.read_timeout_s,
     write_timeout_s: Annotated[
         float, typer.Option(help="Seconds that a client may leave its socket unread.")
     ] = DEFAULTS.write_timeout_s,
     max_unread_tokens: Annotated[
-        int, typer.Option(help="Tokens that a client may fall behind.")
+        int, typer.Option(help="Maximum number of tokens that a client may fall behind.")
     ] = DEFAULTS.max_unread_tokens,
 ) -> None:
-    """Serve a model with OpenAI's API; without a MODEL the embedded one, a toy to try it with."""
+    """Serve a model with OpenAI's API. Without a MODEL this serves the embedded one, a toy to try it with."""
     given = locals()  # options have the names of the limits; a test holds them together
     limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
     env = settings.load()
@@ -229,7 +239,7 @@ def serve(
 
 
 def warning(model: str, *, is_dummy: bool) -> str:
-    """What the model is not, for those who meet it first."""
+    """A warning about a model that cannot give useful answers."""
     if is_dummy:
         return "[yellow]The weights are random:[/] what this model says means nothing."
     if model == embedded.NAME:
@@ -238,10 +248,10 @@ def warning(model: str, *, is_dummy: bool) -> str:
 
 
 def announce(ready: Ready, address: str, name: str, warned: str) -> None:
-    """Where the server is, and a line to try it with. The engine has logged the plan."""
+    """Print where the server is, and a command to try. The engine has logged the plan."""
     if warned:
         print_wrapped(err, warned)
-    # Room for thoughts: an answer that is cut off within them is empty.
+    # Room for reasoning: an answer that is cut off within it is empty.
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 12 + 30?"}}], "max_tokens": 256}}'
     curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     err.print(f"Serving [bold]{escape(name)}[/] with up to {ready.max_model_len} tokens at [bold]{address}[/]")

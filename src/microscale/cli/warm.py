@@ -74,12 +74,12 @@ def warm(
     from microscale.backends.ops import Activations, Preference
     from microscale.backends.plan import Setup
     from microscale.backends.precision import make_precision
-    from microscale.compiling.cache import use_cache
-    from microscale.compiling.job import workers
     from microscale.engine.loading.drafting import open_head, prepare_head
     from microscale.engine.loading.warming import recorded
     from microscale.engine.speculation.config import parse_config
     from microscale.explain.report import read_model
+    from microscale.kernels.compiling.cache import use_cache
+    from microscale.kernels.compiling.job import workers
     from microscale.models.recorded import MAX_TOKENS
 
     env = settings.load()
@@ -112,9 +112,9 @@ def fill(model: str, gpu: Gpu, kernels: Sequence[Kernel], folder: Path, num_work
     """Compile what the cache in use lacks."""
     from triton.backends.compiler import GPUTarget
 
-    from microscale.compiling.cache import folder_bytes
-    from microscale.compiling.job import Job, missing, run_job
     from microscale.hardware import WARP_SIZE
+    from microscale.kernels.compiling.cache import folder_bytes
+    from microscale.kernels.compiling.job import Job, missing, run_job
 
     began = time.monotonic()
     target = GPUTarget("cuda", gpu.sm, WARP_SIZE)

@@ -9,9 +9,9 @@ from triton.backends.compiler import GPUTarget
 
 from microscale.backends.ops import Kernel, Launch, MoeSpec
 from microscale.backends.shards import record_moe
-from microscale.compiling.job import workers
-from microscale.compiling.warming import Warming
 from microscale.hardware import WARP_SIZE, Gpu, system_memory
+from microscale.kernels.compiling.job import workers
+from microscale.kernels.compiling.warming import Warming
 from microscale.models.recorded import token_counts
 
 SPARE_CORES = 1

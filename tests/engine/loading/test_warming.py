@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from microscale.backends.ops import Activations, Kernel, Launch
 from microscale.cli import app
 from microscale.cli import model as cli_model
-from microscale.compiling.warming import LateKernels
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading import warming
 from microscale.engine.loading.build import build_engine
@@ -25,6 +24,7 @@ from microscale.engine.loading.prepare import Prepared, prepare
 from microscale.engine.loading.warming import kernels_ready
 from microscale.engine.process import service
 from microscale.hardware import Gpu, known, played
+from microscale.kernels.compiling.warming import LateKernels
 from microscale.kernels.launch import launch
 from microscale.models.recorded import Wanted
 from support.fake_driver import faked_anew

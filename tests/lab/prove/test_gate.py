@@ -21,9 +21,9 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from lab.prove import bad_kernels
-from microscale.compiling.pool import Died, run_forked
 from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import Feature, Gpu
+from microscale.kernels.compiling.pool import Died, run_forked
 from microscale.kernels.launch import Kernel, Launch
 from microscale.kernels.small import fused_jit
 from microscale_lab.prove import run

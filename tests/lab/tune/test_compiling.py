@@ -11,8 +11,8 @@ import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from microscale.compiling.job import Job, Result, missing
 from microscale.hardware import known
+from microscale.kernels.compiling.job import Job, Result, missing
 from microscale.kernels.launch import recording
 from microscale.kernels.moe import small_batch
 from microscale_lab.tune import compiling as tune_compile

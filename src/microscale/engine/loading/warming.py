@@ -15,12 +15,12 @@ from microscale.backends.following import record_following
 from microscale.backends.ops import Activations, Kernel, Launch, Ops
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.plan import Setup
-from microscale.compiling.job import workers
-from microscale.compiling.warming import Warming
 from microscale.engine.loading.drafting import PreparedHead
 from microscale.engine.loading.prepare import Prepared
 from microscale.hardware import WARP_SIZE
 from microscale.hardware.sums import PEER_WORLDS
+from microscale.kernels.compiling.job import workers
+from microscale.kernels.compiling.warming import Warming
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig

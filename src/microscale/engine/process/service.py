@@ -13,7 +13,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from microscale.compiling.warming import LateKernels
 from microscale.engine.config import EngineConfig
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Matcher, Vocabulary
@@ -26,6 +25,7 @@ from microscale.engine.output import Output, Stats
 from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish, Request
 from microscale.errors import MicroscaleError, QueueFull
+from microscale.kernels.compiling.warming import LateKernels
 
 log = logging.getLogger(__name__)
 MAX_COMPILING = 32

@@ -18,9 +18,9 @@ from typing import IO, Any, Protocol
 
 import torch
 
-from microscale.compiling.pool import Died, run_forked, usable_cores
 from microscale.errors import MicroscaleError, Unsupported
 from microscale.hardware import Gpu
+from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import as_card, interpreted, proof_kernel
 from microscale_lab.prove.selection import CPU, Progress, Selection, Unit, quietly

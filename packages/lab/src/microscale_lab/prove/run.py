@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from microscale.compiling.pool import Died, run_forked, usable_cores
 from microscale.hardware import KNOWN, Gpu, known
+from microscale.kernels.compiling.pool import Died, run_forked, usable_cores
 from microscale.kernels.launch import Kernel
 from microscale_lab.prove.bridge import proof_kernel
 from ptxproof.cache import FactsCache

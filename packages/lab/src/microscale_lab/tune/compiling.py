@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from triton.backends.compiler import GPUTarget
 
-from microscale.compiling.cache import use_cache
-from microscale.compiling.job import Job, missing, run_job, workers
 from microscale.hardware import WARP_SIZE, Gpu, system_memory
+from microscale.kernels.compiling.cache import use_cache
+from microscale.kernels.compiling.job import Job, missing, run_job, workers
 from microscale.kernels.launch import Kernel, recording
 
 Compile = Callable[[Iterable[Callable[[], object]]], None]

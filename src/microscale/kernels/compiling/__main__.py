@@ -1,4 +1,4 @@
-"""The process that compiles: ``python -m microscale.compiling PARENT``, a ``Job`` as JSON on its standard input.
+"""The process that compiles: ``python -m microscale.kernels.compiling PARENT``, with a ``Job`` as JSON on its stdin.
 
 Writes a line of JSON for each kernel as it is done. It ends with its parent, and its compilers with it.
 """
@@ -18,11 +18,11 @@ from typing import IO, Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-from microscale.compiling.cache import use_cache
-from microscale.compiling.job import Job, slowest_first
-from microscale.compiling.pool import Died, captured, die_with_parent, find_complaint, reason, run_forked
-from microscale.compiling.pool import Job as Work
-from microscale.compiling.source import build, hash_compiler, modules, shared_modules, source
+from microscale.kernels.compiling.cache import use_cache
+from microscale.kernels.compiling.job import Job, slowest_first
+from microscale.kernels.compiling.pool import Died, captured, die_with_parent, find_complaint, reason, run_forked
+from microscale.kernels.compiling.pool import Job as Work
+from microscale.kernels.compiling.source import build, hash_compiler, modules, shared_modules, source
 from microscale.kernels.launch import Kernel
 
 

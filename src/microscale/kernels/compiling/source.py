@@ -1,7 +1,7 @@
 """What Triton compiles for a kernel on an SM, under which key its cache keeps the result, and what a launch also loads.
 
 Source and key are those of the launch itself: the specialisation is the launch's, and Triton's own ``_pack_args`` turns
-it into a source and options. So a launch finds what was compiled ahead; ``tests/compiling`` compares the two.
+it into a source and options. So a launch finds what was compiled ahead; ``tests/kernels/compiling`` compares the two.
 
 A launch also loads C modules by which Triton calls the driver. Triton builds one for itself and, up to version 3.6, one
 launcher for each signature: half a second of the C compiler each. They are built ahead too, also without a GPU. A

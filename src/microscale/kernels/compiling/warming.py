@@ -14,9 +14,9 @@ from typing import Any
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from microscale.compiling.cache import use_cache
-from microscale.compiling.job import Job, missing, run_job, shared_missing
-from microscale.compiling.source import hash_compiler
+from microscale.kernels.compiling.cache import use_cache
+from microscale.kernels.compiling.job import Job, missing, run_job, shared_missing
+from microscale.kernels.compiling.source import hash_compiler
 from microscale.kernels.launch import Kernel, Launch
 
 log = logging.getLogger(__name__)

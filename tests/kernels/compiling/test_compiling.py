@@ -29,13 +29,22 @@ from triton.runtime.cache import get_cache_key
 import microscale
 from microscale.backends.ops import Activations, Kernel, Launch, Ops, Preference
 from microscale.backends.precision import PRECISIONS
-from microscale.compiling import source as sources
-from microscale.compiling.cache import use_cache
-from microscale.compiling.job import SLOW, Job, is_compiled, missing, run_job, shared_missing, slowest_first, workers
-from microscale.compiling.pool import usable_cores
-from microscale.compiling.source import cache_hash
-from microscale.compiling.warming import LateKernels, Warming, load_kernels
 from microscale.hardware import WARP_SIZE, known
+from microscale.kernels.compiling import source as sources
+from microscale.kernels.compiling.cache import use_cache
+from microscale.kernels.compiling.job import (
+    SLOW,
+    Job,
+    is_compiled,
+    missing,
+    run_job,
+    shared_missing,
+    slowest_first,
+    workers,
+)
+from microscale.kernels.compiling.pool import usable_cores
+from microscale.kernels.compiling.source import cache_hash
+from microscale.kernels.compiling.warming import LateKernels, Warming, load_kernels
 from microscale.kernels.launch import launch
 from microscale.models.config import MAX_DRAFT
 from microscale.models.recorded import bind_shapes, record
@@ -121,8 +130,8 @@ def test_the_key_is_the_launchs(card: str, name: str, precision: str, monkeypatc
 
 ORDERS = """
 import json, random, sys
-from microscale.compiling.job import Job
-from microscale.compiling.source import cache_hash
+from microscale.kernels.compiling.job import Job
+from microscale.kernels.compiling.source import cache_hash
 job = Job.from_json(json.load(open(sys.argv[1])))
 order = list(range(len(job.kernels)))
 random.Random(sys.argv[2]).shuffle(order)
@@ -259,7 +268,7 @@ def test_a_compiler_that_is_killed_costs_its_kernel(folder: Path) -> None:
     run = run_job(Job(kernels, TARGET, folder, 1))
     first = next(run)
     assert first.kernel is None
-    helper = next(pid for pid in children(os.getpid()) if b"microscale.compiling" in command_of(pid))
+    helper = next(pid for pid in children(os.getpid()) if b"microscale.kernels.compiling" in command_of(pid))
     wait_for(lambda: children(helper))
     os.kill(children(helper)[0], signal.SIGKILL)
     rest = list(run)
@@ -272,7 +281,7 @@ def test_a_helper_that_is_killed_ends_the_run(folder: Path) -> None:
     kernels = list(quick(2))
     run = run_job(Job(kernels, TARGET, folder, 1))
     next(run)
-    helper = next(pid for pid in children(os.getpid()) if b"microscale.compiling" in command_of(pid))
+    helper = next(pid for pid in children(os.getpid()) if b"microscale.kernels.compiling" in command_of(pid))
     wait_for(lambda: children(helper))
     compiler = children(helper)[0]
     os.kill(helper, signal.SIGKILL)
@@ -291,8 +300,8 @@ OWNER = """
 import sys
 from pathlib import Path
 from triton.backends.compiler import GPUTarget
-from microscale.compiling.cache import use_cache
-from microscale.compiling.job import Job, run_job
+from microscale.kernels.compiling.cache import use_cache
+from microscale.kernels.compiling.job import Job, run_job
 import json
 job = Job.from_json(json.load(open(sys.argv[1])))
 use_cache(job.folder)
@@ -424,7 +433,7 @@ def test_compilers_need_no_torch() -> None:
     assert len(modules) > 15
     code = f"""
         import importlib, sys
-        import microscale.compiling.__main__
+        import microscale.kernels.compiling.__main__
         for name in {modules!r}:
             importlib.import_module(name)
         print([name for name in ("torch", "fastapi", "numpy") if name in sys.modules])

@@ -21,11 +21,11 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
-from microscale.compiling.pool import usable_cores
-from microscale.compiling.source import cache_hash, is_built, modules, shared_modules, source
+from microscale.kernels.compiling.pool import usable_cores
+from microscale.kernels.compiling.source import cache_hash, is_built, modules, shared_modules, source
 from microscale.kernels.launch import Kernel
 
-COMMAND = (sys.executable, "-P", "-m", "microscale.compiling")
+COMMAND = (sys.executable, "-P", "-m", "microscale.kernels.compiling")
 """``-P``: a file of the current directory is never imported instead of a module."""
 MEMORY_PER_WORKER = 512 << 20
 """Bytes that one compiler may take. The largest kernels of an H200 take 0.17 GB, and ptxas as much (Triton 3.7.1)."""
