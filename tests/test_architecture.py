@@ -258,7 +258,7 @@ def test_innocent_code_passes(code: str) -> None:
 
 
 # Folders that are a model family's or a chat format's own. A new one is found by itself.
-OWN_FOLDERS = [path.parent for path in (*SRC.glob("models/*/family.py"), *SRC.glob("text/*/format.py"))]
+OWN_FOLDERS = [path.parent for path in (*SRC.glob("models/*/model.py"), *SRC.glob("text/*/format.py"))]
 # By name: harmony, Gemma4Config, gpt_oss … The folder's name up to its first digit. A preset's name is a user's word.
 FAMILY = re.compile(
     "|".join(re.sub(r"\d.*", "", folder.name).replace("_", "[-_ ]?") for folder in OWN_FOLDERS), re.IGNORECASE

@@ -22,14 +22,12 @@ from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
-from microscale.models.dummy_weights import RandomTensors
-from microscale.models.families import PRESETS, open_weights, preset, read_model_config
+from microscale.models.families import PRESETS, dummy_weights, open_weights, preset, read_model_config
 from microscale.models.gemma4.config import Gemma4Config, LayerFormats
 from microscale.models.gemma4.config_file import to_text_config
-from microscale.models.gemma4.dummy_weights import DummyGemma4
 from microscale.models.gemma4.model import Gemma4
-from microscale.models.gemma4.tensors import Weight
-from microscale.models.gemma4.weights import Gemma4Checkpoint
+from microscale.models.tensor_table import Weight
+from microscale.models.weights import CheckpointWeights as Gemma4Checkpoint
 from support.families import gemma4_preset, gemma4_weights
 from support.forward import all_logits
 from support.loading import load_model
@@ -84,9 +82,7 @@ def test_every_prefix_gives_the_same_tensors(
         weights = open_weights(str(path))
     assert isinstance(weights, Gemma4Checkpoint)
     said = [record.message for record in caplog.records]
-    assert (
-        [f"{tmp_path}: only text is computed; 2 tensors of pictures and sound are left out."] if others else []
-    ) == said
+    assert ([f"{tmp_path}: 2 tensors are not part of the text model and are not read."] if others else []) == said
     assert weights.config.formats == (MXFP8,) * 3
     truth = rounded(tensors, "mxfp8", MATRICES)
     sliding, full = weights.layer(1, "cpu"), weights.layer(2, "cpu")
@@ -237,7 +233,7 @@ def quantization(**values: object) -> dict[str, object]:
         ({"global_head_dim": ...}, BadConfig, "has no key 'global_head_dim'"),
         ({"top_k_experts": ...}, BadConfig, "has no key 'top_k_experts'"),
         ({"num_attention_heads": 3}, BadConfig, "3 heads of sliding layers cannot share 2 KV heads evenly"),
-        ({"moe_intermediate_size": 40}, BadConfig, "intermediate size 40 is no multiple of the 32"),
+        ({"moe_intermediate_size": 40}, BadConfig, "intermediate size 40 is not a multiple of the 32"),
         ({"per_layer_config": {"0": {"head_dim": 64}}}, Unsupported, "layer '0' is no full layer"),
         ({"per_layer_config": {"2": {"sliding_window": 3}}}, Unsupported, "'sliding_window' is not supported"),
         (
@@ -283,7 +279,7 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
     fewer = preset("gemma-4-26b-a4b", {"num_hidden_layers": 6})
     assert isinstance(fewer, Gemma4Config)
     assert fewer.formats == (MXFP8,) * 6
-    a, b = (DummyGemma4(gemma4_preset("gemma-4-tiny"), RandomTensors(5)).layer(5, "cpu") for _ in range(2))
+    a, b = (dummy_weights(gemma4_preset("gemma-4-tiny"), 5).layer(5, "cpu") for _ in range(2))
     assert isinstance(a.qkv, BlockScaled)
     assert isinstance(b.qkv, BlockScaled)
     assert torch.equal(a.qkv.values, b.qkv.values)
@@ -294,7 +290,7 @@ def test_presets_take_overrides_and_give_their_own_shapes() -> None:
 
 def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     ops = Ops(cpu(), Activations.BF16, Preference(), EXACT)
-    model = Gemma4(DummyGemma4(gemma4_preset("gemma-4-tiny"), RandomTensors()), ops, torch.device("cpu"))
+    model = Gemma4(dummy_weights(gemma4_preset("gemma-4-tiny")), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]
 
 

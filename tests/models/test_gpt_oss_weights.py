@@ -16,10 +16,9 @@ from microscale.formats import BlockScaled, decode
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import open_weights
 from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.dummy_weights import DummyWeights
-from microscale.models.gpt_oss.tensors import LayerTensors
-from microscale.models.gpt_oss.weights import CheckpointWeights
-from support.families import gpt_oss_preset, gpt_oss_weights
+from microscale.models.gpt_oss.weights import GptOssLayer as LayerTensors
+from microscale.models.weights import CheckpointWeights
+from support.families import dummy_gpt_oss, gpt_oss_preset, gpt_oss_weights
 from support.tiny_checkpoints import CASES, has_original_form, random_tensors, write_hf, write_original
 from support.truth import load_transformers
 
@@ -274,7 +273,7 @@ def test_dummy_shapes_and_numbers() -> None:
 
 
 def test_dummy_does_not_depend_on_the_order_of_calls() -> None:
-    one, other = (DummyWeights(gpt_oss_preset("gpt-oss-tiny"), RandomTensors(5)) for _ in range(2))
+    one, other = (dummy_gpt_oss(gpt_oss_preset("gpt-oss-tiny"), RandomTensors(5)) for _ in range(2))
     forwards = [one.layer(i, "cpu") for i in range(4)]
     backwards = [other.layer(i, "cpu") for i in reversed(range(4))]
     for ours, theirs in zip(forwards, reversed(backwards), strict=True):
@@ -284,14 +283,14 @@ def test_dummy_does_not_depend_on_the_order_of_calls() -> None:
 
 def test_dummy_depends_on_seed_and_name() -> None:
     config = gpt_oss_preset("gpt-oss-tiny")
-    zero, one = (DummyWeights(config, RandomTensors(seed)) for seed in (0, 1))
+    zero, one = (dummy_gpt_oss(config, RandomTensors(seed)) for seed in (0, 1))
     assert not torch.equal(zero.layer(0, "cpu").down.values, one.layer(0, "cpu").down.values)
     assert not torch.equal(zero.layer(0, "cpu").down.values, zero.layer(1, "cpu").down.values)
     assert not torch.equal(zero.embed("cpu"), zero.lm_head("cpu"))
 
 
 def test_tiny_preset_is_a_few_megabytes() -> None:
-    weights = DummyWeights(gpt_oss_preset("gpt-oss-tiny"), RandomTensors())
+    weights = dummy_gpt_oss(gpt_oss_preset("gpt-oss-tiny"), RandomTensors())
     total = weights.embed("cpu").nbytes + weights.lm_head("cpu").nbytes + weights.norm("cpu").nbytes
     for layer_idx in range(weights.config.num_layers):
         layer = weights.layer(layer_idx, "cpu")

@@ -25,15 +25,13 @@ from microscale.errors import BadCheckpoint, BadConfig, BadSetting, Unsupported
 from microscale.formats import BlockScaled, decode
 from microscale.hardware import cpu
 from microscale.kernels.op import Activations
-from microscale.models.dummy_weights import RandomTensors
-from microscale.models.families import PRESETS, open_weights, preset, read_model_config
+from microscale.models.families import PRESETS, dummy_weights, open_weights, preset, read_model_config
 from microscale.models.outline import outline
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.qwen3_moe.config_file import to_hugging_face
-from microscale.models.qwen3_moe.dummy_weights import DummyQwen3Moe
 from microscale.models.qwen3_moe.model import Qwen3Moe
-from microscale.models.qwen3_moe.weights import Qwen3MoeCheckpoint
 from microscale.models.rope import YarnRope
+from microscale.models.weights import CheckpointWeights as Qwen3MoeCheckpoint
 from support.live_bytes import LiveBytes
 from support.loading import load_model
 from support.tiny_qwen3_moe import (
@@ -202,7 +200,7 @@ def test_nan_is_refused_when_it_is_read(folder: Path) -> None:
         ({"num_experts": ...}, BadConfig, "has no key 'num_experts'"),
         ({"num_local_experts": 3}, BadConfig, "and they differ"),
         ({"moe_intermediate_size": ...}, BadConfig, "has no key 'moe_intermediate_size'"),
-        ({"moe_intermediate_size": 40}, BadConfig, "intermediate size 40 is no multiple of the 32"),
+        ({"moe_intermediate_size": 40}, BadConfig, "intermediate size 40 is not a multiple of the 32"),
         ({"num_key_value_heads": 3}, BadConfig, "8 heads cannot share 3 KV heads evenly"),
         ({"num_experts_per_tok": 17}, BadConfig, "17 experts per token cannot be chosen from 16"),
         ({"rope_theta": 0.5}, BadConfig, "rope theta 0.5 must be above 1"),
@@ -283,7 +281,7 @@ def test_random_weights_come_in_every_format_and_stay_the_same(fmt: str) -> None
     assert isinstance(fewer, Qwen3MoeConfig)
     assert (fewer.num_layers, fewer.expert_format) == (2, "mxfp8")
     config = replace(fewer, expert_format=fmt)
-    a, b = (DummyQwen3Moe(config, RandomTensors(5)).layer(1, "cpu") for _ in range(2))
+    a, b = (dummy_weights(config, 5).layer(1, "cpu") for _ in range(2))
     numbers = [w if isinstance(w, Tensor) else decode(w) for w in (a.gate_up, b.gate_up)]
     assert isinstance(a.gate_up, BlockScaled) == (fmt != "bf16")
     assert torch.equal(*numbers)
@@ -295,5 +293,5 @@ def test_one_tensor_serves_as_embedding_and_lm_head() -> None:
     config = PRESETS["qwen3-moe-tiny"]
     assert isinstance(config, Qwen3MoeConfig)
     ops = Ops(cpu(), Activations.BF16, Preference(), EXACT)
-    model = Qwen3Moe(DummyQwen3Moe(replace(config, tied=True), RandomTensors()), ops, torch.device("cpu"))
+    model = Qwen3Moe(dummy_weights(replace(config, tied=True)), ops, torch.device("cpu"))
     assert model.lm_head._packed.weight.data_ptr() == model.embed._weight.data_ptr()  # type: ignore[union-attr]

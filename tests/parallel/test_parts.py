@@ -19,7 +19,6 @@ from microscale.models.families import open_weights, write_random_checkpoint
 from microscale.models.reading import parts as parts_module
 from microscale.models.reading.file import BLOCK
 from microscale.models.reading.parts import Part, Piece, zeros
-from microscale.models.sharded_checkpoint import ShardedCheckpoint
 from microscale.parallel.sharding import WHOLE, Shard
 
 CPU = torch.device("cpu")
@@ -69,7 +68,7 @@ def test_a_part_is_what_slicing_gives(
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape).remainder(97).to(torch.uint8).to(dtype)
     file = tmp_path / "model.safetensors"
     save_file({"before": torch.ones(3, dtype=torch.uint8), "x": whole, "z": torch.ones(5)}, file)
-    checkpoint = ShardedCheckpoint(Checkpoint(tmp_path), {"x": part})
+    checkpoint = Checkpoint(tmp_path).of_rank({"x": part})
     if ahead:
         heard: list[tuple[int, int]] = []
         with checkpoint.reading(["before", "x", "z"], CPU, lambda done, total: heard.append((done, total))):
@@ -86,7 +85,7 @@ def test_a_part_is_what_slicing_gives(
 
 def test_zeros_read_nothing(tmp_path: Path) -> None:
     save_file({"bias": torch.ones(4, 6)}, tmp_path / "model.safetensors")
-    checkpoint = ShardedCheckpoint(Checkpoint(tmp_path), {"bias": zeros(6, axis=1)})
+    checkpoint = Checkpoint(tmp_path).of_rank({"bias": zeros(6, axis=1)})
     assert checkpoint.read_entries(["bias"]) == []
     assert torch.equal(checkpoint.read("bias", CPU), torch.zeros(4, 6))
 

@@ -35,7 +35,7 @@ from microscale.engine.process.messages import EngineConfig
 from microscale.engine.process.torch_files import torch_is_cached
 from microscale.errors import MicroscaleError
 from microscale.models import hub
-from microscale.models.load_format import LoadFormat
+from microscale.models.config import LoadFormat
 from microscale.models.reading import staged
 from microscale.models.reading.chunks import block_end
 from microscale.models.reading.file import Stamp, WeightFile
