@@ -112,11 +112,11 @@ def bytes_read(folder: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> t
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", preadv)
         with weights.reading(CPU, lambda done, total: totals.append((done, total))):
-            weights.embed(CPU)  # type: ignore[attr-defined]
+            weights.embed(CPU)
             for layer_idx in range(weights.config.num_layers):
-                weights.layer(layer_idx, CPU)  # type: ignore[attr-defined]
-            weights.norm(CPU)  # type: ignore[attr-defined]
-            weights.lm_head(CPU)  # type: ignore[attr-defined]
+                weights.layer(layer_idx, CPU)
+            weights.norm(CPU)
+            weights.lm_head(CPU)
     assert totals[-1][0] == totals[-1][1]  # all that was planned was taken
     return totals[-1][1], sum(brought)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from microscale.engine.loading.options import LoadOptions
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
@@ -31,7 +31,7 @@ def gemma4_preset(name: str) -> Gemma4Config:
 def gpt_oss_weights(model: str, **options: Any) -> Weights[GptOssConfig, GptOssLayer]:
     weights = open_weights(model, **options)
     assert isinstance(weights.config, GptOssConfig)
-    return weights
+    return cast("Weights[GptOssConfig, GptOssLayer]", weights)
 
 
 def dummy_gpt_oss(config: GptOssConfig, make: TensorMaker | None = None) -> DummyWeights[GptOssConfig, GptOssLayer]:
@@ -41,7 +41,7 @@ def dummy_gpt_oss(config: GptOssConfig, make: TensorMaker | None = None) -> Dumm
 def gemma4_weights(model: str, **options: Any) -> Weights[Gemma4Config, Gemma4Layer]:
     weights = open_weights(model, **options)
     assert isinstance(weights.config, Gemma4Config)
-    return weights
+    return cast("Weights[Gemma4Config, Gemma4Layer]", weights)
 
 
 def load_gpt_oss(options: LoadOptions) -> GptOss:

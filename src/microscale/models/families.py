@@ -43,7 +43,7 @@ Overrides = Mapping[str, object]
 """Of keys of a config.json, as published."""
 
 
-ModelWeights: TypeAlias = "Weights[Any, Any]"
+ModelWeights: TypeAlias = "Weights[ModelConfig, Any]"
 """Opened weights of any family."""
 
 
