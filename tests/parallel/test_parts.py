@@ -18,13 +18,13 @@ from microscale.models.checkpoint import Checkpoint
 from microscale.models.families import open_weights, write_random_checkpoint
 from microscale.models.reading import parts as parts_module
 from microscale.models.reading.file import BLOCK
-from microscale.models.reading.parts import Part, Piece, zeros
+from microscale.models.reading.parts import AxisPiece, RankPart, zeros
 from microscale.parallel.sharding import WHOLE, Shard
 
 CPU = torch.device("cpu")
 
 
-def sliced(whole: Tensor, part: Part) -> Tensor:
+def sliced(whole: Tensor, part: RankPart) -> Tensor:
     """The part by plain slicing: the truth."""
     found = []
     for piece in part.pieces:
@@ -36,15 +36,15 @@ def sliced(whole: Tensor, part: Part) -> Tensor:
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Part]:
+def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], RankPart]:
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
     axis = draw(st.integers(0, len(shape) - 1))
     pieces = []
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, shape[axis]))
         end = draw(st.integers(begin, shape[axis]))
-        pieces.append(Piece(begin, end, end - begin + draw(st.integers(0, 3))))
-    return shape, Part(axis, tuple(pieces))
+        pieces.append(AxisPiece(begin, end, end - begin + draw(st.integers(0, 3))))
+    return shape, RankPart(axis, tuple(pieces))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -57,7 +57,7 @@ def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Part]:
 def test_a_part_is_what_slicing_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    drawn: tuple[tuple[int, ...], Part],
+    drawn: tuple[tuple[int, ...], RankPart],
     dtype: torch.dtype,
     least_run: int,
     ahead: bool,

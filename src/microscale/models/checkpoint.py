@@ -23,7 +23,7 @@ from microscale.errors import BadCheckpoint, BadSetting
 from microscale.models.json_object import read_json_object
 from microscale.models.reading.chunks import Reads
 from microscale.models.reading.nan_check import TOGETHER, NanCheck
-from microscale.models.reading.parts import Assembly, Part, Range, ranges
+from microscale.models.reading.parts import PartAssembly, Range, RankPart, ranges
 from microscale.models.reading.read_ahead import ReadAhead
 from microscale.models.reading.targets import Targets, dtype_of
 from microscale.models.safetensors_header import TensorEntry, read_header
@@ -55,11 +55,11 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: Mapping[str, TensorEntry] = _open(folder)
-        self._parts: Mapping[str, Part] = {}
+        self._parts: Mapping[str, RankPart] = {}
         self._ranges: Mapping[str, list[Range]] = {}
         self._ahead: ReadAhead | None = None
 
-    def of_rank(self, parts: Mapping[str, Part]) -> Checkpoint:
+    def of_rank(self, parts: Mapping[str, RankPart]) -> Checkpoint:
         """The same files for one rank: ``read`` gives the part of a tensor that is in ``parts``, and all of others."""
         mine = copy(self)
         mine._parts = parts
@@ -138,7 +138,7 @@ class Checkpoint:
             tensor = ahead.take(name)
             nan.look(entry, tensor)
             return tensor
-        assembly = Assembly(entry, self._parts[name], dtype_of(entry), device)
+        assembly = PartAssembly(entry, self._parts[name], dtype_of(entry), device)
         for part in self._ranges[name]:
             data = ahead.take(part.entry.name)
             nan.look(entry, data)

@@ -27,7 +27,7 @@ from microscale.models.qwen3_moe import config as qwen3_moe
 from microscale.models.qwen3_moe import config_file as qwen3_moe_file
 from microscale.models.qwen3_moe import weights as qwen3_moe_weights
 from microscale.models.qwen3_moe.model import Qwen3Moe
-from microscale.models.random_checkpoint import Published, write_random
+from microscale.models.random_checkpoint import PublishedCheckpoint, write_random
 from microscale.models.taps import Taps
 from microscale.models.tensor_table import TensorTable
 from microscale.models.weights import CheckpointWeights, DummyWeights, Weights
@@ -90,7 +90,7 @@ class AnyModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Family(Generic[Config, Layer]):
+class ModelFamily(Generic[Config, Layer]):
     """One family: architectures that one model file computes."""
 
     model_types: tuple[str, ...]
@@ -108,11 +108,11 @@ class Family(Generic[Config, Layer]):
     """One rank's part of a checkpoint, which is checked against its own config in full."""
     build: Callable[[Weights[Config, Layer], Ops, torch.device, int, Callable[[], None]], AnyModel]
     """The model of these weights, on a device, with pages of this size. Calls back after each layer."""
-    published: Callable[[Config], Published] | None = None
+    published: Callable[[Config], PublishedCheckpoint] | None = None
     """The checkpoint of this shape as it is published, where random ones can be written."""
 
 
-GPT_OSS = Family(
+GPT_OSS = ModelFamily(
     model_types=(gpt_oss_file.MODEL_TYPE,),
     config=gpt_oss.GptOssConfig,
     presets=gpt_oss.PRESETS,
@@ -123,7 +123,7 @@ GPT_OSS = Family(
     build=GptOss,
     published=gpt_oss_weights.published,
 )
-GEMMA4 = Family(
+GEMMA4 = ModelFamily(
     model_types=gemma4_file.MODEL_TYPES,
     config=gemma4.Gemma4Config,
     presets=gemma4.PRESETS,
@@ -133,7 +133,7 @@ GEMMA4 = Family(
     open=gemma4_weights.open_gemma4,
     build=Gemma4,
 )
-QWEN3_MOE = Family(
+QWEN3_MOE = ModelFamily(
     model_types=(qwen3_moe_file.MODEL_TYPE,),
     config=qwen3_moe.Qwen3MoeConfig,
     presets=qwen3_moe.PRESETS,
@@ -143,7 +143,7 @@ QWEN3_MOE = Family(
     open=qwen3_moe_weights.open_qwen3_moe,
     build=Qwen3Moe,
 )
-FAMILIES: tuple[Family[Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
+FAMILIES: tuple[ModelFamily[Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
 """The first reads files without a ``model_type``."""
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
 """Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made in advance."""
@@ -199,7 +199,7 @@ def build_model(
     return _family_of(weights.config).build(weights, ops, device, page_size, on_layer)
 
 
-def _family_in(folder: Path) -> Family[Any, Any]:
+def _family_in(folder: Path) -> ModelFamily[Any, Any]:
     file = read_config_file(folder)
     model_type = file.data.get("model_type")
     family = next((family for family in FAMILIES if model_type in family.model_types), None)
@@ -209,7 +209,7 @@ def _family_in(folder: Path) -> Family[Any, Any]:
     return FAMILIES[0] if family is None else family
 
 
-def _family_of(config: ModelConfig) -> Family[Any, Any]:
+def _family_of(config: ModelConfig) -> ModelFamily[Any, Any]:
     return next(family for family in FAMILIES if isinstance(config, family.config))
 
 

@@ -20,8 +20,8 @@ from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
 from microscale.models.checkpoint import TensorSpec
 from microscale.models.config import ModelConfig
 from microscale.models.dummy_weights import TensorMaker
-from microscale.models.reading.parts import Part
-from microscale.models.sharding import Split, gate_then_up, vocabulary, width
+from microscale.models.reading.parts import RankPart
+from microscale.models.sharding import RankSplit, gate_then_up, vocabulary, width
 from microscale.parallel.sharding import Shard, split_vocabulary
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class StoredTensor:
         # Rounded up: a row that blocks do not fill is refused by name, since no scales of that shape exist.
         return TensorSpec(name + self.suffix, (*shape[:-1], -(-shape[-1] // self.block), *self.inner), self.dtypes)
 
-    def part(self, split: Split, num_axes: int, shard: Shard) -> Part | None:
+    def part(self, split: RankSplit, num_axes: int, shard: Shard) -> RankPart | None:
         """What one rank reads of it."""
         return split.part(shard, self.block if split.axis == num_axes - 1 else 1)
 
@@ -106,13 +106,13 @@ NEAR_ONE = Draw(std=0.05, mean=1.0)
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """A tensor of the checkpoint, with its values' shape."""
 
     name: str
     """Without the layer's prefix. In a row of experts ``{}`` is the expert's number."""
     shape: tuple[int, ...]
-    split: Split | None = None
+    split: RankSplit | None = None
     """``None``: every rank reads all of it."""
 
 
@@ -121,7 +121,7 @@ class TensorRow:
     """One field of a layer's record, or one of the tensors before and after the layers."""
 
     field: str
-    sources: tuple[Source, ...]
+    sources: tuple[TensorSource, ...]
     storage: Storage = BF16
     draw: Draw = MATRIX
     experts: int | None = None
@@ -141,7 +141,7 @@ class TensorRow:
             for stored in self.storage.tensors:
                 yield stored.spec(source.name, source.shape)
 
-    def parts(self, prefix: str, shard: Shard) -> Iterator[tuple[str, Part]]:
+    def parts(self, prefix: str, shard: Shard) -> Iterator[tuple[str, RankPart]]:
         """What one rank reads of the tensors of which it does not read all."""
         for source in self._each_source(prefix):
             if source.split is None:
@@ -166,7 +166,7 @@ class TensorRow:
             return make.blocks(name, self.shape, self.storage.format, device)
         return make.normal(name, self.shape, device, self.draw.std, self.draw.mean, float32=self.draw.float32)
 
-    def _each_source(self, prefix: str) -> Iterator[Source]:
+    def _each_source(self, prefix: str) -> Iterator[TensorSource]:
         for expert in range(self.experts or 1):
             for source in self.sources:
                 name = source.name if self.experts is None else source.name.format(expert)
@@ -191,7 +191,7 @@ class TensorRow:
 
 def vector(field: str, name: str, size: int, storage: Storage = BF16_OR_F32, draw: Draw = NEAR_ONE) -> TensorRow:
     """A norm, or another vector that every rank has."""
-    return TensorRow(field, (Source(name, (size,)),), storage, draw)
+    return TensorRow(field, (TensorSource(name, (size,)),), storage, draw)
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ def expert_rows(
     """
     num, size, hidden = shape.num, shape.width, shape.hidden
     if fused:
-        gate_up = Source(f"{module}.gate_up_proj", (num, 2 * size, hidden), gate_then_up(size, 1))
-        down = Source(f"{module}.down_proj", (num, hidden, size), width(size, 2))
+        gate_up = TensorSource(f"{module}.gate_up_proj", (num, 2 * size, hidden), gate_then_up(size, 1))
+        down = TensorSource(f"{module}.down_proj", (num, hidden, size), width(size, 2))
         return TensorRow(fields[0], (gate_up,), BF16), TensorRow(fields[1], (down,), BF16)
-    gate, up = (Source(f"{module}.{{}}.{part}_proj", (size, hidden), width(size, 0)) for part in ("gate", "up"))
-    down = Source(f"{module}.{{}}.down_proj", (hidden, size), width(size, 1))
+    gate, up = (TensorSource(f"{module}.{{}}.{part}_proj", (size, hidden), width(size, 0)) for part in ("gate", "up"))
+    down = TensorSource(f"{module}.{{}}.down_proj", (hidden, size), width(size, 1))
     storage = MODULES[fmt]
     return TensorRow(fields[0], (gate, up), storage, experts=num), TensorRow(fields[1], (down,), storage, experts=num)
 
@@ -246,7 +246,7 @@ class TensorTable(Generic[Layer]):
     def specs(self) -> list[TensorSpec]:
         return [spec for prefix, row in self._rows() for spec in row.specs(prefix)]
 
-    def parts(self, shard: Shard) -> dict[str, Part]:
+    def parts(self, shard: Shard) -> dict[str, RankPart]:
         return dict(part for prefix, row in self._rows() for part in row.parts(prefix, shard))
 
     def _rows(self) -> Iterator[tuple[str, TensorRow]]:
@@ -263,9 +263,9 @@ def end_rows(config: ModelConfig, embed: str, norm: str, lm_head: str, norm_stor
     """The tensors before and after the layers of any model, by their names in the checkpoint."""
     vocab, hidden = config.vocab_size, config.hidden
     own_rows = len(split_vocabulary(vocab, config.shard))
-    head = TensorRow("lm_head", (Source(lm_head, (own_rows, hidden), vocabulary(vocab)),))
+    head = TensorRow("lm_head", (TensorSource(lm_head, (own_rows, hidden), vocabulary(vocab)),))
     return EndRows(
-        TensorRow("embed", (Source(embed, (vocab, hidden)),)),
+        TensorRow("embed", (TensorSource(embed, (vocab, hidden)),)),
         vector("norm", norm, hidden, norm_storage),
         None if config.tied else head,
     )

@@ -26,7 +26,7 @@ from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 
 @dataclass(frozen=True)
-class Heads:
+class AttentionHeads:
     """The heads of one kind of layer."""
 
     num_heads: int
@@ -39,7 +39,7 @@ class Heads:
     def qkv_rows(self) -> int:
         return (self.num_heads + (1 if self.shared_kv else 2) * self.num_kv_heads) * self.head_dim
 
-    def sharded(self, shard: Shard) -> Heads:
+    def sharded(self, shard: Shard) -> AttentionHeads:
         share = split_heads(self.num_heads, self.num_kv_heads, shard)
         return replace(self, num_heads=len(share.heads), num_kv_heads=len(share.kv_heads))
 
@@ -83,7 +83,7 @@ class Gemma4Config:
     sliding_window: int
     """How many positions a sliding layer sees, the token itself included."""
     layer_kinds: tuple[LayerKind, ...]
-    heads: Mapping[LayerKind, Heads]
+    heads: Mapping[LayerKind, AttentionHeads]
     rope: Mapping[LayerKind, PartialRope]
     rms_epsilon: float
     softcap: float | None
@@ -150,7 +150,7 @@ def short_name(kind: LayerKind) -> str:
     return kind.value.partition("_")[0]
 
 
-def _check_attention(kind: LayerKind, heads: Heads, rope: PartialRope) -> None:
+def _check_attention(kind: LayerKind, heads: AttentionHeads, rope: PartialRope) -> None:
     where = f" of {short_name(kind)} layers"
     for name in ("num_heads", "num_kv_heads", "head_dim"):
         check_number(f"{name}{where}", getattr(heads, name))
@@ -171,8 +171,8 @@ _26B_A4B = Gemma4Config(
     sliding_window=1024,
     layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL) * 5,
     heads={
-        LayerKind.SLIDING: Heads(16, 8, 256, shared_kv=False),
-        LayerKind.FULL: Heads(16, 2, 512, shared_kv=True),
+        LayerKind.SLIDING: AttentionHeads(16, 8, 256, shared_kv=False),
+        LayerKind.FULL: AttentionHeads(16, 2, 512, shared_kv=True),
     },
     rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
     rms_epsilon=1e-6,
@@ -196,8 +196,8 @@ _TINY = Gemma4Config(
     sliding_window=16,
     layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL),
     heads={
-        LayerKind.SLIDING: Heads(4, 2, 32, shared_kv=False),
-        LayerKind.FULL: Heads(4, 1, 64, shared_kv=True),
+        LayerKind.SLIDING: AttentionHeads(4, 2, 32, shared_kv=False),
+        LayerKind.FULL: AttentionHeads(4, 1, 64, shared_kv=True),
     },
     rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
     rms_epsilon=1e-6,

@@ -22,7 +22,7 @@ from microscale.models.config import (
     read_layer_kinds,
     read_num_layers,
 )
-from microscale.models.gemma4.config import Gemma4Config, Heads, LayerFormats, PartialRope
+from microscale.models.gemma4.config import AttentionHeads, Gemma4Config, LayerFormats, PartialRope
 from microscale.models.json_object import JsonObject
 from microscale.models.quantization import read_quantised_modules
 
@@ -181,19 +181,19 @@ def _refuse_other_arithmetic(file: JsonObject) -> None:
         raise Unsupported(f"{file.source}: 'use_bidirectional_attention' is not supported; text is read forward.")
 
 
-def _sliding_heads(file: JsonObject) -> Heads:
+def _sliding_heads(file: JsonObject) -> AttentionHeads:
     num_heads, num_kv_heads = file.require("num_attention_heads", int), file.require("num_key_value_heads", int)
-    return Heads(num_heads, num_kv_heads, file.require("head_dim", int), shared_kv=False)
+    return AttentionHeads(num_heads, num_kv_heads, file.require("head_dim", int), shared_kv=False)
 
 
-def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> Heads:
+def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> AttentionHeads:
     """In full layers heads are wider, and fewer where keys and values are shared."""
     shared = file.require("attention_k_eq_v", bool)
     num_heads, num_kv_heads = file.require("num_attention_heads", int), file.require("num_key_value_heads", int)
     if file.data.get("per_layer_config") is None:
         if shared:
             num_kv_heads = file.require("num_global_key_value_heads", int)
-        return Heads(num_heads, num_kv_heads, file.require("global_head_dim", int), shared)
+        return AttentionHeads(num_heads, num_kv_heads, file.require("global_head_dim", int), shared)
     layers = file.nested("per_layer_config")
     full = [str(layer_idx) for layer_idx, kind in enumerate(kinds) if kind is LayerKind.FULL]
     beyond = [key for key in layers.data if key not in full and not _is_cut_off(key, len(kinds))]
@@ -203,7 +203,7 @@ def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> Heads:
     if len(found) > 1:
         raise Unsupported(f"{layers.source}: full layers that differ among themselves are not supported.")
     own_kv_heads, head_dim = found.pop() if found else (num_kv_heads, file.require("head_dim", int))
-    return Heads(num_heads, own_kv_heads, head_dim, shared)
+    return AttentionHeads(num_heads, own_kv_heads, head_dim, shared)
 
 
 def _is_cut_off(key: str, num_layers: int) -> bool:

@@ -17,15 +17,15 @@ from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.gemma4.config import Gemma4Config
 from microscale.models.gemma4.config_file import PREFIXES, read_config
-from microscale.models.sharding import Split, kv_heads, q_heads, width
+from microscale.models.sharding import RankSplit, kv_heads, q_heads, width
 from microscale.models.tensor_table import (
     BF16_OR_F32,
     MODULES,
     NEAR_ONE,
     Draw,
     ExpertShape,
-    Source,
     TensorRow,
+    TensorSource,
     TensorTable,
     Weight,
     end_rows,
@@ -92,11 +92,11 @@ def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
     def norm(field: str, name: str) -> TensorRow:
         return vector(field, f"{name}.weight", c.hidden)
 
-    def modules(field: str, fmt: str, *sources: Source) -> TensorRow:
+    def modules(field: str, fmt: str, *sources: TensorSource) -> TensorRow:
         return TensorRow(field, sources, MODULES[fmt])
 
-    def module(name: str, rows: int, columns: int, split: Split) -> Source:
-        return Source(name, (rows, columns), split)
+    def module(name: str, rows: int, columns: int, split: RankSplit) -> TensorSource:
+        return TensorSource(name, (rows, columns), split)
 
     kv = ("k",) if heads.shared_kv else ("k", "v")
     return [
@@ -122,7 +122,9 @@ def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
         norm("experts_norm", "pre_feedforward_layernorm_2"),
         vector("router_scale", "router.scale", c.hidden),
         # The router reads its norm times the root of the width: at 0.02 all experts would be alike.
-        TensorRow("router", (Source("router.proj.weight", (c.num_experts, c.hidden)),), BF16_OR_F32, Draw(std=1.0)),
+        TensorRow(
+            "router", (TensorSource("router.proj.weight", (c.num_experts, c.hidden)),), BF16_OR_F32, Draw(std=1.0)
+        ),
         vector("expert_scale", "router.per_expert_scale", c.num_experts, draw=replace(NEAR_ONE, float32=True)),
         *expert_rows(
             ("experts_gate_up", "experts_down"),
@@ -133,7 +135,7 @@ def _layer(c: Gemma4Config, layer_idx: int, fused: bool) -> list[TensorRow]:
         ),
         norm("experts_out_norm", "post_feedforward_layernorm_2"),
         norm("both_norm", "post_feedforward_layernorm"),
-        TensorRow("scalar", (Source("layer_scalar", (1,)),), BF16_OR_F32, number=1.0),
+        TensorRow("scalar", (TensorSource("layer_scalar", (1,)),), BF16_OR_F32, number=1.0),
     ]
 
 

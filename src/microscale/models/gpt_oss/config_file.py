@@ -47,7 +47,7 @@ _ORIGINAL_KEYS = frozenset({
 })  # fmt: skip
 
 
-class Layout(StrEnum):
+class CheckpointLayout(StrEnum):
     """Who chose the names of the tensors."""
 
     HUGGING_FACE = "hugging face"
@@ -55,22 +55,22 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True)
-class ModelFile:
+class GptOssFile:
     """A config and the layout of the checkpoint that it came with."""
 
     config: GptOssConfig
-    layout: Layout
+    layout: CheckpointLayout
 
 
-def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelFile:
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> GptOssFile:
     """The config in ``folder``, with ``overrides`` applied to its keys."""
     file = read_config_file(folder)
     if "model_type" not in file.data and "experts_per_token" in file.data:
         file = apply_overrides(file, overrides or {}, _ORIGINAL_KEYS)
-        return ModelFile(_from_original(file), Layout.ORIGINAL)
+        return GptOssFile(_from_original(file), CheckpointLayout.ORIGINAL)
     _check_model_type(file)
     file = _override(file, overrides or {})
-    return ModelFile(from_hugging_face(file, folder), Layout.HUGGING_FACE)
+    return GptOssFile(from_hugging_face(file, folder), CheckpointLayout.HUGGING_FACE)
 
 
 def _check_model_type(file: JsonObject) -> None:

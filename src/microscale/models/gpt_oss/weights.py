@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 from microscale.formats import BlockScaled
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
-from microscale.models.random_checkpoint import Published
-from microscale.models.sharding import Split, first_rank_only, kv_heads, q_heads, qkv_heads, width
+from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
+from microscale.models.random_checkpoint import PublishedCheckpoint
+from microscale.models.sharding import RankSplit, first_rank_only, kv_heads, q_heads, qkv_heads, width
 from microscale.models.tensor_table import (
     BF16,
     BF16_OR_F32,
     MATRIX,
     Draw,
-    Source,
     Storage,
     TensorRow,
+    TensorSource,
     TensorTable,
     end_rows,
     mxfp4_blocks,
@@ -82,8 +82,8 @@ class Names:
     norms: Storage
 
 
-NAMES: dict[Layout, Names] = {
-    Layout.HUGGING_FACE: Names(
+NAMES: dict[CheckpointLayout, Names] = {
+    CheckpointLayout.HUGGING_FACE: Names(
         embed="model.embed_tokens.weight",
         norm="model.norm.weight",
         lm_head="lm_head.weight",
@@ -99,7 +99,7 @@ NAMES: dict[Layout, Names] = {
         experts=mxfp4_blocks("_"),
         norms=BF16,
     ),
-    Layout.ORIGINAL: Names(
+    CheckpointLayout.ORIGINAL: Names(
         embed="embedding.weight",
         norm="norm.scale",
         lm_head="unembedding.weight",
@@ -118,7 +118,7 @@ NAMES: dict[Layout, Names] = {
 }
 
 
-def tensor_table(c: GptOssConfig, layout: Layout = Layout.HUGGING_FACE) -> TensorTable[GptOssLayer]:
+def tensor_table(c: GptOssConfig, layout: CheckpointLayout = CheckpointLayout.HUGGING_FACE) -> TensorTable[GptOssLayer]:
     names = NAMES[layout]
     ends = end_rows(c, names.embed, names.norm, names.lm_head, names.norms)
     return TensorTable(GptOssLayer, names.layer, [_layer(c, names)] * c.num_layers, ends)
@@ -128,8 +128,8 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
     """Gate rows are even and up rows odd, so that a share of the width is one run of twice as many rows."""
     heads = (c.num_heads, c.num_kv_heads, c.head_dim)
     hidden, experts, q_rows = c.hidden, c.num_experts, c.num_heads * c.head_dim
-    gate_up = Source(names.gate_up, (experts, 2 * c.intermediate, hidden), width(c.intermediate, 1, each=2))
-    down = Source(names.down, (experts, hidden, c.intermediate), width(c.intermediate, 2))
+    gate_up = TensorSource(names.gate_up, (experts, 2 * c.intermediate, hidden), width(c.intermediate, 1, each=2))
+    down = TensorSource(names.down, (experts, hidden, c.intermediate), width(c.intermediate, 2))
 
     def qkv(field: str, part: str, columns: tuple[int, ...], draw: Draw = MATRIX) -> TensorRow:
         rows, splits = [c.qkv_rows], [qkv_heads(*heads)]
@@ -137,11 +137,11 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
             rows = [count * c.head_dim for count in (c.num_heads, c.num_kv_heads, c.num_kv_heads)]
             splits = [q_heads(*heads), kv_heads(*heads), kv_heads(*heads)]
         each = zip(names.qkv, rows, splits, strict=True)
-        sources = tuple(Source(f"{name}.{part}", (count, *columns), split) for name, count, split in each)
+        sources = tuple(TensorSource(f"{name}.{part}", (count, *columns), split) for name, count, split in each)
         return TensorRow(field, sources, draw=draw)
 
-    def row(field: str, name: str, *shape: int, split: Split | None = None, draw: Draw = MATRIX) -> TensorRow:
-        return TensorRow(field, (Source(name, shape, split),), draw=draw)
+    def row(field: str, name: str, *shape: int, split: RankSplit | None = None, draw: Draw = MATRIX) -> TensorRow:
+        return TensorRow(field, (TensorSource(name, shape, split),), draw=draw)
 
     return [
         vector("attn_norm", names.attn_norm, hidden, names.norms),
@@ -160,9 +160,9 @@ def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
     ]
 
 
-def published(config: GptOssConfig) -> Published:
+def published(config: GptOssConfig) -> PublishedCheckpoint:
     """A checkpoint of this shape as OpenAI publishes it on the hub."""
-    return Published(to_hugging_face(config), tensor_table(config).specs())
+    return PublishedCheckpoint(to_hugging_face(config), tensor_table(config).specs())
 
 
 def open_gpt_oss(

@@ -21,8 +21,8 @@ from microscale.models.tensor_table import (
     BF16_MODULE,
     BF16_OR_F32,
     ExpertShape,
-    Source,
     TensorRow,
+    TensorSource,
     TensorTable,
     Weight,
     end_rows,
@@ -62,9 +62,9 @@ def tensor_table(c: Qwen3MoeConfig, *, fused: bool = False) -> TensorTable[Qwen3
 def _layer(c: Qwen3MoeConfig, fused: bool) -> list[TensorRow]:
     heads = (c.num_heads, c.num_kv_heads, c.head_dim)
     q_rows, kv_rows = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    q = Source("self_attn.q_proj", (q_rows, c.hidden), q_heads(*heads))
-    k, v = (Source(f"self_attn.{part}_proj", (kv_rows, c.hidden), kv_heads(*heads)) for part in "kv")
-    o = Source("self_attn.o_proj", (c.hidden, q_rows), q_heads(*heads, axis=1))
+    q = TensorSource("self_attn.q_proj", (q_rows, c.hidden), q_heads(*heads))
+    k, v = (TensorSource(f"self_attn.{part}_proj", (kv_rows, c.hidden), kv_heads(*heads)) for part in "kv")
+    o = TensorSource("self_attn.o_proj", (c.hidden, q_rows), q_heads(*heads, axis=1))
     experts = ExpertShape(c.num_experts, c.intermediate, c.hidden)
     return [
         vector("attn_norm", "input_layernorm.weight", c.hidden),
@@ -73,7 +73,7 @@ def _layer(c: Qwen3MoeConfig, fused: bool) -> list[TensorRow]:
         vector("k_norm", "self_attn.k_norm.weight", c.head_dim),
         TensorRow("o", (o,), BF16_MODULE),
         vector("mlp_norm", "post_attention_layernorm.weight", c.hidden),
-        TensorRow("router", (Source("mlp.gate.weight", (c.num_experts, c.hidden)),), BF16_OR_F32),
+        TensorRow("router", (TensorSource("mlp.gate.weight", (c.num_experts, c.hidden)),), BF16_OR_F32),
         *expert_rows(("gate_up", "down"), "mlp.experts", experts, c.expert_format, fused=fused),
     ]
 
