@@ -14,7 +14,7 @@ from microscale.errors import BadCheckpoint, BadConfig, BadSetting, MicroscaleEr
 from microscale.models.config import LayerKind
 from microscale.models.families import PRESETS, preset, read_model_config
 from microscale.models.gpt_oss.config import alternating
-from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
+from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
 from microscale.models.rope import YarnRope
 from support.families import gpt_oss_preset
 from support.tiny_checkpoints import CASES, has_original_form, original_json
@@ -108,13 +108,13 @@ def changed_rope(**values: object) -> dict[str, object]:
 
 def test_published_form_is_the_20b_preset(tmp_path: Path) -> None:
     file = read_config(write(tmp_path, PUBLISHED_20B, {"eos_token_id": END_TOKENS, "do_sample": True}))
-    assert file.layout is Layout.HUGGING_FACE
+    assert file.layout is CheckpointLayout.HUGGING_FACE
     assert file.config == PRESETS["gpt-oss-20b"]
 
 
 def test_original_form_is_the_20b_preset(tmp_path: Path) -> None:
     file = read_config(write(tmp_path, ORIGINAL_20B))
-    assert file.layout is Layout.ORIGINAL
+    assert file.layout is CheckpointLayout.ORIGINAL
     assert set(file.config.eos_token_ids) == set(END_TOKENS)
     assert replace(file.config, eos_token_ids=tuple(END_TOKENS)) == PRESETS["gpt-oss-20b"]
 
@@ -247,8 +247,8 @@ def test_missing_rope_key(key: str, tmp_path: Path) -> None:
         (changed(num_hidden_layers=0, layer_types=[]), BadConfig, "num_layers is 0 and must be above 0"),
         (changed(num_key_value_heads=3), BadConfig, "4 heads cannot share 3 KV heads"),
         (changed(head_dim=15), BadConfig, "head_dim 15 is odd"),
-        (changed(hidden_size=72), BadConfig, "hidden size 72 is no multiple"),
-        (changed(intermediate_size=40), BadConfig, "intermediate size 40 is no multiple"),
+        (changed(hidden_size=72), BadConfig, "hidden size 72 is not a multiple"),
+        (changed(intermediate_size=40), BadConfig, "intermediate size 40 is not a multiple"),
         (changed(num_experts_per_tok=5), BadConfig, "5 experts per token cannot be chosen from 4"),
         (changed(sliding_window=-1), BadConfig, "sliding_window is -1"),
         (changed(eos_token_id="end"), BadConfig, "'eos_token_id' must be a token"),

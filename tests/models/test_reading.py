@@ -611,11 +611,11 @@ def test_a_random_checkpoint_is_one_that_loads(tmp_path: Path) -> None:
     assert weights.config.num_layers == 2
     heard: list[tuple[int, int]] = []
     with weights.reading(CPU, lambda done, all_bytes: heard.append((done, all_bytes))):
-        weights.embed("cpu")  # type: ignore[attr-defined]
+        weights.embed("cpu")
         for layer in range(2):
-            weights.layer(layer, "cpu")  # type: ignore[attr-defined]
-        weights.norm("cpu")  # type: ignore[attr-defined]
-        weights.lm_head("cpu")  # type: ignore[attr-defined]
+            weights.layer(layer, "cpu")
+        weights.norm("cpu")
+        weights.lm_head("cpu")
     assert heard[0] == (0, total)
     assert heard[-1] == (total, total)
     assert [done for done, _ in heard] == sorted(done for done, _ in heard)

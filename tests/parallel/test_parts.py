@@ -18,14 +18,13 @@ from microscale.models.checkpoint import Checkpoint
 from microscale.models.families import open_weights, write_random_checkpoint
 from microscale.models.reading import parts as parts_module
 from microscale.models.reading.file import BLOCK
-from microscale.models.reading.parts import Part, Piece, zeros
-from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.models.reading.parts import AxisPiece, RankPart, zeros
 from microscale.parallel.sharding import WHOLE, Shard
 
 CPU = torch.device("cpu")
 
 
-def sliced(whole: Tensor, part: Part) -> Tensor:
+def sliced(whole: Tensor, part: RankPart) -> Tensor:
     """The part by plain slicing: the truth."""
     found = []
     for piece in part.pieces:
@@ -37,15 +36,15 @@ def sliced(whole: Tensor, part: Part) -> Tensor:
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Part]:
+def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], RankPart]:
     shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
     axis = draw(st.integers(0, len(shape) - 1))
     pieces = []
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, shape[axis]))
         end = draw(st.integers(begin, shape[axis]))
-        pieces.append(Piece(begin, end, end - begin + draw(st.integers(0, 3))))
-    return shape, Part(axis, tuple(pieces))
+        pieces.append(AxisPiece(begin, end, end - begin + draw(st.integers(0, 3))))
+    return shape, RankPart(axis, tuple(pieces))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -58,7 +57,7 @@ def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Part]:
 def test_a_part_is_what_slicing_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    drawn: tuple[tuple[int, ...], Part],
+    drawn: tuple[tuple[int, ...], RankPart],
     dtype: torch.dtype,
     least_run: int,
     ahead: bool,
@@ -69,7 +68,7 @@ def test_a_part_is_what_slicing_gives(
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape).remainder(97).to(torch.uint8).to(dtype)
     file = tmp_path / "model.safetensors"
     save_file({"before": torch.ones(3, dtype=torch.uint8), "x": whole, "z": torch.ones(5)}, file)
-    checkpoint = ShardedCheckpoint(Checkpoint(tmp_path), {"x": part})
+    checkpoint = Checkpoint(tmp_path).of_rank({"x": part})
     if ahead:
         heard: list[tuple[int, int]] = []
         with checkpoint.reading(["before", "x", "z"], CPU, lambda done, total: heard.append((done, total))):
@@ -86,7 +85,7 @@ def test_a_part_is_what_slicing_gives(
 
 def test_zeros_read_nothing(tmp_path: Path) -> None:
     save_file({"bias": torch.ones(4, 6)}, tmp_path / "model.safetensors")
-    checkpoint = ShardedCheckpoint(Checkpoint(tmp_path), {"bias": zeros(6, axis=1)})
+    checkpoint = Checkpoint(tmp_path).of_rank({"bias": zeros(6, axis=1)})
     assert checkpoint.read_entries(["bias"]) == []
     assert torch.equal(checkpoint.read("bias", CPU), torch.zeros(4, 6))
 
@@ -113,11 +112,11 @@ def bytes_read(folder: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> t
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", preadv)
         with weights.reading(CPU, lambda done, total: totals.append((done, total))):
-            weights.embed(CPU)  # type: ignore[attr-defined]
+            weights.embed(CPU)
             for layer_idx in range(weights.config.num_layers):
-                weights.layer(layer_idx, CPU)  # type: ignore[attr-defined]
-            weights.norm(CPU)  # type: ignore[attr-defined]
-            weights.lm_head(CPU)  # type: ignore[attr-defined]
+                weights.layer(layer_idx, CPU)
+            weights.norm(CPU)
+            weights.lm_head(CPU)
     assert totals[-1][0] == totals[-1][1]  # all that was planned was taken
     return totals[-1][1], sum(brought)
 

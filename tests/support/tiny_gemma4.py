@@ -19,7 +19,7 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from microscale.formats import BlockFormat, block_format, decode, encode
 from microscale.models.config import LayerKind
-from microscale.models.gemma4.config import Gemma4Config, Heads, LayerFormats, PartialRope
+from microscale.models.gemma4.config import AttentionHeads, Gemma4Config, LayerFormats, PartialRope
 from microscale.models.gemma4.config_file import to_text_config
 
 FULL, SLIDING = LayerKind.FULL, LayerKind.SLIDING
@@ -50,7 +50,7 @@ def tiny_gemma4(
         vocab_size=vocab,
         sliding_window=window,
         layer_kinds=kinds,
-        heads={SLIDING: Heads(*sliding, shared_kv=False), FULL: Heads(*full, shared_kv=shared)},
+        heads={SLIDING: AttentionHeads(*sliding, shared_kv=False), FULL: AttentionHeads(*full, shared_kv=shared)},
         rope={SLIDING: PartialRope(1e4), FULL: PartialRope(1e6, fraction)},
         rms_epsilon=1e-6,
         softcap=softcap,

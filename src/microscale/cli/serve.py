@@ -47,7 +47,7 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
 from microscale.models import embedded
-from microscale.models.load_format import LoadFormat
+from microscale.models.config import LoadFormat
 from microscale.server.access import read_keys, read_origins
 from microscale.server.limits import Limits
 from microscale.server.options import ServeOptions

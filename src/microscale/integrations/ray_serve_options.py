@@ -19,7 +19,7 @@ from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
 from microscale.models import embedded, hub
-from microscale.models.load_format import LoadFormat
+from microscale.models.config import LoadFormat
 from microscale.server.access import read_keys, read_origins
 from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.limits import Limits

@@ -1,8 +1,9 @@
 """Reads the tensors of a checkpoint folder, one at a time, and only after all of them were checked.
 
 Opening reads headers and index; ``check`` compares every tensor with what the model expects; ``read`` brings one in.
-Inside of ``reading`` the tensors that come next are read meanwhile (``reading/``). Beside what the caller holds, at
-most a layer, there is never more than that window.
+Inside of ``reading`` the tensors that come next are read meanwhile (``reading/``). Apart from what the caller holds, at
+most a layer, there is never more than that window. With several ranks, each reads its own parts straight from the
+files (``of_rank``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +23,9 @@ from microscale.errors import BadCheckpoint, BadSetting
 from microscale.models.json_object import read_json_object
 from microscale.models.reading.chunks import Reads
 from microscale.models.reading.nan_check import TOGETHER, NanCheck
+from microscale.models.reading.parts import PartAssembly, Range, RankPart, ranges
 from microscale.models.reading.read_ahead import ReadAhead
-from microscale.models.reading.targets import Targets
+from microscale.models.reading.targets import Targets, dtype_of
 from microscale.models.safetensors_header import TensorEntry, read_header
 
 if TYPE_CHECKING:
@@ -52,7 +55,16 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: Mapping[str, TensorEntry] = _open(folder)
+        self._parts: Mapping[str, RankPart] = {}
+        self._ranges: Mapping[str, list[Range]] = {}
         self._ahead: ReadAhead | None = None
+
+    def of_rank(self, parts: Mapping[str, RankPart]) -> Checkpoint:
+        """The same files for one rank: ``read`` gives the part of a tensor that is in ``parts``, and all of others."""
+        mine = copy(self)
+        mine._parts = parts
+        mine._ranges = {name: ranges(self.entries[name], part) for name, part in parts.items()}
+        return mine
 
     def check(self, expected: Iterable[TensorSpec], left_out: tuple[str, ...] = ()) -> int:
         """Every expected tensor is there, in shape and type, and no other is but those that begin with ``left_out``.
@@ -84,18 +96,11 @@ class Checkpoint:
     def reading(
         self, names: Sequence[str], device: torch.device, on_read: Callable[[int, int], None] = lambda done, total: None
     ) -> Iterator[None]:
-        """Read ahead, in the order of ``names``, which are all that will be asked for.
+        """Read ahead, in the order of ``names``, which are all that will be read.
 
-        ``on_read`` hears how many bytes of all were taken.
+        ``on_read`` gets the bytes that were taken and their total.
         """
-        with self.reading_entries([self.entries[name] for name in names], device, on_read):
-            yield
-
-    @contextmanager
-    def reading_entries(
-        self, entries: Sequence[TensorEntry], device: torch.device, on_read: Callable[[int, int], None]
-    ) -> Iterator[None]:
-        with ReadAhead(entries, device) as ahead:
+        with ReadAhead(self.read_entries(names), device) as ahead:
             self._ahead, self._on_read, self._nan = ahead, on_read, NanCheck(TOGETHER[device.type])
             on_read(0, ahead.total)
             try:
@@ -108,37 +113,51 @@ class Checkpoint:
         log.info("Read %.2f GB of weights in %.1f s, %.2f GB/s (%s).", ahead.taken / 1e9, ahead.seconds, speed, ways)
 
     def read_entries(self, names: Sequence[str]) -> list[TensorEntry]:
-        """What is read of these tensors."""
-        return [self.entries[name] for name in names]
+        """What is read of these tensors: whole tensors and ranges."""
+        entries: list[TensorEntry] = []
+        for name in names:
+            parts = self._ranges.get(name)
+            entries += [self.entries[name]] if parts is None else [part.entry for part in parts]
+        return entries
 
     def read(self, name: str, device: torch.device | str) -> Tensor:
         """One tensor on ``device``. NaN is refused: on a CPU at once, on a GPU before ``reading`` ends."""
-        entry, ahead = self.entries[name], self._ahead
-        if ahead is not None and name in ahead and ahead.device == torch.device(device):
-            tensor = ahead.take(name)
-            self._nan.look(entry, tensor)
-            self._on_read(ahead.taken, ahead.total)
-            return tensor
-        with ReadAhead([entry], torch.device(device)) as alone:
-            tensor = alone.take(name)
-        NanCheck(together=1).look(entry, tensor)
+        entries, ahead = self.read_entries([name]), self._ahead
+        if ahead is None or ahead.device != torch.device(device) or not all(entry.name in ahead for entry in entries):
+            with ReadAhead(entries, torch.device(device)) as alone:
+                return self._take(name, alone, NanCheck(together=1), device)
+        tensor = self._take(name, ahead, self._nan, device)
+        self._on_read(ahead.taken, ahead.total)
         return tensor
+
+    def _take(self, name: str, ahead: ReadAhead, nan: NanCheck, device: torch.device | str) -> Tensor:
+        entry = self.entries[name]
+        if name not in self._parts:
+            tensor = ahead.take(name)
+            nan.look(entry, tensor)
+            return tensor
+        assembly = PartAssembly(entry, self._parts[name], dtype_of(entry), device)
+        for part in self._ranges[name]:
+            data = ahead.take(part.entry.name)
+            nan.look(entry, data)
+            assembly.add(part, data)
+        return assembly.done()
 
 
 class FromCheckpoint:
-    """What the checkpoints of all families share. ``order``: the tensors that the model reads, in about its order."""
+    """Weights that come from a checkpoint. ``order``: the tensors that the model reads, in about its order."""
 
     def __init__(self, checkpoint: Checkpoint, order: Sequence[TensorSpec]) -> None:
         self._checkpoint = checkpoint
         self._order = [spec.name for spec in order]
 
     def reading(self, device: torch.device, on_read: Callable[[int, int], None]) -> AbstractContextManager[None]:
-        """Inside of it tensors are read ahead, in order, and ``on_read`` hears how many bytes of all were taken."""
+        """Inside of it tensors are read ahead, in order. ``on_read`` gets the bytes that were taken and their total."""
         return self._checkpoint.reading(self._order, device, on_read)
 
     @property
     def entries(self) -> Iterator[TensorEntry]:
-        """Where that is which the model reads of the tensors."""
+        """What the model reads: tensors, and ranges of them."""
         return iter(self._checkpoint.read_entries(self._order))
 
     @property

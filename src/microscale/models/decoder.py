@@ -15,13 +15,15 @@ nothing else is computed in another way, and without taps nothing is done at all
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+
+import torch
 
 from microscale.backends.ops import AttentionBatch, Logits, PagedKv, RopeTable
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.inference import without_gradients
 from microscale.models.taps import Taps
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 """What goes from layer to layer beside the residual stream: what is still to be added to it, or its norm."""
 Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
 Parted: TypeAlias = Generator[None, None, Result]
 """Work that yields wherever it may be left for a while, and gives its result at the end."""
 
@@ -41,6 +44,17 @@ def run_through(work: Parted[Result]) -> Result:
             next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def without_gradients(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """``torch.inference_mode`` as a decorator that does not import torch before the function is called."""
+
+    @wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return run
 
 
 class DecoderLayer(Protocol[State]):

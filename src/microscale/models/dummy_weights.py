@@ -1,24 +1,19 @@
-"""What dummy weights of every family are made of: random numbers for tests of speed and memory without a checkpoint, or
-shapes alone.
+"""What dummy weights are made of: random numbers for tests of speed and memory without a checkpoint, or shapes alone.
 
-A family's ``dummy_weights.py`` names each tensor once and leaves it to a ``TensorMaker`` what it is made of:
-``RandomTensors`` draws numbers. ``ShapeTensors`` makes tensors without memory, which is all that listing the kernels of
-a model needs, and ``OutlineTensors`` shapes without torch, for listing its ops.
+A family's tensor table names each tensor and leaves it to a ``TensorMaker`` what it is made of: ``RandomTensors`` draws
+numbers. ``ShapeTensors`` makes tensors without memory, which is all that listing the kernels of a model needs, and
+``OutlineTensors`` shapes without torch, for listing its ops.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled, ShapeOnly
-from microscale.models.lm_head import HasVocabulary
-from microscale.parallel.sharding import split_vocabulary
+from microscale.formats import BLOCK, MXFP4, BlockFormat, BlockScaled, ShapeOnly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,16 +45,16 @@ class TensorMaker(Protocol):
     def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
         """Token ids (int64), all 0."""
 
-    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled: ...
-
-    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled: ...
+    def blocks(
+        self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str
+    ) -> BlockScaled: ...
 
 
 class RandomTensors:
     """Random numbers, which depend on the seed, the tensor's name and the kind of device, not on the order of calls.
 
-    Experts are made as MXFP4 bytes on the device: no BF16 copy of them ever exists, so that those of two layers of
-    gpt-oss-120b need 3.4 GB and not 12.7.
+    Block formats are drawn as bytes on the device: no BF16 copy of them ever exists, so that the experts of two layers
+    of gpt-oss-120b need 3.4 GB and not 12.7.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -81,16 +76,14 @@ class RandomTensors:
     def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
         return torch.zeros(size, dtype=torch.int64, device=device)
 
-    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
+    def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
         generator = self._generator(name, device)
-        codes = _random_bytes((*shape[:-1], shape[-1] // 2), device, generator)
-        return BlockScaled(codes, _random_scales(shape, MXFP4_SCALES, device, generator), MXFP4)
-
-    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
-        generator = self._generator(name, device)
+        codes = _random_bytes(_block_shapes(shape, fmt)[0], device, generator)
+        if fmt is MXFP4:
+            return BlockScaled(codes, _random_scales(shape, MXFP4_SCALES, device, generator), fmt)
         # Signs and magnitudes from 2**-3 to 1.875: far from NaN, in four binades.
-        codes = _random_bytes(shape, device, generator).bitwise_and_(0x9F).bitwise_or_(0x20)
-        return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), MXFP8)
+        codes.bitwise_and_(0x9F).bitwise_or_(0x20)
+        return BlockScaled(codes, _random_scales(shape, MXFP8_SCALES, device, generator), fmt)
 
     def _generator(self, name: str, device: torch.device | str) -> torch.Generator:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
@@ -115,7 +108,7 @@ def _dtype(float32: bool) -> torch.dtype:
 
 
 def _block_shapes(shape: tuple[int, ...], fmt: BlockFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of codes and of scales."""
+    """The shapes of codes and of scales."""
     return (*shape[:-1], shape[-1] * fmt.bits // 8), (*shape[:-1], shape[-1] // BLOCK)
 
 
@@ -142,13 +135,7 @@ class ShapeTensors:
     def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
         return torch.zeros(size, dtype=torch.int64, device=device)
 
-    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
-        return self._blocks(shape, MXFP4)
-
-    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
-        return self._blocks(shape, MXFP8)
-
-    def _blocks(self, shape: tuple[int, ...], fmt: BlockFormat) -> BlockScaled:
+    def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
         codes, scales = _block_shapes(shape, fmt)
         values, exponents = (torch.zeros(each, dtype=torch.uint8, device=META) for each in (codes, scales))
         return BlockScaled(values, exponents, fmt)
@@ -175,13 +162,7 @@ class OutlineTensors:
     def zero_ids(self, size: int, device: torch.device | str) -> Tensor:
         return self._shape((size,), 8)
 
-    def mxfp4(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
-        return self._blocks(shape, MXFP4)
-
-    def mxfp8(self, name: str, shape: tuple[int, ...], device: torch.device | str) -> BlockScaled:
-        return self._blocks(shape, MXFP8)
-
-    def _blocks(self, shape: tuple[int, ...], fmt: BlockFormat) -> BlockScaled:
+    def blocks(self, name: str, shape: tuple[int, ...], fmt: BlockFormat, device: torch.device | str) -> BlockScaled:
         codes, scales = _block_shapes(shape, fmt)
         return BlockScaled(self._shape(codes, 1), self._shape(scales, 1), fmt)
 
@@ -189,37 +170,3 @@ class OutlineTensors:
         made = ShapeOnly(shape, itemsize)
         self.num_bytes += made.nbytes
         return cast("Tensor", made)
-
-
-class _Sizes(HasVocabulary, Protocol):
-    @property
-    def hidden(self) -> int: ...
-
-
-ConfigT = TypeVar("ConfigT", bound=_Sizes)
-
-
-class DummyEnds(Generic[ConfigT]):
-    """What stands before and after the layers of any model."""
-
-    def __init__(self, config: ConfigT, make: TensorMaker) -> None:
-        self._config = config
-        self._make = make
-
-    @property
-    def config(self) -> ConfigT:
-        return self._config
-
-    def reading(self, device: torch.device, on_read: Callable[[int, int], None]) -> AbstractContextManager[None]:
-        """Nothing is read."""
-        return nullcontext()
-
-    def embed(self, device: torch.device | str) -> Tensor:
-        return self._make.normal("embed", (self.config.vocab_size, self.config.hidden), device)
-
-    def norm(self, device: torch.device | str) -> Tensor:
-        return self._make.normal("norm", (self.config.hidden,), device, std=0.05, mean=1.0)
-
-    def lm_head(self, device: torch.device | str) -> Tensor:
-        rows = split_vocabulary(self.config.vocab_size, self.config.shard)
-        return self._make.normal("lm_head", (len(rows), self.config.hidden), device)

@@ -1,32 +1,152 @@
-"""The model families, and the one place that lists them. A model's is known by a preset's name, by a config's
-``model_type``, or by its config's type."""
+"""The model families, and the one place that lists them. A model's family is known by a preset's name, by
+``model_type`` in its config.json, or by its config's type. Also what the rest of the program needs of any model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from microscale.backends.ops import Ops
+from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 from microscale.errors import BadCheckpoint, BadSetting, Unsupported
 from microscale.models import hub
-from microscale.models.config_file import CONFIG
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind, LoadFormat, ModelConfig, read_config_file
+from microscale.models.decoder import Parted
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
-from microscale.models.family import AnyModel, Family, ModelConfig, ModelWeights
-from microscale.models.gemma4.family import GEMMA4
-from microscale.models.gpt_oss.family import GPT_OSS
-from microscale.models.json_object import read_json_object
-from microscale.models.load_format import LoadFormat
-from microscale.models.qwen3_moe.family import QWEN3_MOE
-from microscale.models.random_checkpoint import write_random
+from microscale.models.gemma4 import config as gemma4
+from microscale.models.gemma4 import config_file as gemma4_file
+from microscale.models.gemma4 import weights as gemma4_weights
+from microscale.models.gemma4.model import Gemma4
+from microscale.models.gpt_oss import config as gpt_oss
+from microscale.models.gpt_oss import config_file as gpt_oss_file
+from microscale.models.gpt_oss import weights as gpt_oss_weights
+from microscale.models.gpt_oss.model import GptOss
+from microscale.models.qwen3_moe import config as qwen3_moe
+from microscale.models.qwen3_moe import config_file as qwen3_moe_file
+from microscale.models.qwen3_moe import weights as qwen3_moe_weights
+from microscale.models.qwen3_moe.model import Qwen3Moe
+from microscale.models.random_checkpoint import PublishedCheckpoint, write_random
+from microscale.models.taps import Taps
+from microscale.models.tensor_table import TensorTable
+from microscale.models.weights import CheckpointWeights, DummyWeights, Weights
 from microscale.parallel.sharding import WHOLE, Shard
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-FAMILIES: tuple[Family[Any, Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
+Config = TypeVar("Config", bound=ModelConfig)
+Layer = TypeVar("Layer")
+Overrides = Mapping[str, object]
+"""Of keys of a config.json, as published."""
+
+
+ModelWeights: TypeAlias = "Weights[ModelConfig, Any]"
+"""Opened weights of any family."""
+
+
+class AnyLayer(Protocol):
+    """A decoder layer: its bound ops are attributes, and ``small`` is one of them."""
+
+    @property
+    def kind(self) -> LayerKind: ...
+
+    @property
+    def uses(self) -> Mapping[str, str]:
+        """Attribute → what plans call it. ``microscale profile`` times each."""
+
+
+class AnyModel(Protocol):
+    """What the rest of the program needs of a model."""
+
+    ops: Ops
+    device: torch.device
+    page_size: int
+    embed: Embedding
+    lm_head: Dense
+    sampling: Sampling
+
+    @property
+    def layers(self) -> Sequence[AnyLayer]: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
+
+    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
+
+    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
+
+    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
+
+    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]: ...
+
+    def body_parts(
+        self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None
+    ) -> Parted[tuple[Tensor, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class ModelFamily(Generic[Config, Layer]):
+    """One family: architectures that one model file computes."""
+
+    model_types: tuple[str, ...]
+    """The values of ``model_type`` in its config.json."""
+    config: type[Config]
+    presets: Mapping[str, Config]
+    """Known shapes, for models without a checkpoint and for plans made in advance."""
+    preset: Callable[[str, Config, Overrides], Config]
+    """A preset by its name, with overrides."""
+    read: Callable[[Path, Overrides], Config]
+    """The config of a checkpoint's folder, with overrides."""
+    table: Callable[[Config], TensorTable[Layer]]
+    """The tensors of a model."""
+    open: Callable[[Path, Overrides, Shard], CheckpointWeights[Config, Layer]]
+    """One rank's part of a checkpoint, which is checked against its own config in full."""
+    build: Callable[[Weights[Config, Layer], Ops, torch.device, int, Callable[[], None]], AnyModel]
+    """The model of these weights, on a device, with pages of this size. Calls back after each layer."""
+    published: Callable[[Config], PublishedCheckpoint] | None = None
+    """The checkpoint of this shape as it is published, where random ones can be written."""
+
+
+GPT_OSS = ModelFamily(
+    model_types=(gpt_oss_file.MODEL_TYPE,),
+    config=gpt_oss.GptOssConfig,
+    presets=gpt_oss.PRESETS,
+    preset=gpt_oss_file.preset,
+    read=lambda folder, overrides: gpt_oss_file.read_config(folder, overrides).config,
+    table=gpt_oss_weights.tensor_table,
+    open=gpt_oss_weights.open_gpt_oss,
+    build=GptOss,
+    published=gpt_oss_weights.published,
+)
+GEMMA4 = ModelFamily(
+    model_types=gemma4_file.MODEL_TYPES,
+    config=gemma4.Gemma4Config,
+    presets=gemma4.PRESETS,
+    preset=gemma4_file.preset,
+    read=gemma4_file.read_config,
+    table=gemma4_weights.tensor_table,
+    open=gemma4_weights.open_gemma4,
+    build=Gemma4,
+)
+QWEN3_MOE = ModelFamily(
+    model_types=(qwen3_moe_file.MODEL_TYPE,),
+    config=qwen3_moe.Qwen3MoeConfig,
+    presets=qwen3_moe.PRESETS,
+    preset=qwen3_moe_file.preset,
+    read=qwen3_moe_file.read_config,
+    table=qwen3_moe_weights.tensor_table,
+    open=qwen3_moe_weights.open_qwen3_moe,
+    build=Qwen3Moe,
+)
+FAMILIES: tuple[ModelFamily[Any, Any], ...] = (GPT_OSS, GEMMA4, QWEN3_MOE)
+"""The first reads files without a ``model_type``."""
 PRESETS: Mapping[str, ModelConfig] = {name: config for family in FAMILIES for name, config in family.presets.items()}
-"""Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made ahead."""
+"""Known architectures, for models without a checkpoint (``--load-format dummy``) and for plans made in advance."""
 
 
 def read_model_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
@@ -58,7 +178,7 @@ def open_weights(
     overrides = overrides or {}
     if load_format not in list(LoadFormat):
         raise BadSetting(f"Unknown load format {load_format!r}; known are {', '.join(LoadFormat)}.")
-    # A folder comes first, so that one that is called like a preset can be opened.
+    # A folder takes precedence, so that one with a preset's name can be opened.
     if model in PRESETS and not Path(model).is_dir():
         if load_format != LoadFormat.DUMMY:
             raise BadCheckpoint(
@@ -69,39 +189,38 @@ def open_weights(
     folder = hub.resolve(model, offline=offline, config_only=load_format == LoadFormat.DUMMY)
     if load_format == LoadFormat.DUMMY:
         return dummy_weights(read_model_config(folder, overrides).sharded(shard), seed)
-    weights: ModelWeights = _family_in(folder).open(folder, overrides, shard)
-    return weights
+    return _family_in(folder).open(folder, overrides, shard)
 
 
 def build_model(
     weights: ModelWeights, ops: Ops, device: torch.device, page_size: int, on_layer: Callable[[], None]
 ) -> AnyModel:
-    """The model of these weights, loaded. ``on_layer`` hears each layer as it is ready."""
-    model: AnyModel = _family_of(weights.config).build(weights, ops, device, page_size, on_layer)
-    return model
+    """The model of these weights, loaded. ``on_layer`` is called after each layer."""
+    return _family_of(weights.config).build(weights, ops, device, page_size, on_layer)
 
 
-def _family_in(folder: Path) -> Family[Any, Any, Any]:
-    """By ``model_type``. A folder that cannot be read, or whose file has none, is the first family's to complain of."""
-    if not (folder / CONFIG).is_file():
-        return FAMILIES[0]
-    file = read_json_object(folder / CONFIG)
+def _family_in(folder: Path) -> ModelFamily[Any, Any]:
+    file = read_config_file(folder)
     model_type = file.data.get("model_type")
-    found = next((family for family in FAMILIES if model_type in family.model_types), None)
-    if found is None and isinstance(model_type, str):
+    family = next((family for family in FAMILIES if model_type in family.model_types), None)
+    if family is None and isinstance(model_type, str):
         known = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
         raise Unsupported(f"{file.source}: 'model_type' {model_type!r} is not supported; supported are {known}.")
-    return FAMILIES[0] if found is None else found
+    return FAMILIES[0] if family is None else family
 
 
-def _family_of(config: ModelConfig) -> Family[Any, Any, Any]:
+def _family_of(config: ModelConfig) -> ModelFamily[Any, Any]:
     return next(family for family in FAMILIES if isinstance(config, family.config))
 
 
 def dummy_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
     """Random weights of the right shapes."""
-    weights: ModelWeights = _family_of(config).dummy(config, RandomTensors(seed))
-    return weights
+    return shape_weights(config, RandomTensors(seed))
+
+
+def shape_weights(config: ModelConfig, tensors: TensorMaker) -> ModelWeights:
+    """Weights that ``tensors`` makes."""
+    return DummyWeights(config, _family_of(config).table(config), tensors)
 
 
 def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, object]) -> int:
@@ -113,12 +232,6 @@ def write_random_checkpoint(name: str, folder: Path, overrides: Mapping[str, obj
     if published is None:
         raise Unsupported(f"Random checkpoints of {name} cannot be written; those of gpt-oss can.")
     return write_random(published(config), folder)
-
-
-def shape_weights(config: ModelConfig, tensors: TensorMaker) -> ModelWeights:
-    """Weights that are shapes alone, made by ``tensors``."""
-    weights: ModelWeights = _family_of(config).dummy(config, tensors)
-    return weights
 
 
 __all__ = [

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, cast
 
 from microscale.backends.ops import Activations, AttentionSpec, Use
 from microscale.backends.recording_ops import RecordingOps
-from microscale.models.config import LayerKind
+from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.dummy_weights import OutlineTensors
 from microscale.models.families import build_model, shape_weights
-from microscale.models.family import ModelConfig
 from microscale.parallel.sharding import Shard
 
 if TYPE_CHECKING:

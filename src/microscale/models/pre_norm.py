@@ -8,30 +8,35 @@ and is added to the stream and normed in QKV's launch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from microscale.backends.ops import (
     Attention,
     AttentionBatch,
+    AttentionSpec,
     Dense,
-    Embedding,
+    DenseWeights,
     HeadNorms,
     Logits,
     Moe,
+    Ops,
     PagedKv,
     Parts,
     Ranks,
     RopeTable,
     Router,
     Small,
+    SmallSpec,
 )
-from microscale.models.batch import ForwardBatch
-from microscale.models.config import LayerKind
+from microscale.models.batch import ForwardBatch, KvCache
+from microscale.models.config import LayerKind, ModelConfig
 from microscale.models.decoder import Decoder
+from microscale.models.weights import Weights, tied_lm_head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +51,7 @@ class Unsummed:
 
 
 Sum: TypeAlias = "Tensor | Parts | Unsummed"
-"""What a layer answers: summed, or with a sum that is left to the norm that reads it."""
+"""A layer's result: summed, or with a sum that is left to the norm that reads it."""
 Added: TypeAlias = "Sum | None"
 """What is still to be added to the residual stream: nothing before the first layer."""
 
@@ -63,7 +68,7 @@ class LayerSizes:
 
 @dataclass(eq=False)
 class PreNormLayer:
-    """One layer, bound to its kernels. A profile puts its own in their place."""
+    """One layer, bound to its kernels. A profile replaces them by its own."""
 
     kind: LayerKind
     sizes: LayerSizes
@@ -135,13 +140,115 @@ class PreNormLayer:
         return x, Unsummed(part) if self.ranks.fuses(part) else self.ranks.sum(part)
 
 
-class PreNormModel(Decoder[Added]):
-    """A whole model of such layers."""
+class PreNormConfig(ModelConfig, Protocol):
+    """What a model of such layers needs of its config."""
 
-    embed: Embedding
-    norm: Tensor
-    lm_head: Dense
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def num_experts(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def rms_epsilon(self) -> float: ...
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
+
+
+Config = TypeVar("Config", bound=PreNormConfig)
+LayerTensors = TypeVar("LayerTensors")
+
+
+def layer_sizes(config: PreNormConfig) -> LayerSizes:
+    return LayerSizes(config.num_heads, config.head_dim, config.top_k, config.rms_epsilon)
+
+
+def attention_spec(config: PreNormConfig, kind: LayerKind, ops: Ops, page_size: int, *, sinks: bool) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        window=config.sliding_window if kind is LayerKind.SLIDING else None,
+        sinks=sinks,
+        page_size=page_size,
+        activations=ops.activations,
+        tokens=1,
+        context=config.max_context,
+    )
+
+
+def small_spec(config: PreNormConfig, ops: Ops) -> SmallSpec:
+    return SmallSpec(
+        hidden=config.hidden,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_experts=config.num_experts,
+        top_k=config.top_k,
+        activations=ops.activations,
+        tokens=1,
+    )
+
+
+class PreNormModel(Decoder[Added], Generic[Config, LayerTensors]):
+    """A whole model of such layers. A family says how a layer is bound to its kernels and what its rope is.
+
+    Loading reads one layer at a time; a layer's checkpoint bytes are freed as soon as it is packed.
+    """
+
     layers: Sequence[PreNormLayer]
+
+    def __init__(
+        self,
+        weights: Weights[Config, LayerTensors],
+        ops: Ops,
+        device: torch.device,
+        page_size: int = 16,
+        on_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        config = weights.config
+        self.config = config
+        self.ops = ops
+        self.device = device
+        self.page_size = page_size
+        table = weights.embed(device)
+        self.embed = ops.embed(table)
+        layers = []
+        for layer_idx, kind in enumerate(config.layer_kinds):
+            layers.append(self.bind_layer(kind, weights.layer(layer_idx, device)))
+            on_layer()
+        self.layers = layers
+        self.norm = self.bind_norm(weights.norm(device))
+        lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
+        self.lm_head = ops.dense("lm_head", DenseWeights(lm_head))
+        self.sampling = ops.sampling(config.vocab_size)
+        self.rope = dict.fromkeys(config.layer_kinds, ops.computed(self.rope_table))
+
+    @abstractmethod
+    def bind_layer(self, kind: LayerKind, tensors: LayerTensors) -> PreNormLayer:
+        """One layer on its kernels, bound in the order in which they run: see ``models/outline.py``."""
+
+    @abstractmethod
+    def rope_table(self) -> RopeTable: ...
+
+    def bind_norm(self, weight: Tensor) -> Tensor:
+        return weight.to(self.ops.dtype)
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache:
+        """An empty KV cache with this many pages for each kind of layer."""
+        config = self.config
+        shapes = dict.fromkeys(LayerKind, (config.num_kv_heads, config.head_dim))
+        return KvCache.allocate(config.layer_kinds, num_pages, self.page_size, shapes, self.ops.kv_dtype, self.device)
 
     def begin(self, token_ids: Tensor) -> tuple[Tensor, Added]:
         return self.embed(token_ids), None

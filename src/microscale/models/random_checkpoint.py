@@ -32,7 +32,7 @@ CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedCheckpoint:
     """A checkpoint as its family publishes it."""
 
     config: Mapping[str, object]
@@ -41,7 +41,7 @@ class Published:
     """The first of the types that each may have is written."""
 
 
-def write_random(published: Published, folder: Path, seed: int = 0) -> int:
+def write_random(published: PublishedCheckpoint, folder: Path, seed: int = 0) -> int:
     """Write the checkpoint to a folder that is empty or new. Returns the bytes of its tensors."""
     if folder.exists() and any(folder.iterdir()):
         raise BadSetting(f"{folder} is not empty; name a folder that is, or a new one.")

@@ -9,8 +9,7 @@ import torch
 
 from microscale.backends.ops import RopeTable
 from microscale.errors import BadConfig, Unsupported
-from microscale.models.config import MAX_NUMBER, check_positive
-from microscale.models.config_file import build
+from microscale.models.config import MAX_NUMBER, build, check_positive
 from microscale.models.json_object import JsonObject
 
 _YARN_KEYS = frozenset({
@@ -45,8 +44,7 @@ class YarnRope:
     """Whether the ends of the ramp are rounded outwards to whole dimensions (gpt-oss: no)."""
 
     def __post_init__(self) -> None:
-        for name in ("original_context", "beta_fast", "beta_slow"):
-            check_positive(self, name)
+        check_positive(self, "original_context", "beta_fast", "beta_slow")
         if not 1 < self.theta <= MAX_NUMBER or not 1 <= self.factor <= MAX_NUMBER:
             raise BadConfig(f"rope theta {self.theta} must be above 1 and factor {self.factor} at least 1.")
         if self.beta_slow >= self.beta_fast:
@@ -113,7 +111,7 @@ def find_rope(file: JsonObject) -> tuple[str, JsonObject] | None:
 
 
 def read_plain(file: JsonObject, rope: JsonObject | None) -> PlainRope:
-    """``rope``: what ``find_rope`` found; the theta may be in it or beside it."""
+    """``rope``: the result of ``find_rope``; the theta may be in it or next to it."""
     if rope is not None:
         _refuse_others(rope, frozenset({"rope_type", "type", "rope_theta"}))
     return build(file, PlainRope, _theta(file, rope))

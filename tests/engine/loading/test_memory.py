@@ -21,12 +21,10 @@ from microscale.errors import BadSetting, Unsupported
 from microscale.hardware import GIB, KNOWN
 from microscale.hardware.tiles.attention import WIDEN_BYTES
 from microscale.models.config import LayerKind
-from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import PRESETS
-from microscale.models.gpt_oss.dummy_weights import DummyWeights
 from microscale.models.gpt_oss.model import GptOss
 from microscale.models.outline import Outline, outline
-from support.families import gpt_oss_preset
+from support.families import dummy_gpt_oss, gpt_oss_preset
 from support.live_bytes import LiveBytes
 
 CONFIGS = PRESETS
@@ -213,11 +211,11 @@ def test_what_binding_decides_is_what_the_plan_says(precision: str) -> None:
         chosen = Setup(gpu, activations, precision=PRECISIONS[precision])
         made = make_plan("tiny", outline("tiny", TINY, activations, 16, TINY.max_context).uses, chosen)
         ops = Ops(gpu, activations, Preference(), PRECISIONS[precision])
-        GptOss(DummyWeights(TINY, RandomTensors()), ops, torch.device("cpu"))
+        GptOss(dummy_gpt_oss(TINY), ops, torch.device("cpu"))
         assert ops.plan.decisions == made.decisions
         # With the plan given, binding takes it as it is.
         GptOss(
-            DummyWeights(TINY, RandomTensors()),
+            dummy_gpt_oss(TINY),
             Ops(gpu, activations, Preference(), PRECISIONS[precision], made),
             torch.device("cpu"),
         )
@@ -231,8 +229,8 @@ def test_loading_holds_the_weights_and_one_layer(monkeypatch: pytest.MonkeyPatch
     model = outline("tiny", TINY, Activations.FLOAT32, 16, TINY.max_context)
     weights = sum(weight_bytes(model, make_plan("tiny", model.uses, chosen), chosen).values())
     with LiveBytes() as live:
-        loaded = GptOss(DummyWeights(TINY, RandomTensors()), Ops(*vars(chosen).values()), torch.device("cpu"))
-    layer = DummyWeights(TINY, RandomTensors()).layer(0, "cpu")
+        loaded = GptOss(dummy_gpt_oss(TINY), Ops(*vars(chosen).values()), torch.device("cpu"))
+    layer = dummy_gpt_oss(TINY).layer(0, "cpu")
     largest = sum(tensor.nbytes for tensor in vars(layer).values())
     chunk = 5 * 4 * quantise.CHUNK
     assert live.now <= weights + chunk

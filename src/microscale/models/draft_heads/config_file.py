@@ -19,7 +19,7 @@ from pathlib import Path
 
 from microscale.errors import Unsupported
 from microscale.models.checkpoint import Checkpoint
-from microscale.models.config_file import CONFIG, build, read_num_layers
+from microscale.models.config import CONFIG, ModelConfig, build, read_num_layers
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
 from microscale.models.draft_heads.rope import read_head_rope
 from microscale.models.draft_heads.weights import (
@@ -33,7 +33,6 @@ from microscale.models.draft_heads.weights import (
     layer_prefix,
     open_head,
 )
-from microscale.models.family import ModelConfig
 from microscale.models.json_object import JsonObject, read_json_object
 
 AUX = "eagle_aux_hidden_state_layer_ids"

@@ -17,12 +17,12 @@ import torch
 
 from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
+from microscale.models.decoder import without_gradients
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
 from microscale.models.draft_heads.layer import HeadLayer
 from microscale.models.draft_heads.rope import head_rope_table
 from microscale.models.draft_heads.rows import FULL, count_up, following, join, slots_of
 from microscale.models.draft_heads.tensors import DFlashWeights
-from microscale.models.inference import without_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from microscale.backends.ops import OWN_FORMATS, HeadFormats, Ops
 from microscale.models import hub
+from microscale.models.config import ModelConfig
 from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
@@ -19,7 +20,6 @@ from microscale.models.draft_heads.eagle3 import Eagle3
 from microscale.models.draft_heads.presets import PRESETS
 from microscale.models.draft_heads.weights import DFlashCheckpoint, Eagle3Checkpoint, check_fit
 from microscale.models.dummy_weights import RandomTensors, TensorMaker
-from microscale.models.family import ModelConfig
 
 if TYPE_CHECKING:
     import torch

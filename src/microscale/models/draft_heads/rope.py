@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from microscale.backends.ops import RopeTable
 from microscale.errors import BadConfig, Unsupported
-from microscale.models.config import check_positive
-from microscale.models.config_file import build
+from microscale.models.config import build, check_positive
 from microscale.models.json_object import JsonObject
 from microscale.models.rope import (
     PlainRope,

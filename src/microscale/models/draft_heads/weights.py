@@ -13,11 +13,10 @@ import torch
 
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
+from microscale.models.config import ModelConfig
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
 from microscale.models.draft_heads.tensors import DFlashTensors, Eagle3Tensors, LayerTensors
-from microscale.models.family import ModelConfig
-from microscale.models.sharded_checkpoint import ShardedCheckpoint
-from microscale.models.split import vocabulary
+from microscale.models.sharding import vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +124,8 @@ def open_head(config: HeadConfig, checkpoint: Checkpoint) -> Eagle3Checkpoint | 
     if isinstance(config, DFlashConfig):
         return DFlashCheckpoint(config, checkpoint)
     if config.own_lm_head and not config.shard.is_whole:
-        checkpoint = ShardedCheckpoint(checkpoint, {LM_HEAD: vocabulary(config.draft_vocab_size, config.shard)})
+        part = vocabulary(config.draft_vocab_size).part(config.shard)
+        checkpoint = checkpoint.of_rank({LM_HEAD: part} if part is not None else {})
     return Eagle3Checkpoint(config, checkpoint)
 
 

@@ -1,6 +1,6 @@
-"""What a Gemma 4 mixture-of-experts model is: sizes, heads and rope by layer kind, formats by layer, checked once.
+"""The config of a Gemma 4 mixture-of-experts model: sizes, heads and rope by layer kind, formats by layer.
 
-Every layer has a dense MLP beside its experts. Full layers have fewer and wider heads and may have no ``v_proj``: keys
+Every layer has a dense MLP next to its experts. Full layers have fewer and wider heads and may have no ``v_proj``: keys
 and values come from one projection, and both are cached, since norms and rope make them differ.
 """
 
@@ -11,12 +11,22 @@ from dataclasses import dataclass, fields, replace
 
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK
-from microscale.models.config import MAX_NUMBER, LayerKind, last_of_each
+from microscale.models.config import (
+    MAX_NUMBER,
+    LayerKind,
+    check_blocks,
+    check_end_tokens,
+    check_heads,
+    check_number,
+    check_positive,
+    check_top_k,
+    last_of_each,
+)
 from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 
 @dataclass(frozen=True)
-class Heads:
+class AttentionHeads:
     """The heads of one kind of layer."""
 
     num_heads: int
@@ -29,14 +39,14 @@ class Heads:
     def qkv_rows(self) -> int:
         return (self.num_heads + (1 if self.shared_kv else 2) * self.num_kv_heads) * self.head_dim
 
-    def sharded(self, shard: Shard) -> Heads:
+    def sharded(self, shard: Shard) -> AttentionHeads:
         share = split_heads(self.num_heads, self.num_kv_heads, shard)
         return replace(self, num_heads=len(share.heads), num_kv_heads=len(share.kv_heads))
 
 
 @dataclass(frozen=True)
 class PartialRope:
-    """Rotary positions of one kind of layer: the first ``fraction`` of the pairs turns, the rest stands still."""
+    """Rotary positions of one kind of layer: the first ``fraction`` of the pairs is rotated, the rest is not."""
 
     theta: float
     fraction: float = 1.0
@@ -49,7 +59,7 @@ class LayerFormats:
     qkv: str
     o: str
     gate_up: str
-    """Of the dense MLP, as ``down``."""
+    """Format of the dense MLP's gate and up; ``down`` is that of its second matrix."""
     down: str
     experts: str
 
@@ -73,7 +83,7 @@ class Gemma4Config:
     sliding_window: int
     """How many positions a sliding layer sees, the token itself included."""
     layer_kinds: tuple[LayerKind, ...]
-    heads: Mapping[LayerKind, Heads]
+    heads: Mapping[LayerKind, AttentionHeads]
     rope: Mapping[LayerKind, PartialRope]
     rms_epsilon: float
     softcap: float | None
@@ -84,25 +94,19 @@ class Gemma4Config:
     tied: bool
     """lm_head is the embedding table."""
     shard: Shard = WHOLE
-    """Of which rank this is the part: heads and widths above are that rank's own."""
+    """The rank whose part of the model this is: heads and widths above are the rank's own."""
 
     def __post_init__(self) -> None:
-        sizes = ("hidden", "mlp", "intermediate", "num_experts", "top_k", "vocab_size", "sliding_window", "max_context")
-        for name in (*sizes, "rms_epsilon"):
-            _check_positive(name, getattr(self, name))
-        _check_positive("final softcap", 1.0 if self.softcap is None else self.softcap)
+        check_positive(self, "hidden", "mlp", "intermediate", "num_experts", "top_k", "vocab_size", "sliding_window")
+        check_positive(self, "max_context", "rms_epsilon")
+        check_number("final softcap", 1.0 if self.softcap is None else self.softcap)
         if not self.layer_kinds or len(self.formats) != len(self.layer_kinds):
             raise BadConfig(f"{len(self.formats)} layers' formats do not describe {len(self.layer_kinds)} layers.")
         for kind in self.layer_kinds:
-            _check_heads(kind, self.heads[kind], self.rope[kind])
-        for name in ("hidden", "mlp", "intermediate"):
-            if getattr(self, name) % BLOCK:
-                raise BadConfig(f"{name} size {getattr(self, name)} is no multiple of the {BLOCK} values of a block.")
-        if self.top_k > self.num_experts:
-            raise BadConfig(f"{self.top_k} experts per token cannot be chosen from {self.num_experts}.")
-        for token in self.eos_token_ids:
-            if not 0 <= token < self.vocab_size:
-                raise BadConfig(f"end token {token} is not in the vocabulary of {self.vocab_size}.")
+            _check_attention(kind, self.heads[kind], self.rope[kind])
+        check_blocks(self, BLOCK, "hidden", "mlp", "intermediate")
+        check_top_k(self.top_k, self.num_experts)
+        check_end_tokens(self)
 
     @property
     def num_layers(self) -> int:
@@ -146,20 +150,62 @@ def short_name(kind: LayerKind) -> str:
     return kind.value.partition("_")[0]
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value <= MAX_NUMBER:
-        raise BadConfig(f"{name} is {value if abs(value) < 1e30 else 'huge'} and must be above 0 and below 2**31.")
-
-
-def _check_heads(kind: LayerKind, heads: Heads, rope: PartialRope) -> None:
-    where = f"of {short_name(kind)} layers"
+def _check_attention(kind: LayerKind, heads: AttentionHeads, rope: PartialRope) -> None:
+    where = f" of {short_name(kind)} layers"
     for name in ("num_heads", "num_kv_heads", "head_dim"):
-        _check_positive(f"{name} {where}", getattr(heads, name))
-    if heads.num_heads % heads.num_kv_heads:
-        raise BadConfig(f"{heads.num_heads} heads {where} cannot share {heads.num_kv_heads} KV heads evenly.")
-    if heads.head_dim % 2 or heads.num_heads * heads.head_dim % BLOCK:
-        raise BadConfig(
-            f"{heads.num_heads} heads of {heads.head_dim} {where} do not fill blocks of {BLOCK}, or rope's pairs."
-        )
+        check_number(f"{name}{where}", getattr(heads, name))
+    check_heads(heads.num_heads, heads.num_kv_heads, heads.head_dim, where)
+    if heads.num_heads * heads.head_dim % BLOCK:
+        raise BadConfig(f"{heads.num_heads} heads of {heads.head_dim}{where} do not fill blocks of {BLOCK}.")
     if not 1 < rope.theta <= MAX_NUMBER or not 0 < rope.fraction <= 1:
-        raise BadConfig(f"rope theta {rope.theta} {where} must be above 1, and the part that turns up to 1.")
+        raise BadConfig(f"rope theta {rope.theta}{where} must be above 1, and the part that rotates up to 1.")
+
+
+_26B_A4B = Gemma4Config(
+    hidden=2816,
+    mlp=2112,
+    intermediate=704,
+    num_experts=128,
+    top_k=8,
+    vocab_size=262144,
+    sliding_window=1024,
+    layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL) * 5,
+    heads={
+        LayerKind.SLIDING: AttentionHeads(16, 8, 256, shared_kv=False),
+        LayerKind.FULL: AttentionHeads(16, 2, 512, shared_kv=True),
+    },
+    rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
+    rms_epsilon=1e-6,
+    softcap=30.0,
+    max_context=262144,
+    # <eos>, <turn|>, <|tool_response>
+    eos_token_ids=(1, 106, 50),
+    formats=(LayerFormats.all("mxfp8"),) * 30,
+    tied=True,
+)
+
+# 1.2 million parameters. As in the real one: five sliding layers to a full one, with wider heads, fewer KV heads and
+# K = V there; hidden, MLP and experts no multiples of 128; window far shorter than the context.
+_TINY = Gemma4Config(
+    hidden=160,
+    mlp=96,
+    intermediate=32,
+    num_experts=8,
+    top_k=4,
+    vocab_size=512,
+    sliding_window=16,
+    layer_kinds=(*(LayerKind.SLIDING,) * 5, LayerKind.FULL),
+    heads={
+        LayerKind.SLIDING: AttentionHeads(4, 2, 32, shared_kv=False),
+        LayerKind.FULL: AttentionHeads(4, 1, 64, shared_kv=True),
+    },
+    rope={LayerKind.SLIDING: PartialRope(1e4), LayerKind.FULL: PartialRope(1e6, 0.25)},
+    rms_epsilon=1e-6,
+    softcap=30.0,
+    max_context=8192,
+    eos_token_ids=(511,),
+    formats=(LayerFormats.all("mxfp8"),) * 6,
+    tied=True,
+)
+
+PRESETS = {"gemma-4-26b-a4b": _26B_A4B, "gemma-4-tiny": _TINY}

@@ -1,8 +1,8 @@
-"""Reads Gemma 4's config.json, and refuses what we would compute wrongly.
+"""Reads Gemma 4's config.json, and refuses what would be computed wrongly.
 
-Found in two forms: the text model alone (``gemma4_text``), and within the model that also sees and hears (``gemma4``,
-under ``text_config``). transformers says what full layers have of their own in ``per_layer_config``, published files in
-``global_head_dim`` and ``num_global_key_value_heads``. ``quantization`` says which layers are in MXFP8.
+There are two forms: the text model alone (``gemma4_text``), and within the multimodal model (``gemma4``, under
+``text_config``). transformers says what full layers have of their own in ``per_layer_config``, published files in
+``global_head_dim`` and ``num_global_key_value_heads``. ``models/quantization.py`` reads which layers are in MXFP8.
 
 Overrides (``--hf-overrides``) change the keys of the text model before anything is read.
 """
@@ -13,24 +13,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from microscale.errors import Unsupported
-from microscale.models.config import LayerKind
-from microscale.models.config_file import (
-    CONFIG,
-    GENERATION_CONFIG,
+from microscale.models.config import (
+    LayerKind,
     apply_overrides,
     build,
-    end_tokens,
-    producible,
+    read_config_file,
+    read_end_tokens,
     read_layer_kinds,
     read_num_layers,
 )
-from microscale.models.gemma4.config import Gemma4Config, Heads, LayerFormats, PartialRope
-from microscale.models.gemma4.quantization import read_formats
-from microscale.models.json_object import JsonObject, read_json_object
+from microscale.models.gemma4.config import AttentionHeads, Gemma4Config, LayerFormats, PartialRope
+from microscale.models.json_object import JsonObject
+from microscale.models.quantization import read_quantised_modules
 
-TEXT = "gemma4_text"
-WHOLE = "gemma4"
-MODEL_TYPES = (WHOLE, TEXT)
+TEXT_MODEL = "gemma4_text"
+MULTIMODAL = "gemma4"
+MODEL_TYPES = (MULTIMODAL, TEXT_MODEL)
 
 _KEYS = frozenset({
     "attention_k_eq_v", "eos_token_id", "final_logit_softcapping", "global_head_dim", "head_dim", "hidden_size",
@@ -41,30 +39,37 @@ _KEYS = frozenset({
 _ROPE_KEYS = frozenset({"rope_type", "rope_theta", "partial_rotary_factor"})
 _FULL_KEYS = frozenset({"head_dim", "num_key_value_heads"})
 
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+"""What may precede a tensor's name: of the multimodal model, today's and an older form, and of the text model alone."""
+_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+    # Experts are one module with many weights; expert 0 represents all.
+    "experts": ("experts.0.gate_proj", "experts.0.up_proj", "experts.0.down_proj"),
+}
+"""The modules of each field of ``LayerFormats``: they are held as one tensor."""
 
-def read_gemma4(folder: Path, overrides: Mapping[str, object] | None = None) -> Gemma4Config:
+
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> Gemma4Config:
     """The config in ``folder``, with ``overrides`` applied to the text model's keys."""
-    whole = read_json_object(folder / CONFIG)
-    file = whole.nested("text_config") if whole.require("model_type", str) == WHOLE else whole
-    # Published files name end tokens and tying beside the text model, not in it.
+    whole = read_config_file(folder)
+    file = whole.nested("text_config") if whole.require("model_type", str) == MULTIMODAL else whole
+    # Published files name end tokens and tying next to the text model, not in it.
     outer = {key: whole.data[key] for key in ("eos_token_id", "tie_word_embeddings") if key in whole.data}
     file = apply_overrides(JsonObject(file.source, {**file.data, **outer}), overrides or {}, _KEYS)
-    generation = None
-    if (folder / GENERATION_CONFIG).is_file() and "eos_token_id" not in file.overridden:
-        generation = read_json_object(folder / GENERATION_CONFIG)
-    return from_text_config(file, read_formats(folder, whole, read_num_layers(file)), generation)
+    return from_text_config(file, _formats(folder, whole, read_num_layers(file)), folder)
 
 
-def preset_gemma4(name: str, config: Gemma4Config, overrides: Mapping[str, object]) -> Gemma4Config:
+def preset(name: str, config: Gemma4Config, overrides: Mapping[str, object]) -> Gemma4Config:
     """A preset with ``overrides`` of the keys that its config.json would have. Its formats are those of layer 0."""
     file = apply_overrides(JsonObject(f"Preset {name}", to_text_config(config)), overrides, _KEYS)
     return from_text_config(file, config.formats[:1] * read_num_layers(file))
 
 
-def from_text_config(
-    file: JsonObject, formats: Sequence[LayerFormats], generation: JsonObject | None = None
-) -> Gemma4Config:
-    """The config that a text model's config.json describes; ``generation`` knows more end tokens where it is there."""
+def from_text_config(file: JsonObject, formats: Sequence[LayerFormats], folder: Path | None = None) -> Gemma4Config:
+    """The config that a text model's config.json describes. ``folder`` may have a generation_config.json."""
     _refuse_other_arithmetic(file)
     num_layers = read_num_layers(file)
     file.require("layer_types", list)
@@ -75,9 +80,6 @@ def from_text_config(
         # transformers would make it one, whatever the file says.
         raise file.fault("layer_types", f"must end with {LayerKind.FULL}")
     vocab_size = file.require("vocab_size", int)
-    eos = end_tokens(file)
-    if generation is not None and generation.data.get("eos_token_id") is not None:
-        eos = end_tokens(generation)
     softcap = (
         None if file.data.get("final_logit_softcapping") is None else file.require("final_logit_softcapping", float)
     )
@@ -97,9 +99,22 @@ def from_text_config(
         rms_epsilon=file.require("rms_norm_eps", float),
         softcap=softcap,
         max_context=file.require("max_position_embeddings", int),
-        eos_token_ids=eos if "eos_token_id" in file.overridden else producible(eos, vocab_size),
+        eos_token_ids=read_end_tokens(folder, file, vocab_size),
         formats=tuple(formats),
         tied=file.optional("tie_word_embeddings", bool, True),
+    )
+
+
+def _formats(folder: Path, config: JsonObject, num_layers: int) -> tuple[LayerFormats, ...]:
+    """The formats of each layer's weights in ``folder``."""
+    quantised = read_quantised_modules(folder, config, PREFIXES)
+    if quantised is None:
+        return (LayerFormats.all("bf16"),) * num_layers
+    for layer_idx in range(num_layers):
+        quantised.refuse(layer_idx, "router.proj", "router")
+    return tuple(
+        LayerFormats(**{part: quantised.format(layer_idx, names) for part, names in _MODULES.items()})
+        for layer_idx in range(num_layers)
     )
 
 
@@ -121,7 +136,7 @@ def to_text_config(config: Gemma4Config) -> dict[str, object]:
         "intermediate_size": config.mlp,
         "layer_types": [str(kind) for kind in config.layer_kinds],
         "max_position_embeddings": config.max_context,
-        "model_type": TEXT,
+        "model_type": TEXT_MODEL,
         "moe_intermediate_size": config.intermediate,
         "num_attention_heads": sliding.num_heads,
         "num_experts": config.num_experts,
@@ -166,19 +181,19 @@ def _refuse_other_arithmetic(file: JsonObject) -> None:
         raise Unsupported(f"{file.source}: 'use_bidirectional_attention' is not supported; text is read forward.")
 
 
-def _sliding_heads(file: JsonObject) -> Heads:
+def _sliding_heads(file: JsonObject) -> AttentionHeads:
     num_heads, num_kv_heads = file.require("num_attention_heads", int), file.require("num_key_value_heads", int)
-    return Heads(num_heads, num_kv_heads, file.require("head_dim", int), shared_kv=False)
+    return AttentionHeads(num_heads, num_kv_heads, file.require("head_dim", int), shared_kv=False)
 
 
-def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> Heads:
+def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> AttentionHeads:
     """In full layers heads are wider, and fewer where keys and values are shared."""
     shared = file.require("attention_k_eq_v", bool)
     num_heads, num_kv_heads = file.require("num_attention_heads", int), file.require("num_key_value_heads", int)
     if file.data.get("per_layer_config") is None:
         if shared:
             num_kv_heads = file.require("num_global_key_value_heads", int)
-        return Heads(num_heads, num_kv_heads, file.require("global_head_dim", int), shared)
+        return AttentionHeads(num_heads, num_kv_heads, file.require("global_head_dim", int), shared)
     layers = file.nested("per_layer_config")
     full = [str(layer_idx) for layer_idx, kind in enumerate(kinds) if kind is LayerKind.FULL]
     beyond = [key for key in layers.data if key not in full and not _is_cut_off(key, len(kinds))]
@@ -188,7 +203,7 @@ def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> Heads:
     if len(found) > 1:
         raise Unsupported(f"{layers.source}: full layers that differ among themselves are not supported.")
     own_kv_heads, head_dim = found.pop() if found else (num_kv_heads, file.require("head_dim", int))
-    return Heads(num_heads, own_kv_heads, head_dim, shared)
+    return AttentionHeads(num_heads, own_kv_heads, head_dim, shared)
 
 
 def _is_cut_off(key: str, num_layers: int) -> bool:

@@ -1,7 +1,7 @@
-"""Gemma 4 with experts (text), once: the same code runs on plain references and on the fast kernels.
+"""Gemma 4 with experts (text): the same code runs on plain references and on the fast kernels.
 
 A decoder layer is: norm, fused QKV, a norm of each head, rotary positions, paged attention, output projection, norm,
-sum; then a dense MLP and, beside it, a mixture of experts, each between two norms, both together normed once more, sum.
+sum; then a dense MLP and, next to it, a mixture of experts, each between two norms, both together normed again, sum.
 Every sixth layer sees everything, with wider heads whose keys and values come from one projection; the others see a
 window.
 
@@ -40,9 +40,10 @@ from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.decoder import Decoder
 from microscale.models.gemma4.config import Gemma4Config, PartialRope, short_name
-from microscale.models.gemma4.tensors import Gemma4Layer, Gemma4Weights, Weight
-from microscale.models.lm_head import own_rows
+from microscale.models.gemma4.weights import Gemma4Layer
 from microscale.models.rope import computing_on
+from microscale.models.tensor_table import Weight
+from microscale.models.weights import Weights, tied_lm_head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -230,7 +231,7 @@ class Gemma4(Decoder["Tensor"]):
 
     def __init__(
         self,
-        weights: Gemma4Weights,
+        weights: Weights[Gemma4Config, Gemma4Layer],
         ops: Ops,
         device: torch.device,
         page_size: int = 16,
@@ -255,7 +256,7 @@ class Gemma4(Decoder["Tensor"]):
         norms = [*(layer.attn_norm for layer in layers[1:]), weights.norm(device).to(ops.dtype)]
         for layer, norm in zip(layers, norms, strict=True):
             layer.closing = replace(layer.closing, after=norm[None])
-        lm_head = own_rows(table, config) if config.tied else weights.lm_head(device)
+        lm_head = tied_lm_head(table, config) if config.tied else weights.lm_head(device)
         self.lm_head = ops.dense("lm_head", DenseWeights(lm_head), config.softcap)
         self.sampling = ops.sampling(config.vocab_size)
         self.rope = ops.computed(lambda: rope_tables(config, device))

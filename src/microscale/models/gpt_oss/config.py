@@ -1,6 +1,6 @@
-"""What a gpt-oss model is: sizes, layer kinds, rope and activation constants, checked for consistency once.
+"""The config of a gpt-oss model: sizes, layer kinds, rope and activation constants, checked for consistency once.
 
-Files in any of the published forms are turned into these records by ``config_file``; nobody else reads a config.json.
+``config_file`` makes these records from a config.json in any of the published forms.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK
-from microscale.models.config import LayerKind, check_positive, last_of_each
+from microscale.models.config import (
+    LayerKind,
+    check_blocks,
+    check_end_tokens,
+    check_heads,
+    check_positive,
+    check_top_k,
+    last_of_each,
+)
 from microscale.models.rope import YarnRope
 from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
@@ -38,35 +46,23 @@ class GptOssConfig:
     eos_token_ids: tuple[int, ...]
     swiglu_alpha: float = 1.702
     shard: Shard = WHOLE
-    """Of which rank this is the part: heads and widths above are that rank's own."""
+    """The rank whose part of the model this is: heads and widths above are the rank's own."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
-            check_positive(self, name)
-        for name in (
-            "top_k",
-            "vocab_size",
-            "sliding_window",
-            "rms_epsilon",
-            "swiglu_limit",
-            "max_context",
-            "swiglu_alpha",
-        ):
-            check_positive(self, name)
+        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
+        check_positive(self, "num_experts", "top_k", "vocab_size", "sliding_window", "rms_epsilon", "swiglu_limit")
+        check_positive(self, "max_context", "swiglu_alpha")
         if len(self.layer_kinds) != self.num_layers:
             raise BadConfig(f"{len(self.layer_kinds)} layer kinds do not describe {self.num_layers} layers.")
-        if self.num_heads % self.num_kv_heads:
-            raise BadConfig(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly.")
-        if self.head_dim % 2:
-            raise BadConfig(f"head_dim {self.head_dim} is odd, and rope turns pairs.")
-        for name in ("hidden", "intermediate"):
-            if getattr(self, name) % BLOCK:
-                raise BadConfig(f"{name} size {getattr(self, name)} is no multiple of the {BLOCK} values of a block.")
-        if self.top_k > self.num_experts:
-            raise BadConfig(f"{self.top_k} experts per token cannot be chosen from {self.num_experts}.")
-        for token in self.eos_token_ids:
-            if not 0 <= token < self.vocab_size:
-                raise BadConfig(f"end token {token} is not in the vocabulary of {self.vocab_size}.")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        check_blocks(self, BLOCK, "hidden", "intermediate")
+        check_top_k(self.top_k, self.num_experts)
+        check_end_tokens(self)
+
+    @property
+    def tied(self) -> bool:
+        """lm_head is the embedding table: never in gpt-oss."""
+        return False
 
     @property
     def qkv_rows(self) -> int:
@@ -95,3 +91,52 @@ class GptOssConfig:
 def alternating(num_layers: int) -> tuple[LayerKind, ...]:
     """gpt-oss's own order: layer 0 slides, layer 1 sees everything, and so on."""
     return tuple(LayerKind.FULL if i % 2 else LayerKind.SLIDING for i in range(num_layers))
+
+
+def _published(num_layers: int, num_experts: int) -> GptOssConfig:
+    return GptOssConfig(
+        num_layers=num_layers,
+        hidden=2880,
+        intermediate=2880,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        num_experts=num_experts,
+        top_k=4,
+        vocab_size=201088,
+        sliding_window=128,
+        layer_kinds=alternating(num_layers),
+        rope=YarnRope(150000.0, 32.0, beta_fast=32.0, beta_slow=1.0, original_context=4096, truncate=False),
+        rms_epsilon=1e-5,
+        swiglu_limit=7.0,
+        max_context=131072,
+        eos_token_ids=(200002, 199999, 200012),
+    )
+
+
+# 3.0 million parameters, 2.4 MB. As in the real ones: 8 query heads to a KV head, query width above hidden, hidden and
+# intermediate equal and no multiple of 128, 4 of the experts used, window far shorter than the context.
+_TINY = GptOssConfig(
+    num_layers=4,
+    hidden=160,
+    intermediate=160,
+    num_heads=8,
+    num_kv_heads=1,
+    head_dim=32,
+    num_experts=8,
+    top_k=4,
+    vocab_size=512,
+    sliding_window=16,
+    layer_kinds=alternating(4),
+    rope=YarnRope(150000.0, 32.0, beta_fast=32.0, beta_slow=1.0, original_context=256, truncate=False),
+    rms_epsilon=1e-5,
+    swiglu_limit=7.0,
+    max_context=8192,
+    eos_token_ids=(511,),
+)
+
+PRESETS = {
+    "gpt-oss-20b": _published(num_layers=24, num_experts=32),
+    "gpt-oss-120b": _published(num_layers=36, num_experts=128),
+    "gpt-oss-tiny": _TINY,
+}

@@ -1,6 +1,6 @@
-"""Reads config.json in the three forms in which gpt-oss is found, and refuses what we would compute wrongly.
+"""Reads config.json in the three forms in which gpt-oss is published, and refuses what would be computed wrongly.
 
-* as published on the hub: ``rope_theta`` beside ``rope_scaling``;
+* as published on the hub: ``rope_theta`` next to ``rope_scaling``;
 * as transformers 5 saves it: ``rope_parameters`` with the theta inside, defaults left out;
 * as OpenAI ships it in ``original/``: other names, no ``model_type``, YaRN's constants at top level.
 
@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from microscale.errors import BadCheckpoint, BadConfig, Unsupported
-from microscale.models.config_file import (
-    CONFIG,
-    GENERATION_CONFIG,
+from microscale.errors import Unsupported
+from microscale.models.config import (
     apply_overrides,
     build,
-    end_tokens,
     producible,
+    read_config_file,
+    read_end_tokens,
     read_layer_kinds,
     read_num_layers,
 )
 from microscale.models.gpt_oss.config import GptOssConfig, alternating
-from microscale.models.json_object import JsonObject, read_json_object
+from microscale.models.json_object import JsonObject
 from microscale.models.rope import YarnRope, find_rope, read_yarn, rope_keys, to_json
 
 MODEL_TYPE = "gpt_oss"
@@ -48,43 +47,33 @@ _ORIGINAL_KEYS = frozenset({
 })  # fmt: skip
 
 
-class Layout(StrEnum):
-    """Whose names the tensors have."""
+class CheckpointLayout(StrEnum):
+    """Who chose the names of the tensors."""
 
     HUGGING_FACE = "hugging face"
     ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
-class ModelFile:
+class GptOssFile:
     """A config and the layout of the checkpoint that it came with."""
 
     config: GptOssConfig
-    layout: Layout
+    layout: CheckpointLayout
 
 
-def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelFile:
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> GptOssFile:
     """The config in ``folder``, with ``overrides`` applied to its keys."""
-    try:
-        if not folder.is_dir():
-            raise BadCheckpoint(f"{folder} is not a folder; a model is one with config.json and *.safetensors in it.")
-        if not (folder / CONFIG).is_file():
-            raise BadConfig(f"{folder} has no {CONFIG}, so it is not the folder of a model.")
-    except OSError as exc:
-        raise BadCheckpoint(f"{folder} cannot be read: {exc.strerror}.") from exc
-    file = read_json_object(folder / CONFIG)
+    file = read_config_file(folder)
     if "model_type" not in file.data and "experts_per_token" in file.data:
         file = apply_overrides(file, overrides or {}, _ORIGINAL_KEYS)
-        return ModelFile(_from_original(file), Layout.ORIGINAL)
-    check_model_type(file)
-    file = override_hugging_face(file, overrides or {})
-    generation = None
-    if (folder / GENERATION_CONFIG).is_file() and "eos_token_id" not in file.overridden:
-        generation = read_json_object(folder / GENERATION_CONFIG)
-    return ModelFile(from_hugging_face(file, generation), Layout.HUGGING_FACE)
+        return GptOssFile(_from_original(file), CheckpointLayout.ORIGINAL)
+    _check_model_type(file)
+    file = _override(file, overrides or {})
+    return GptOssFile(from_hugging_face(file, folder), CheckpointLayout.HUGGING_FACE)
 
 
-def check_model_type(file: JsonObject) -> None:
+def _check_model_type(file: JsonObject) -> None:
     """Refuse other architectures and other quantizations by name."""
     model_type = file.require("model_type", str)
     if model_type != MODEL_TYPE:
@@ -97,19 +86,16 @@ def check_model_type(file: JsonObject) -> None:
         raise Unsupported(f"{quantization.source}: 'quant_method' {method!r} is not supported; supported is 'mxfp4'.")
 
 
-def override_hugging_face(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
+def _override(file: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
     """``file`` with overrides of the Hugging Face keys; the rope keys are those that this file uses."""
     return apply_overrides(file, overrides, _HUGGING_FACE_KEYS | rope_keys(file))
 
 
-def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) -> GptOssConfig:
-    """The config that a Hugging Face config.json describes; ``generation`` knows more end tokens where it is there."""
+def from_hugging_face(file: JsonObject, folder: Path | None = None) -> GptOssConfig:
+    """The config that a Hugging Face config.json describes. ``folder`` may have a generation_config.json."""
     _refuse_other_arithmetic(file)
     num_layers = read_num_layers(file)
     vocab_size = file.require("vocab_size", int)
-    eos = end_tokens(file)
-    if generation is not None and generation.data.get("eos_token_id") is not None:
-        eos = end_tokens(generation)
     return build(
         file,
         GptOssConfig,
@@ -129,9 +115,13 @@ def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) ->
         swiglu_limit=file.optional("swiglu_limit", float, 7.0),
         swiglu_alpha=file.optional("swiglu_alpha", float, 1.702),
         max_context=file.require("max_position_embeddings", int),
-        # Ids that the user gave are not dropped in silence: the record refuses those outside the vocabulary.
-        eos_token_ids=eos if "eos_token_id" in file.overridden else producible(eos, vocab_size),
+        eos_token_ids=read_end_tokens(folder, file, vocab_size),
     )
+
+
+def preset(name: str, config: GptOssConfig, overrides: Mapping[str, object]) -> GptOssConfig:
+    """A preset with ``overrides`` of the keys that its config.json would have."""
+    return from_hugging_face(_override(JsonObject(f"Preset {name}", to_hugging_face(config)), overrides))
 
 
 def to_hugging_face(config: GptOssConfig) -> dict[str, object]:

@@ -1,135 +1,174 @@
-"""gpt-oss weights from a checkpoint in the Hugging Face or the original layout.
+"""The tensors of gpt-oss, in the Hugging Face and in the original layout.
 
 Both layouts hold the same numbers. Experts are MXFP4 ``blocks`` u8 [E, rows, K / 32, 16] with ``scales`` u8
-[E, rows, K / 32]; the rest is BF16. Hugging Face keeps q, k and v apart, the original has them in one tensor.
+[E, rows, K / 32]; the rest is BF16. Hugging Face has q, k and v apart, the original has them in one tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from microscale.formats import BLOCK, MXFP4, BlockScaled
-from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec, check_overrides
+from microscale.formats import BlockScaled
+from microscale.models.checkpoint import Checkpoint
 from microscale.models.gpt_oss.config import GptOssConfig
-from microscale.models.gpt_oss.config_file import Layout, read_config, to_hugging_face
-from microscale.models.gpt_oss.names import BF16, NAMES, Names
-from microscale.models.gpt_oss.parts import rank_parts
-from microscale.models.gpt_oss.tensors import LayerTensors
-from microscale.models.random_checkpoint import Published
-from microscale.models.sharded_checkpoint import ShardedCheckpoint
+from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
+from microscale.models.random_checkpoint import PublishedCheckpoint
+from microscale.models.sharding import RankSplit, first_rank_only, kv_heads, q_heads, qkv_heads, width
+from microscale.models.tensor_table import (
+    BF16,
+    BF16_OR_F32,
+    MATRIX,
+    Draw,
+    Storage,
+    TensorRow,
+    TensorSource,
+    TensorTable,
+    end_rows,
+    mxfp4_blocks,
+    vector,
+)
+from microscale.models.weights import CheckpointWeights, open_checkpoint
 from microscale.parallel.sharding import WHOLE, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BYTES = ("U8",)
+BIAS = Draw(std=0.1)
+SINK = Draw(std=1.0)
 
 
-class CheckpointWeights(FromCheckpoint):
-    """A ``GptOssWeights`` that reads a checkpoint in either layout."""
+@dataclass(frozen=True)
+class GptOssLayer:
+    """The tensors of one decoder layer. H hidden, I intermediate, E experts."""
 
-    def __init__(self, config: GptOssConfig, checkpoint: Checkpoint, names: Names, order: Sequence[TensorSpec]) -> None:
-        super().__init__(checkpoint, order)
-        self.config = config
-        self._names = names
-
-    def embed(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read(self._names.embed, device)
-
-    def norm(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read(self._names.norm, device)
-
-    def lm_head(self, device: torch.device | str) -> Tensor:
-        return self._checkpoint.read(self._names.lm_head, device)
-
-    def layer(self, layer_idx: int, device: torch.device | str) -> LayerTensors:
-        names = self._names
-
-        def read(name: str) -> Tensor:
-            return self._checkpoint.read(names.layer.format(layer_idx) + name, device)
-
-        def qkv(part: str) -> Tensor:
-            tensors = [read(f"{name}.{part}") for name in names.qkv]
-            return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-        def experts(name: str) -> BlockScaled:
-            # A block's 16 bytes follow the block before: dropping the last axis is a view.
-            blocks, scales = (read(f"{name}{names.packed}{part}") for part in ("blocks", "scales"))
-            return BlockScaled(blocks.flatten(-2), scales, MXFP4)
-
-        return LayerTensors(
-            attn_norm=read(names.attn_norm),
-            qkv_weight=qkv("weight"),
-            qkv_bias=qkv("bias"),
-            sinks=read(names.sinks),
-            o_weight=read(f"{names.o}.weight"),
-            o_bias=read(f"{names.o}.bias"),
-            mlp_norm=read(names.mlp_norm),
-            router_weight=read(f"{names.router}.weight"),
-            router_bias=read(f"{names.router}.bias"),
-            gate_up=experts(names.gate_up),
-            gate_up_bias=read(f"{names.gate_up}_bias"),
-            down=experts(names.down),
-            down_bias=read(f"{names.down}_bias"),
-        )
+    attn_norm: Tensor  # [H]
+    qkv_weight: Tensor  # [(heads + 2 * kv_heads) * head_dim, H], all of q, then k, then v
+    qkv_bias: Tensor  # [(heads + 2 * kv_heads) * head_dim]
+    sinks: Tensor  # [heads]
+    o_weight: Tensor  # [H, heads * head_dim]
+    o_bias: Tensor  # [H]
+    mlp_norm: Tensor  # [H]
+    router_weight: Tensor  # [E, H]
+    router_bias: Tensor  # [E]
+    gate_up: BlockScaled  # [E, 2I, H], gate rows even, up rows odd
+    gate_up_bias: Tensor  # [E, 2I]
+    down: BlockScaled  # [E, H, I]
+    down_bias: Tensor  # [E, H]
 
 
-def tensor_specs(c: GptOssConfig, names: Names) -> list[TensorSpec]:
-    """Every tensor of the checkpoint of such a model, in the order in which that is built."""
-    specs = [TensorSpec(names.embed, (c.vocab_size, c.hidden), BF16)]
-    heads = (c.num_heads, c.num_kv_heads, c.num_kv_heads)
-    qkv_rows = [c.qkv_rows] if len(names.qkv) == 1 else [count * c.head_dim for count in heads]
-    for layer in range(c.num_layers):
-        prefix = names.layer.format(layer)
-        specs += [
-            TensorSpec(prefix + name, (c.hidden,), names.norm_dtypes) for name in (names.attn_norm, names.mlp_norm)
-        ]
-        for name, rows in zip(names.qkv, qkv_rows, strict=True):
-            specs += _linear(prefix + name, rows, c.hidden)
-        specs.append(TensorSpec(prefix + names.sinks, (c.num_heads,), BF16))
-        specs += _linear(prefix + names.o, c.hidden, c.num_heads * c.head_dim)
-        specs += _linear(prefix + names.router, c.num_experts, c.hidden)
-        specs += _experts(prefix + names.gate_up, names.packed, c.num_experts, 2 * c.intermediate, c.hidden)
-        specs += _experts(prefix + names.down, names.packed, c.num_experts, c.hidden, c.intermediate)
+@dataclass(frozen=True)
+class Names:
+    """What a layout calls its tensors."""
+
+    embed: str
+    norm: str
+    lm_head: str
+    layer: str
+    """Precedes the names of a layer's tensors, which follow."""
+    attn_norm: str
+    qkv: tuple[str, ...]
+    """One tensor with all rows, or q, k and v."""
+    sinks: str
+    o: str
+    mlp_norm: str
+    router: str
+    gate_up: str
+    down: str
+    experts: Storage
+    norms: Storage
+
+
+NAMES: dict[CheckpointLayout, Names] = {
+    CheckpointLayout.HUGGING_FACE: Names(
+        embed="model.embed_tokens.weight",
+        norm="model.norm.weight",
+        lm_head="lm_head.weight",
+        layer="model.layers.{}.",
+        attn_norm="input_layernorm.weight",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        sinks="self_attn.sinks",
+        o="self_attn.o_proj",
+        mlp_norm="post_attention_layernorm.weight",
+        router="mlp.router",
+        gate_up="mlp.experts.gate_up_proj",
+        down="mlp.experts.down_proj",
+        experts=mxfp4_blocks("_"),
+        norms=BF16,
+    ),
+    CheckpointLayout.ORIGINAL: Names(
+        embed="embedding.weight",
+        norm="norm.scale",
+        lm_head="unembedding.weight",
+        layer="block.{}.",
+        attn_norm="attn.norm.scale",
+        qkv=("attn.qkv",),
+        sinks="attn.sinks",
+        o="attn.out",
+        mlp_norm="mlp.norm.scale",
+        router="mlp.gate",
+        gate_up="mlp.mlp1",
+        down="mlp.mlp2",
+        experts=mxfp4_blocks("_weight."),
+        norms=BF16_OR_F32,  # OpenAI's own model keeps them in float32, and so may what is saved from it
+    ),
+}
+
+
+def tensor_table(c: GptOssConfig, layout: CheckpointLayout = CheckpointLayout.HUGGING_FACE) -> TensorTable[GptOssLayer]:
+    names = NAMES[layout]
+    ends = end_rows(c, names.embed, names.norm, names.lm_head, names.norms)
+    return TensorTable(GptOssLayer, names.layer, [_layer(c, names)] * c.num_layers, ends)
+
+
+def _layer(c: GptOssConfig, names: Names) -> list[TensorRow]:
+    """Gate rows are even and up rows odd, so that a share of the width is one run of twice as many rows."""
+    heads = (c.num_heads, c.num_kv_heads, c.head_dim)
+    hidden, experts, q_rows = c.hidden, c.num_experts, c.num_heads * c.head_dim
+    gate_up = TensorSource(names.gate_up, (experts, 2 * c.intermediate, hidden), width(c.intermediate, 1, each=2))
+    down = TensorSource(names.down, (experts, hidden, c.intermediate), width(c.intermediate, 2))
+
+    def qkv(field: str, part: str, columns: tuple[int, ...], draw: Draw = MATRIX) -> TensorRow:
+        rows, splits = [c.qkv_rows], [qkv_heads(*heads)]
+        if len(names.qkv) > 1:
+            rows = [count * c.head_dim for count in (c.num_heads, c.num_kv_heads, c.num_kv_heads)]
+            splits = [q_heads(*heads), kv_heads(*heads), kv_heads(*heads)]
+        each = zip(names.qkv, rows, splits, strict=True)
+        sources = tuple(TensorSource(f"{name}.{part}", (count, *columns), split) for name, count, split in each)
+        return TensorRow(field, sources, draw=draw)
+
+    def row(field: str, name: str, *shape: int, split: RankSplit | None = None, draw: Draw = MATRIX) -> TensorRow:
+        return TensorRow(field, (TensorSource(name, shape, split),), draw=draw)
+
     return [
-        *specs,
-        TensorSpec(names.norm, (c.hidden,), names.norm_dtypes),
-        TensorSpec(names.lm_head, (c.vocab_size, c.hidden), BF16),
+        vector("attn_norm", names.attn_norm, hidden, names.norms),
+        qkv("qkv_weight", "weight", (hidden,)),
+        qkv("qkv_bias", "bias", (), BIAS),
+        row("sinks", names.sinks, c.num_heads, split=q_heads(c.num_heads, c.num_kv_heads, 1), draw=SINK),
+        row("o_weight", f"{names.o}.weight", hidden, q_rows, split=q_heads(*heads, axis=1)),
+        row("o_bias", f"{names.o}.bias", hidden, split=first_rank_only(hidden), draw=BIAS),
+        vector("mlp_norm", names.mlp_norm, hidden, names.norms),
+        row("router_weight", f"{names.router}.weight", experts, hidden),
+        row("router_bias", f"{names.router}.bias", experts, draw=BIAS),
+        TensorRow("gate_up", (gate_up,), names.experts),
+        row("gate_up_bias", f"{names.gate_up}_bias", *gate_up.shape[:2], split=gate_up.split, draw=BIAS),
+        TensorRow("down", (down,), names.experts),
+        row("down_bias", f"{names.down}_bias", experts, hidden, split=first_rank_only(hidden, axis=1), draw=BIAS),
     ]
 
 
-def published(config: GptOssConfig) -> Published:
+def published(config: GptOssConfig) -> PublishedCheckpoint:
     """A checkpoint of this shape as OpenAI publishes it on the hub."""
-    return Published(to_hugging_face(config), tensor_specs(config, NAMES[Layout.HUGGING_FACE]))
+    return PublishedCheckpoint(to_hugging_face(config), tensor_table(config).specs())
 
 
-def open_gpt_oss(folder: Path, overrides: Mapping[str, object], shard: Shard = WHOLE) -> CheckpointWeights:
-    """The checkpoint in ``folder``, checked in full against its own config; overrides may leave layers out or change
-    constants, but not the shape of a tensor. ``shard``: what one rank reads of it."""
+def open_gpt_oss(
+    folder: Path, overrides: Mapping[str, object], shard: Shard = WHOLE
+) -> CheckpointWeights[GptOssConfig, GptOssLayer]:
+    """One rank's part of the checkpoint in ``folder``."""
     file = read_config(folder, overrides)
-    names = NAMES[file.layout]
-    checkpoint = Checkpoint(folder)
-    whole = tensor_specs(read_config(folder).config, names)
-    checkpoint.check(whole)
-    order = tensor_specs(file.config, names)
-    check_overrides(folder, overrides, whole, order)
-    config = file.config.sharded(shard)
-    if not shard.is_whole:
-        checkpoint = ShardedCheckpoint(checkpoint, rank_parts(file.config, names, shard))
-    return CheckpointWeights(config, checkpoint, names, order)
-
-
-def _linear(name: str, rows: int, columns: int) -> list[TensorSpec]:
-    return [TensorSpec(f"{name}.weight", (rows, columns), BF16), TensorSpec(f"{name}.bias", (rows,), BF16)]
-
-
-def _experts(name: str, packed: str, num_experts: int, rows: int, k: int) -> list[TensorSpec]:
-    return [
-        TensorSpec(f"{name}{packed}blocks", (num_experts, rows, k // BLOCK, BLOCK // 2), _BYTES),
-        TensorSpec(f"{name}{packed}scales", (num_experts, rows, k // BLOCK), _BYTES),
-        TensorSpec(f"{name}_bias", (num_experts, rows), BF16),
-    ]
+    table = partial(tensor_table, layout=file.layout)
+    return open_checkpoint(Checkpoint(folder), read_config(folder).config, file.config, table, overrides, shard)

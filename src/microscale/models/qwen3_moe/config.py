@@ -1,4 +1,7 @@
-"""What a Qwen3-MoE model is: sizes, rope and the experts' format, checked for consistency once."""
+"""The config of a Qwen3-MoE model: sizes, rope and the experts' format, checked for consistency once.
+
+The experts of presets are random numbers in MXFP8: what ``--layer-format experts=mxfp8`` makes of the published BF16.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,16 @@ from dataclasses import dataclass, replace
 
 from microscale.errors import BadConfig
 from microscale.formats import BLOCK, FORMATS
-from microscale.models.config import NO_SLIDING_LAYERS, LayerKind, check_positive
-from microscale.models.rope import Rope
+from microscale.models.config import (
+    NO_SLIDING_LAYERS,
+    LayerKind,
+    check_blocks,
+    check_end_tokens,
+    check_heads,
+    check_positive,
+    check_top_k,
+)
+from microscale.models.rope import PlainRope, Rope
 from microscale.parallel.sharding import WHOLE, Shard, split_heads, split_width
 
 EXPERT_FORMATS = ("bf16", *FORMATS)
@@ -34,29 +45,19 @@ class Qwen3MoeConfig:
     tied: bool
     """lm_head is the embedding table."""
     expert_format: str = "bf16"
-    """Checkpoints have BF16; random weights may have a block format at once."""
+    """Checkpoints have BF16; dummy weights may have a block format from the start."""
     shard: Shard = WHOLE
-    """Of which rank this is the part: heads and widths above are that rank's own."""
+    """The rank whose part of the model this is: heads and widths above are the rank's own."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
-            check_positive(self, name)
-        for name in ("top_k", "vocab_size", "rms_epsilon", "max_context"):
-            check_positive(self, name)
-        if self.num_heads % self.num_kv_heads:
-            raise BadConfig(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly.")
-        if self.head_dim % 2:
-            raise BadConfig(f"head_dim {self.head_dim} is odd, and rope turns pairs.")
-        for name in ("hidden", "intermediate"):
-            if getattr(self, name) % BLOCK:
-                raise BadConfig(f"{name} size {getattr(self, name)} is no multiple of the {BLOCK} values of a block.")
-        if self.top_k > self.num_experts:
-            raise BadConfig(f"{self.top_k} experts per token cannot be chosen from {self.num_experts}.")
+        check_positive(self, "num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
+        check_positive(self, "num_experts", "top_k", "vocab_size", "rms_epsilon", "max_context")
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        check_blocks(self, BLOCK, "hidden", "intermediate")
+        check_top_k(self.top_k, self.num_experts)
+        check_end_tokens(self)
         if self.expert_format not in EXPERT_FORMATS:
             raise BadConfig(f"experts in {self.expert_format!r} are unknown; known are {', '.join(EXPERT_FORMATS)}.")
-        for token in self.eos_token_ids:
-            if not 0 <= token < self.vocab_size:
-                raise BadConfig(f"end token {token} is not in the vocabulary of {self.vocab_size}.")
 
     @property
     def qkv_rows(self) -> int:
@@ -84,3 +85,45 @@ class Qwen3MoeConfig:
     def shortened(self) -> Qwen3MoeConfig:
         """The model with two layers: all kernels, in their time. The first reads the embedding, the other a sum."""
         return replace(self, num_layers=min(2, self.num_layers))
+
+
+_30B_A3B = Qwen3MoeConfig(
+    num_layers=48,
+    hidden=2048,
+    intermediate=768,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    num_experts=128,
+    top_k=8,
+    vocab_size=151936,
+    rope=PlainRope(1e6),
+    rms_epsilon=1e-6,
+    max_context=40960,
+    # <|im_end|>, <|endoftext|>
+    eos_token_ids=(151645, 151643),
+    tied=False,
+    expert_format="mxfp8",
+)
+
+# 0.9 million parameters. As in the real one: 8 query heads to a KV head, query width above hidden, narrow experts, half
+# of them used.
+_TINY = Qwen3MoeConfig(
+    num_layers=3,
+    hidden=160,
+    intermediate=32,
+    num_heads=8,
+    num_kv_heads=1,
+    head_dim=32,
+    num_experts=8,
+    top_k=4,
+    vocab_size=512,
+    rope=PlainRope(1e6),
+    rms_epsilon=1e-6,
+    max_context=8192,
+    eos_token_ids=(511,),
+    tied=False,
+    expert_format="mxfp8",
+)
+
+PRESETS = {"qwen3-30b-a3b": _30B_A3B, "qwen3-moe-tiny": _TINY}

@@ -1,7 +1,7 @@
-"""Reads Qwen3-MoE's config.json, and refuses what we would compute wrongly.
+"""Reads Qwen3-MoE's config.json, and refuses what would be computed wrongly.
 
-Found in two forms: as published (``num_experts``, ``rope_theta`` beside ``rope_scaling``), and as transformers 5 saves
-it (``num_local_experts``, ``rope_parameters`` with the theta inside).
+There are two forms: as published (``num_experts``, ``rope_theta`` next to ``rope_scaling``), and as transformers 5
+saves it (``num_local_experts``, ``rope_parameters`` with the theta inside).
 
 Overrides (``--hf-overrides``) change the file's own keys before anything is read.
 """
@@ -13,18 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from microscale.errors import BadConfig, Unsupported
-from microscale.models.config import LayerKind
-from microscale.models.config_file import (
-    CONFIG,
-    GENERATION_CONFIG,
+from microscale.models.config import (
+    LayerKind,
     apply_overrides,
     build,
-    end_tokens,
-    producible,
+    read_config_file,
+    read_end_tokens,
     read_layer_kinds,
     read_num_layers,
 )
-from microscale.models.json_object import JsonObject, read_json_object
+from microscale.models.json_object import JsonObject
 from microscale.models.qwen3_moe.config import Qwen3MoeConfig
 from microscale.models.rope import Rope, YarnRope, find_rope, read_plain, read_yarn, rope_keys, to_json
 
@@ -39,30 +37,23 @@ _EXPERTS = ("num_experts", "num_local_experts")
 _QUANTISE = "supported are BF16 checkpoints, whose experts --layer-format experts=mxfp8 or mxfp4 quantises as they load"
 
 
-def read_qwen3_moe(folder: Path, overrides: Mapping[str, object] | None = None) -> Qwen3MoeConfig:
+def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> Qwen3MoeConfig:
     """The config in ``folder``, with ``overrides`` applied to its keys."""
-    file = _override(read_json_object(folder / CONFIG), overrides or {})
-    generation = None
-    if (folder / GENERATION_CONFIG).is_file() and "eos_token_id" not in file.overridden:
-        generation = read_json_object(folder / GENERATION_CONFIG)
-    return from_hugging_face(file, generation)
+    return from_hugging_face(_override(read_config_file(folder), overrides or {}), folder)
 
 
-def preset_qwen3_moe(name: str, config: Qwen3MoeConfig, overrides: Mapping[str, object]) -> Qwen3MoeConfig:
+def preset(name: str, config: Qwen3MoeConfig, overrides: Mapping[str, object]) -> Qwen3MoeConfig:
     """A preset with ``overrides`` of the keys that its config.json would have."""
     file = _override(JsonObject(f"Preset {name}", to_hugging_face(config)), overrides)
     return replace(from_hugging_face(file), expert_format=config.expert_format)
 
 
-def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) -> Qwen3MoeConfig:
-    """The config that a config.json describes; ``generation`` knows more end tokens where it is there."""
+def from_hugging_face(file: JsonObject, folder: Path | None = None) -> Qwen3MoeConfig:
+    """The config that a config.json describes. ``folder`` may have a generation_config.json."""
     _refuse_other_arithmetic(file)
     hidden, num_heads = file.require("hidden_size", int), file.require("num_attention_heads", int)
     vocab_size = file.require("vocab_size", int)
     rope = _rope(file)
-    eos = end_tokens(file)
-    if generation is not None and generation.data.get("eos_token_id") is not None:
-        eos = end_tokens(generation)
     return build(
         file,
         Qwen3MoeConfig,
@@ -79,7 +70,7 @@ def from_hugging_face(file: JsonObject, generation: JsonObject | None = None) ->
         rope=rope,
         rms_epsilon=file.require("rms_norm_eps", float),
         max_context=_context(file, rope),
-        eos_token_ids=eos if "eos_token_id" in file.overridden else producible(eos, vocab_size),
+        eos_token_ids=read_end_tokens(folder, file, vocab_size),
         tied=file.optional("tie_word_embeddings", bool, False),
     )
 
@@ -163,8 +154,8 @@ def _rope(file: JsonObject) -> Rope:
 
 
 def _context(file: JsonObject, rope: Rope) -> int:
-    """With YaRN what it stretches to: who adds it to a published file leaves ``max_position_embeddings`` as it is."""
-    said = file.require("max_position_embeddings", int)
+    """With YaRN the stretched context: people who add it to a published file leave ``max_position_embeddings``."""
+    written = file.require("max_position_embeddings", int)
     if isinstance(rope, YarnRope) and "max_position_embeddings" not in file.overridden:
         return int(rope.original_context * rope.factor)
-    return said
+    return written

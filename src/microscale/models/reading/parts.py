@@ -11,7 +11,7 @@ with what is between them, a few rows at a time: a disk reads whole blocks anywa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ SLAB = 8 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class AxisPiece:
     """``[begin, end)`` of an axis, then zeros up to ``size``."""
 
     begin: int
@@ -38,11 +38,11 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """Pieces of one axis, one behind the other."""
 
     axis: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AxisPiece, ...]
 
     @property
     def size(self) -> int:
@@ -56,22 +56,22 @@ class Range:
     entry: TensorEntry
     rows: tuple[int, int]
     """Of the first axis of the part."""
-    within: tuple[tuple[Piece, int], ...]
+    within: tuple[tuple[AxisPiece, int], ...]
     """Pieces of the part's axis, with their places in it; empty where ``rows`` says all."""
     index: int | None = None
     """One index of the first axis, of which a run was read: the entry lacks that axis."""
 
 
-def zeros(size: int, axis: int = 0) -> Part:
+def zeros(size: int, axis: int = 0) -> RankPart:
     """Nothing of the tensor: zeros alone."""
-    return Part(axis, (Piece(0, 0, size),))
+    return RankPart(axis, (AxisPiece(0, 0, size),))
 
 
-def part_shape(entry: TensorEntry, part: Part) -> tuple[int, ...]:
+def part_shape(entry: TensorEntry, part: RankPart) -> tuple[int, ...]:
     return (*entry.shape[: part.axis], part.size, *entry.shape[part.axis + 1 :])
 
 
-def ranges(entry: TensorEntry, part: Part) -> list[Range]:
+def ranges(entry: TensorEntry, part: RankPart) -> list[Range]:
     """All that must be read for a part, in the order of the file."""
     found = list(_of_first_axis(entry, part) if part.axis == 0 else _of_later_axis(entry, part))
     return [_named(entry, place, each) for place, each in enumerate(found)]
@@ -82,7 +82,7 @@ def _named(entry: TensorEntry, place: int, found: Range) -> Range:
     return replace(found, entry=replace(found.entry, name=f"range {place} of {entry.name}"))
 
 
-def _of_first_axis(entry: TensorEntry, part: Part) -> Iterator[Range]:
+def _of_first_axis(entry: TensorEntry, part: RankPart) -> Iterator[Range]:
     place = 0
     for piece in part.pieces:
         if piece.end > piece.begin:
@@ -91,7 +91,7 @@ def _of_first_axis(entry: TensorEntry, part: Part) -> Iterator[Range]:
         place += piece.size
 
 
-def _of_later_axis(entry: TensorEntry, part: Part) -> Iterator[Range]:
+def _of_later_axis(entry: TensorEntry, part: RankPart) -> Iterator[Range]:
     places = [sum(piece.size for piece in part.pieces[:at]) for at in range(len(part.pieces))]
     kept = tuple((p, place) for p, place in zip(part.pieces, places, strict=True) if p.end > p.begin)
     if not kept:
@@ -102,7 +102,7 @@ def _of_later_axis(entry: TensorEntry, part: Part) -> Iterator[Range]:
             inner = _rows(entry, index, index + 1)
             inner = replace(inner, shape=entry.shape[1:])
             for piece, place in kept:
-                at = Piece(0, piece.end - piece.begin, piece.size)
+                at = AxisPiece(0, piece.end - piece.begin, piece.size)
                 yield Range(_rows(inner, piece.begin, piece.end), (index, index + 1), ((at, place),), index)
         return
     rows = max(1, SLAB // max(_step(entry, 0), 1))
@@ -122,10 +122,10 @@ def _rows(entry: TensorEntry, first: int, last: int) -> TensorEntry:
     return replace(entry, shape=shape, begin=entry.begin + first * step, end=entry.begin + last * step)
 
 
-class Assembly:
+class PartAssembly:
     """A part on its way: ranges go in, the tensor comes out."""
 
-    def __init__(self, entry: TensorEntry, part: Part, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, entry: TensorEntry, part: RankPart, dtype: torch.dtype, device: torch.device | str) -> None:
         self._axis = part.axis
         shape = part_shape(entry, part)
         whole = all(piece.size == piece.end - piece.begin for piece in part.pieces)
@@ -152,7 +152,3 @@ class Assembly:
 
     def done(self) -> Tensor:
         return self._whole.view(self._dtype)
-
-
-Parts = Mapping[str, Part]
-"""By the tensor's name; tensors that are not in it are read as they are."""

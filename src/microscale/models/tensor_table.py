@@ -1,0 +1,271 @@
+"""The one table of a model's tensors. A family lists them; reading, checking, dummy weights and shards follow from it.
+
+A row is one field of the record that a model file takes: the checkpoint tensors that it is made of, their shapes, how
+they are stored, how ranks share them, and how dummy weights are drawn. Sources of one row are joined one below the
+other, as q, k and v; with ``experts`` they are a pattern for each expert, and the experts are stacked.
+
+A family knows names and shapes only. What a matrix looks like on disk, which tensors with which suffixes and types, is
+a ``Storage``: a new checkpoint format is a new one here, and no change to a family's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+import torch
+
+from microscale.formats import BLOCK, MXFP4, MXFP8, BlockFormat, BlockScaled
+from microscale.models.checkpoint import TensorSpec
+from microscale.models.config import ModelConfig
+from microscale.models.dummy_weights import TensorMaker
+from microscale.models.reading.parts import RankPart
+from microscale.models.sharding import RankSplit, gate_then_up, vocabulary, width
+from microscale.parallel.sharding import Shard, split_vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weight: TypeAlias = "Tensor | BlockScaled"
+"""Numbers, or a block format as the checkpoint has it."""
+Layer = TypeVar("Layer")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One of the checkpoint tensors that hold a tensor ``[..., K]``. Its shape is ``[..., K / block, *inner]``."""
+
+    suffix: str
+    """Follows the tensor's name."""
+    dtypes: tuple[str, ...]
+    """The types that it may have, in safetensors' words."""
+    block: int = 1
+    inner: tuple[int, ...] = ()
+
+    def spec(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
+        # Rounded up: a row that blocks do not fill is refused by name, since no scales of that shape exist.
+        return TensorSpec(name + self.suffix, (*shape[:-1], -(-shape[-1] // self.block), *self.inner), self.dtypes)
+
+    def part(self, split: RankSplit, num_axes: int, shard: Shard) -> RankPart | None:
+        """What one rank reads of it."""
+        return split.part(shard, self.block if split.axis == num_axes - 1 else 1)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a checkpoint stores a tensor: as numbers, or as codes and scales of a block format."""
+
+    tensors: tuple[StoredTensor, ...]
+    format: BlockFormat | None = None
+
+    def read(self, name: str, read: Callable[[str], Tensor]) -> tuple[Tensor, ...]:
+        """The stored tensors of one matrix; codes and scales as bytes, ``[..., bytes of a row]``."""
+        if self.format is None:
+            return tuple(read(name + stored.suffix) for stored in self.tensors)
+        return tuple(
+            read(name + stored.suffix).view(torch.uint8).flatten(-1 - len(stored.inner)) for stored in self.tensors
+        )
+
+    def weight(self, tensors: Sequence[Tensor]) -> Weight:
+        """What the model takes."""
+        return tensors[0] if self.format is None else BlockScaled(tensors[0], tensors[1], self.format)
+
+
+BF16 = Storage((StoredTensor("", ("BF16",)),))
+BF16_OR_F32 = Storage((StoredTensor("", ("BF16", "F32")),))
+"""Norms and routers are BF16 as published; trainers keep them in float32."""
+BF16_MODULE = Storage((StoredTensor(".weight", ("BF16",)),))
+MODELOPT_MXFP8 = Storage(
+    (StoredTensor(".weight", ("F8_E4M3",)), StoredTensor(".weight_scale", ("U8", "F8_E8M0"), block=BLOCK)), MXFP8
+)
+
+
+def mxfp4_blocks(separator: str = "_") -> Storage:
+    """MXFP4 as gpt-oss has it. A block's 16 bytes follow those of the block before."""
+    blocks = StoredTensor(f"{separator}blocks", ("U8",), BLOCK, inner=(BLOCK // 2,))
+    return Storage((blocks, StoredTensor(f"{separator}scales", ("U8",), BLOCK)), MXFP4)
+
+
+MODULES: Mapping[str, Storage] = {"bf16": BF16_MODULE, "mxfp8": MODELOPT_MXFP8, "mxfp4": mxfp4_blocks()}
+"""How a module's weight is stored, by its format."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The distribution of a tensor in dummy weights. Only tensors of numbers have one; block formats have their own."""
+
+    std: float = 0.02
+    mean: float = 0.0
+    float32: bool = False
+    """The model holds the tensor in float32."""
+
+
+MATRIX = Draw()
+NEAR_ONE = Draw(std=0.05, mean=1.0)
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor of the checkpoint, with its values' shape."""
+
+    name: str
+    """Without the layer's prefix. In a row of experts ``{}`` is the expert's number."""
+    shape: tuple[int, ...]
+    split: RankSplit | None = None
+    """``None``: every rank reads all of it."""
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One field of a layer's record, or one of the tensors before and after the layers."""
+
+    field: str
+    sources: tuple[TensorSource, ...]
+    storage: Storage = BF16
+    draw: Draw = MATRIX
+    experts: int | None = None
+    """The sources are those of each expert."""
+    number: float | None = None
+    """The tensor is a single number, and the model takes a float. Dummy weights have this one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the joined values."""
+        first = self.sources[0].shape
+        joined = (sum(source.shape[0] for source in self.sources), *first[1:])
+        return joined if self.experts is None else (self.experts, *joined)
+
+    def specs(self, prefix: str) -> Iterator[TensorSpec]:
+        for source in self._each_source(prefix):
+            for stored in self.storage.tensors:
+                yield stored.spec(source.name, source.shape)
+
+    def parts(self, prefix: str, shard: Shard) -> Iterator[tuple[str, RankPart]]:
+        """What one rank reads of the tensors of which it does not read all."""
+        for source in self._each_source(prefix):
+            if source.split is None:
+                continue
+            for stored in self.storage.tensors:
+                part = stored.part(source.split, len(source.shape), shard)
+                if part is not None:
+                    yield source.name + stored.suffix, part
+
+    def read(self, prefix: str, read: Callable[[str], Tensor]) -> Weight | float:
+        if self.experts is not None:
+            return self.storage.weight(self._stacked(self.experts, prefix, read))
+        parts = [self.storage.read(prefix + source.name, read) for source in self.sources]
+        joined = [torch.cat(tensors) if len(parts) > 1 else tensors[0] for tensors in zip(*parts, strict=True)]
+        return self.storage.weight(joined) if self.number is None else float(joined[0])
+
+    def dummy(self, prefix: str, make: TensorMaker, device: torch.device | str) -> Weight | float:
+        name = prefix + self.field
+        if self.number is not None:
+            return self.number
+        if self.storage.format is not None:
+            return make.blocks(name, self.shape, self.storage.format, device)
+        return make.normal(name, self.shape, device, self.draw.std, self.draw.mean, float32=self.draw.float32)
+
+    def _each_source(self, prefix: str) -> Iterator[TensorSource]:
+        for expert in range(self.experts or 1):
+            for source in self.sources:
+                name = source.name if self.experts is None else source.name.format(expert)
+                yield replace(source, name=prefix + name)
+
+    def _stacked(self, num_experts: int, prefix: str, read: Callable[[str], Tensor]) -> list[Tensor]:
+        """The stack is allocated once; only one matrix exists next to it."""
+        stacks: list[Tensor] = []
+        for expert in range(num_experts):
+            row = 0
+            for source in self.sources:
+                tensors = self.storage.read(prefix + source.name.format(expert), read)
+                if not stacks:
+                    # All sources have equally many rows: a rank's share of gate and of up is the same.
+                    sizes = (num_experts, tensors[0].shape[0] * len(self.sources))
+                    stacks = [tensor.new_empty((*sizes, *tensor.shape[1:])) for tensor in tensors]
+                for stack, tensor in zip(stacks, tensors, strict=True):
+                    stack[expert, row : row + tensor.shape[0]] = tensor
+                row += tensors[0].shape[0]
+        return stacks
+
+
+def vector(field: str, name: str, size: int, storage: Storage = BF16_OR_F32, draw: Draw = NEAR_ONE) -> TensorRow:
+    """A norm, or another vector that every rank has."""
+    return TensorRow(field, (TensorSource(name, (size,)),), storage, draw)
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The experts of a layer: ``gate_up`` is ``[num, 2 * width, hidden]``, ``down`` is ``[num, hidden, width]``."""
+
+    num: int
+    width: int
+    hidden: int
+
+
+def expert_rows(
+    fields: tuple[str, str], module: str, shape: ExpertShape, fmt: str, *, fused: bool
+) -> tuple[TensorRow, TensorRow]:
+    """``gate_up`` (all gate rows, then all up rows) and ``down`` of a layer's experts without biases.
+
+    Each matrix of each expert is a module, ``experts.7.gate_proj``; or they are two tensors, ``experts.gate_up_proj``
+    and ``experts.down_proj`` (``fused``).
+    """
+    num, size, hidden = shape.num, shape.width, shape.hidden
+    if fused:
+        gate_up = TensorSource(f"{module}.gate_up_proj", (num, 2 * size, hidden), gate_then_up(size, 1))
+        down = TensorSource(f"{module}.down_proj", (num, hidden, size), width(size, 2))
+        return TensorRow(fields[0], (gate_up,), BF16), TensorRow(fields[1], (down,), BF16)
+    gate, up = (TensorSource(f"{module}.{{}}.{part}_proj", (size, hidden), width(size, 0)) for part in ("gate", "up"))
+    down = TensorSource(f"{module}.{{}}.down_proj", (hidden, size), width(size, 1))
+    storage = MODULES[fmt]
+    return TensorRow(fields[0], (gate, up), storage, experts=num), TensorRow(fields[1], (down,), storage, experts=num)
+
+
+@dataclass(frozen=True)
+class EndRows:
+    """The tensors before and after the layers."""
+
+    embed: TensorRow
+    norm: TensorRow
+    lm_head: TensorRow | None
+    """``None``: it is the embedding table."""
+
+
+@dataclass(frozen=True)
+class TensorTable(Generic[Layer]):
+    """All tensors of a model, in the order in which it takes them."""
+
+    record: Callable[..., Layer]
+    """Makes a layer of its fields."""
+    prefix: str
+    """Precedes the names of a layer's tensors; ``{}`` is the layer's number."""
+    layers: Sequence[Sequence[TensorRow]]
+    ends: EndRows
+
+    def specs(self) -> list[TensorSpec]:
+        return [spec for prefix, row in self._rows() for spec in row.specs(prefix)]
+
+    def parts(self, shard: Shard) -> dict[str, RankPart]:
+        return dict(part for prefix, row in self._rows() for part in row.parts(prefix, shard))
+
+    def _rows(self) -> Iterator[tuple[str, TensorRow]]:
+        yield "", self.ends.embed
+        for layer_idx, rows in enumerate(self.layers):
+            for row in rows:
+                yield self.prefix.format(layer_idx), row
+        yield "", self.ends.norm
+        if self.ends.lm_head is not None:
+            yield "", self.ends.lm_head
+
+
+def end_rows(config: ModelConfig, embed: str, norm: str, lm_head: str, norm_storage: Storage = BF16_OR_F32) -> EndRows:
+    """The tensors before and after the layers of any model, by their names in the checkpoint."""
+    vocab, hidden = config.vocab_size, config.hidden
+    own_rows = len(split_vocabulary(vocab, config.shard))
+    head = TensorRow("lm_head", (TensorSource(lm_head, (own_rows, hidden), vocabulary(vocab)),))
+    return EndRows(
+        TensorRow("embed", (TensorSource(embed, (vocab, hidden)),)),
+        vector("norm", norm, hidden, norm_storage),
+        None if config.tied else head,
+    )
