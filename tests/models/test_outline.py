@@ -191,8 +191,8 @@ import sys
 from microscale.cli import late_imports
 late_imports.import_late()
 from microscale.backends.ops import Activations
-from microscale.models.draft_heads.outline import outline_head
-from microscale.models.draft_heads.presets import PRESETS as HEADS
+from microscale.models.draft_heads.heads import outline_head
+from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
 for activations in Activations.FLOAT32, Activations.BF16:

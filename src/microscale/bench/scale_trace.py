@@ -51,12 +51,6 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
-    @property
-    def seen_before(self) -> float:
-        """Share of prompt tokens that a cache without end would hold."""
-        again = np.where(self.turn > 0, self.shared_len, np.minimum(SYSTEM_TOKENS, self.input_len))
-        return float(np.maximum(again, np.minimum(SYSTEM_TOKENS, self.input_len)).sum() / self.input_len.sum())
-
 
 def draw(rng: np.random.Generator, table: tuple[float, ...], size: int) -> Floats:
     """Values with these quantiles."""

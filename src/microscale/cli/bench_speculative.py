@@ -19,7 +19,7 @@ from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.model import load_with_progress
 from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
 from microscale.cli.overrides import parse_overrides
-from microscale.engine.loading.drafting import load_head
+from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import Prepared, prepare
@@ -127,7 +127,8 @@ def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative
         return None
     own, head = prepared.head, load_head(prepared.head, model)
     drafting = head_drafting(own.config, own.setup, prepared.outline, prepared.plan, prepared.setup, depth)
-    return speculative.Head(partial(HeadDrafter, head), drafting)
+    costs = draft_costs(prepared.outline, prepared.plan, prepared.setup, own)
+    return speculative.Head(partial(HeadDrafter, head), costs, drafting)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

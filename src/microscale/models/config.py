@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from microscale.errors import BadConfig
@@ -14,6 +15,19 @@ MAX_DRAFT = 15
 NO_SLIDING_LAYERS = 1
 """What a config has as ``sliding_window`` where no layer slides: a window of the token itself. The engine then keeps
 the fewest pages of sliding layers that it can, and these take no memory."""
+
+
+@dataclass(frozen=True)
+class HeadFormats:
+    """The formats in which a draft head's weights are held; ``None``: as its checkpoint has them."""
+
+    quantization: str | None = None
+    """All dense layers whose shapes fit the format."""
+    lm_head: str | None = None
+    """Its own lm_head alone."""
+
+
+OWN_FORMATS = HeadFormats()
 
 
 class LayerKind(StrEnum):

@@ -24,7 +24,7 @@ from microscale.engine.loading.prepare import Prepared
 from microscale.hardware.sums import PEER_WORLDS
 from microscale.hardware.targets import WARP_SIZE
 from microscale.models.config import LayerKind
-from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
+from microscale.models.draft_heads.heads import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import MAX_TOKENS, Wanted, bind_shapes, record
 
