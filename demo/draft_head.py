@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from demo import attention
 from demo.model import Model, normal, rounded
-from microscale.models.draft_heads.config import Eagle3Config
-from microscale.models.draft_heads.rope import head_rope_table
+from microscale.models.draft_heads.config import Eagle3Config, head_rope_table
 
 CALM = 0.25
 """Of the target's last norm, at the start: a guess that knows nothing yet should not be sure of itself."""

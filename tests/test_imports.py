@@ -97,16 +97,15 @@ def test_listing_kernels_imports_no_compiler_of_torch() -> None:
 RECORD_HEAD = """
 import json, sys
 from dataclasses import replace
-from microscale.backends.head_formats import HeadFormats
+from microscale.models.config import HeadFormats
 from microscale.backends.ops import Activations, Preference
 from microscale.backends.plan import Setup
 from microscale.backends.precision import make_precision
 from microscale.engine.loading.drafting import prepare_head
 from microscale.engine.loading.warming import recorded
 from microscale.hardware import known
-from microscale.models.draft_heads.heads import dummy_head
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.rope import Llama3Rope
+from microscale.models.draft_heads.weights import DummyHead
+from microscale.models.draft_heads.config import PRESETS, Llama3Rope
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.families import preset
 from microscale.parallel.sharding import Shard
@@ -133,7 +132,7 @@ precision = make_precision(layer_formats=[f"embed={embed}"])
 setup = Setup(known("h200"), Activations.BF16, Preference(), precision)
 head = None
 if name is not None:
-    weights = dummy_head(replace(HEADS[name], shard=config.shard), ShapeTensors())
+    weights = DummyHead(replace(HEADS[name], shard=config.shard), ShapeTensors())
     head = prepare_head(weights, setup, 16, HeadFormats())
 found = recorded(config, setup, 16, 1024, 5 if head else 0, head)
 listed = {kernel.short_name for kernel in found}
@@ -162,5 +161,5 @@ def test_nor_does_listing_those_of_a_draft_head_or_of_a_rank(world: int, head: s
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     modules = set(json.loads(found.stdout.splitlines()[-1]))
-    assert "microscale.models.draft_heads.recorded" in modules
+    assert "microscale.models.draft_heads.heads" in modules
     assert not COMPILER & modules

@@ -20,7 +20,7 @@ from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.rows import Steps
+from microscale.models.draft_heads.layer import Steps
 from microscale.models.families import AnyModel
 from microscale_lab.quality.tasks import DEMO_FOLDER
 from support.loading import load_model

@@ -26,7 +26,7 @@ import torch
 
 from microscale.hardware import detect, known
 from microscale.kernels.launch import Kernel, watching
-from microscale.models.draft_heads.presets import PRESETS as HEADS
+from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.families import preset
 from microscale_lab.prove.inventory import SETTINGS, Setting, record_setting, recorded
 from support.listed import assert_listed

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.backends.ops import OWN_FORMATS, Activations, DenseWeights, HeadFormats, Ops, Preference
+from microscale.backends.ops import Activations, DenseWeights, Ops, Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import detect
 from microscale.models.batch import ForwardBatch
-from microscale.models.config import LayerKind
-from microscale.models.draft_heads.config import DFlashConfig
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
+from microscale.models.draft_heads.config import PRESETS, DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.heads import bind_head, dummy_head
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.rows import Steps
+from microscale.models.draft_heads.heads import bind_head
+from microscale.models.draft_heads.layer import Steps
+from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.taps import Taps
 from support.errors import model_noise
@@ -37,10 +37,10 @@ SHAPE = {"num_hidden_layers": 4, "num_local_experts": 16, "vocab_size": 4096}
 
 def bound(activations: Activations, preference: Preference, formats: HeadFormats = OWN_FORMATS) -> Eagle3:
     config = PRESETS[NAME]
-    ops = Ops(detect(), activations, preference, make_precision().of_draft_head(formats))
+    ops = Ops(detect(), activations, preference, make_precision().of_draft_head(formats.quantization, formats.lm_head))
     table = RandomTensors().normal("embed", (config.reads.vocab_size, config.reads.target_hidden), CUDA, std=1.0)
     ends = TargetEnds(ops.embed(table), ops.dense("lm_head.target", DenseWeights(table[:32])))
-    head = bind_head(dummy_head(config, RandomTensors(3)), ops, CUDA, PAGE_SIZE, ends)
+    head = bind_head(DummyHead(config, RandomTensors(3)), ops, CUDA, PAGE_SIZE, ends)
     assert isinstance(head, Eagle3)
     return head
 
@@ -119,7 +119,7 @@ def test_a_block_is_guessed_as_by_the_references(lengths: list[int]) -> None:
         ends = TargetEnds(
             ops.embed(table), Ops(detect(), activations, preference).dense("lm_head", DenseWeights(table))
         )
-        head = bind_head(dummy_head(config, RandomTensors(3)), ops, CUDA, PAGE_SIZE, ends)
+        head = bind_head(DummyHead(config, RandomTensors(3)), ops, CUDA, PAGE_SIZE, ends)
         assert isinstance(head, DFlash)
         batch, _ = rows(lengths)
         batch = replace(batch, token_ids=batch.token_ids % config.reads.vocab_size)

@@ -7,7 +7,6 @@ import torch
 
 from microscale.backends.following import follow, record_following
 from microscale.hardware import known
-from microscale.kernels.drafts import cost
 from microscale.kernels.drafts.reference import count_accepted
 from microscale.kernels.drafts.spec import NO_TOKEN
 from microscale.kernels.launch import Launch, recording
@@ -50,10 +49,3 @@ def test_what_every_size_starts_is_recorded(gpu: str) -> None:
         for case in cases():
             case.start(known(gpu), "cpu")
     assert set(found) == set(record_following(2))
-
-
-def test_what_is_moved_is_nothing_beside_a_launch() -> None:
-    """64 sequences with seven drafts each: 60 KB, 13 ns of an H200's memory."""
-    assert cost.follow(1, 1, 1) == 4 + 4 * 8 + 3 * 8
-    assert cost.move_on(1, 1, 2) == 4 * 8 + 2 * 12 + 3 * 8 + 2 * 4
-    assert cost.follow(64, 512, 512) + cost.move_on(64, 512, 2) < 60_000

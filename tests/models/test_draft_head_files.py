@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from microscale.errors import BadCheckpoint, MicroscaleError, Unsupported
-from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config
+from microscale.models.draft_heads.config import PRESETS, DFlashConfig, Eagle3Config, Llama3Rope
 from microscale.models.draft_heads.config_file import open_draft_head, read_head
 from microscale.models.draft_heads.heads import open_head_weights
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.rope import Llama3Rope
 from microscale.models.families import PRESETS as MODELS
 from microscale.models.json_object import JsonObject
 from microscale.models.rope import PlainRope
@@ -111,7 +109,7 @@ def test_a_map_that_leaves_the_vocabulary(tmp_path: Path) -> None:
         ("speculators", {"speculators_model_type": "mtp"}, "mtp"),
         ("speculators", {"fc_norm": True}, "exclude each other"),
         ("dflash", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "window"),
-        ("dflash", {"block_size": 1}, "no token to guess"),
+        ("dflash", {"block_size": 1}, "no token to draft"),
         ("dflash", {"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id"),
     ],
 )

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from microscale import hardware
-from microscale.backends.ops import OWN_FORMATS, Activations, Embedding, HeadFormats, Ops, Preference
+from microscale.backends.ops import Activations, Embedding, Ops, Preference
 from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.formats import block_format, decode, encode
 from microscale.models.batch import KvCache
-from microscale.models.config import LayerKind
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
@@ -284,8 +284,8 @@ def test_another_reading_of_the_config_would_be_seen(target: Target, tmp_path: P
 def test_a_head_for_another_draft_length_needs_no_other_call(target: Target, tmp_path: Path) -> None:
     """A chain guesses as many as are asked for; a block guesses up to its size, and fewer are other guesses."""
     chain, block = Case("specforge", target, tmp_path / "a"), Case("dflash", target, tmp_path / "b")
-    assert chain.head.most_drafts is None
-    assert block.head.most_drafts == BLOCK - 1
+    assert chain.head.config.most_drafts is None
+    assert block.head.config.most_drafts == BLOCK - 1
     spans = [(0, n) for n in LENGTHS]
     for count in (1, 3):
         assert chain.feed(spans, count).tolist() == chain.expected(LENGTHS, count)

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from microscale import hardware
 from microscale.backends.ops import Activations, DenseWeights, Kernel, Launch, Ops, Preference, recording
 from microscale.hardware import known
+from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
-from microscale.models.draft_heads.heads import bind_head
-from microscale.models.draft_heads.outline import outline_head
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
+from microscale.models.draft_heads.heads import bind_head, bind_head_shapes, outline_head, record_head
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
 from microscale_lab.prove import inventory

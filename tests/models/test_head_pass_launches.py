@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from microscale.backends.ops import OWN_FORMATS, Activations, HeadFormats, Ops, Preference
+from microscale.backends.ops import Activations, Ops, Preference
 from microscale.backends.precision import make_precision
 from microscale.hardware import known
 from microscale.kernels import launch as launching
+from microscale.models.config import OWN_FORMATS, HeadFormats
 from microscale.models.draft_heads import eagle3
+from microscale.models.draft_heads.config import PRESETS
 from microscale.models.draft_heads.drafting import guess
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.recorded import bind_head_shapes
-from microscale.models.draft_heads.rows import Steps, join
+from microscale.models.draft_heads.heads import bind_head_shapes
+from microscale.models.draft_heads.layer import Steps, join
 from microscale.models.dummy_weights import META
 from microscale.models.recorded import Step
 
@@ -46,7 +47,7 @@ class Torch(TorchDispatchMode):
 def bound(name: str, formats: HeadFormats, embed: str = "bf16") -> Eagle3:
     precision = make_precision(layer_formats=(f"embed={embed}",))
     own = Ops(known("h200"), Activations.BF16, Preference(), precision)
-    ops = Ops(own.gpu, own.activations, own.preference, precision.of_draft_head(formats))
+    ops = Ops(own.gpu, own.activations, own.preference, precision.of_draft_head(formats.quantization, formats.lm_head))
     head = bind_head_shapes(PRESETS[name], ops)
     assert isinstance(head, Eagle3)
     head.embed = own.embed(torch.empty((201088, 2880), dtype=torch.bfloat16, device=META))

@@ -15,14 +15,13 @@ from microscale.backends.peer_ranks import shape_ranks
 from microscale.backends.ranks import Absent
 from microscale.kernels.launch import recording
 from microscale.models.batch import ForwardBatch, LogitRows
-from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
+from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig, Llama3Rope, head_rope_table
 from microscale.models.draft_heads.dflash import DFlash
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified, likeliest_of_ranks
 from microscale.models.draft_heads.eagle3 import Eagle3, target_ids
-from microscale.models.draft_heads.heads import bind_head, dummy_head
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.rope import Llama3Rope, head_rope_table
-from microscale.models.draft_heads.rows import FULL, Steps, count_up, following, join, slots_of
+from microscale.models.draft_heads.heads import bind_head
+from microscale.models.draft_heads.layer import FULL, Steps, count_up, following, join, slots_of
+from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import RandomTensors, ShapeTensors
 from microscale.parallel.sharding import Shard
 
@@ -66,7 +65,7 @@ def bound(config: HeadConfig, device: torch.device) -> DraftHead:
     ops, target = (Ops(hardware.cpu(), Activations.FLOAT32, Preference()) for _ in range(2))
     table = torch.zeros((config.reads.vocab_size, config.reads.target_hidden), dtype=torch.bfloat16, device=device)
     ends = TargetEnds(target.embed(table), target.dense("lm_head", DenseWeights(table)))
-    weights = dummy_head(config, RandomTensors() if device == CPU else ShapeTensors())
+    weights = DummyHead(config, RandomTensors() if device == CPU else ShapeTensors())
     return bind_head(weights, ops, device, PAGE, ends)
 
 

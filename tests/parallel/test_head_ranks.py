@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from microscale.backends.ops import OWN_FORMATS, AttentionBatch, HeadFormats, Logits, Ops
+from microscale.backends.ops import AttentionBatch, Logits, Ops
 from microscale.backends.ranks import summarise
 from microscale.engine.config import EngineConfig
 from microscale.engine.loading.drafting import load_head
@@ -30,12 +30,12 @@ from microscale.errors import BadMessage
 from microscale.explain.report import Question, explain
 from microscale.models import embedded
 from microscale.models.batch import ForwardBatch, LogitRows
-from microscale.models.config import LayerKind
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, likeliest_of_ranks
-from microscale.models.draft_heads.heads import bind_head, dummy_head, open_head_weights, ops_for_head
-from microscale.models.draft_heads.rows import FULL
-from microscale.models.draft_heads.weights import Eagle3Checkpoint
+from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.layer import FULL
+from microscale.models.draft_heads.weights import CheckpointHead, DummyHead
 from microscale.models.dummy_weights import RandomTensors
 from microscale.parallel.sharding import Shard, split_vocabulary
 from support.demo_prompts import demo_model, demo_prompts
@@ -99,9 +99,9 @@ def test_two_ranks_with_the_trained_head_give_the_tokens_of_one() -> None:
 
 def part_of(config: HeadConfig, shard: Shard, make: RandomTensors) -> Any:
     """One rank's random head: its rows of the whole one's lm_head, where it has one of its own."""
-    whole = dummy_head(config, make)
+    whole = DummyHead(config, make)
     rows, tensors = split_vocabulary(config.reads.vocab_size, shard), whole.tensors
-    weights = dummy_head(replace(config, shard=shard), make)
+    weights = DummyHead(replace(config, shard=shard), make)
 
     def own(device: torch.device) -> Any:
         found = tensors(device)
@@ -139,7 +139,7 @@ def test_ranks_guess_what_one_rank_guesses(kind: str, formats: HeadFormats) -> N
             return drawn * 8 if drawn.ndim == 2 else drawn
 
     steps = [verified_rows(config, seed) for seed in range(4)]
-    whole = bound(dummy_head(config, Large(5)), model, formats)
+    whole = bound(DummyHead(config, Large(5)), model, formats)
     wanted = [whole.draft(step, whole.new_cache(PAGES), 4).tolist() for step in steps]
 
     def work(ranks: ThreadRank, rank: int) -> list[Any]:
@@ -184,9 +184,9 @@ def test_a_rank_reads_its_rows_of_the_lm_head_alone() -> None:
     model = demo_model()
     device = torch.device("cpu")
 
-    def opened(shard: Shard) -> Eagle3Checkpoint:
+    def opened(shard: Shard) -> CheckpointHead:
         weights = open_head_weights(str(embedded.DRAFT_HEAD), model.config.sharded(shard))
-        assert isinstance(weights, Eagle3Checkpoint)
+        assert isinstance(weights, CheckpointHead)
         return weights
 
     whole = opened(Shard()).tensors(device)

@@ -9,8 +9,9 @@ from typing import Any, cast
 import msgspec
 
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.speculation.costs import Prior
-from microscale.engine.speculation.description import describe_drafts
+from microscale.engine.speculation.length import DraftCosts
+from microscale.engine.speculation.speculation import describe_drafts
+from microscale.hardware.draft_costs import StepCurve
 from microscale.server.host import Host
 from microscale.server.plan import plan_reply
 
@@ -39,16 +40,16 @@ def test_the_engines_document_is_told_field_by_field() -> None:
 
 
 def test_a_drafter_is_told_with_what_it_costs() -> None:
-    """As the engine describes it; the prior is made up."""
-    prior = Prior((1, 4), (0, 1, 3), ((100.0, 140.0, 200.0), (200.0, 260.0, 900.0)), ((0.0, 10.0, 40.0),) * 2)
-    told = describe_drafts(SpeculativeConfig("ngram", 3), prior)
+    """As the engine describes it; the costs are made up."""
+    costs = DraftCosts(StepCurve("any", (1, 2, 4, 8), (100.0, 140.0, 200.0, 900.0)), head_ms=10.0)
+    told = describe_drafts(SpeculativeConfig("ngram", 3), costs, 2)
     said = reply(json.dumps({**TOLD, "speculative": told}))["speculative"]
     assert (said["method"], said["num_speculative_tokens"], said["length"]) == ("ngram", 3, "auto")
     assert said["decisions"] == []
     assert [(row["sequences"], row["drafts"], row["ratio"]) for row in said["predicted"]] == [
-        (1, 1, 1.5), (1, 3, 2.4), (4, 1, 1.35), (4, 3, 4.7),
+        (1, 1, 1.5), (1, 3, 2.3), (2, 1, 1.5), (2, 3, 6.643),
     ]  # fmt: skip
-    assert [row["pays_from_acceptance"] for row in said["predicted"]] == [0.5, 0.665, 0.35, None]
+    assert [row["pays_from_acceptance"] for row in said["predicted"]] == [0.5, 0.639, 0.5, None]
     fixed = describe_drafts(SpeculativeConfig("ngram", 3, num_speculative_tokens_per_batch_size=((1, 3),)), None)
     assert (fixed["length"], fixed["predicted"]) == ("fixed", [])
     assert "speculative" not in reply(json.dumps(TOLD))

@@ -8,16 +8,16 @@ from functools import cache
 
 import torch
 
-from microscale.backends.ops import OWN_FORMATS, HeadFormats
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models import embedded
-from microscale.models.config import LayerKind
+from microscale.models.config import OWN_FORMATS, HeadFormats, LayerKind
 from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
 from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
-from microscale.models.draft_heads.heads import HeadWeights, bind_head, dummy_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.heads import bind_head, open_head_weights, ops_for_head
+from microscale.models.draft_heads.weights import DummyHead, HeadWeights
 from microscale.models.dummy_weights import RandomTensors
 from microscale.models.families import AnyModel
 from microscale.models.rope import PlainRope
@@ -53,7 +53,7 @@ def random_head(kind: str, model: AnyModel, std: float = 8.0) -> DraftHead:
             drawn = super().normal(*args, **options)  # type: ignore[arg-type]
             return drawn * std if drawn.ndim == 2 else drawn
 
-    return bound(dummy_head(random_config(kind, model), Large(5)), model)
+    return bound(DummyHead(random_config(kind, model), Large(5)), model)
 
 
 class RecordingDrafter(HeadDrafter):

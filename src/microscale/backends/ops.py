@@ -27,7 +27,6 @@ from microscale.backends.bound import (
     SmallKind,
 )
 from microscale.backends.decision import Plan
-from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.oracle import Preference
 from microscale.backends.picks import Choice, OpT, SpecT
 from microscale.backends.plan import BUCKETS, Setup, Use, decide_use, uncapturable
@@ -192,7 +191,6 @@ __all__ = [
     "BUCKETS",
     "LOGITS_BLOCK",
     "MLP_RUN",
-    "OWN_FORMATS",
     "PROMPT_BIT",
     "Activations",
     "Attention",
@@ -205,7 +203,6 @@ __all__ = [
     "Embedding",
     "Gate",
     "GateKind",
-    "HeadFormats",
     "HeadNorms",
     "History",
     "Kernel",

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from microscale.backends.head_formats import HeadFormats
 from microscale.errors import BadSetting, Unsupported
 from microscale.formats import BLOCK, FORMATS
 from microscale.kernels.numbers import FRAGMENT_ROWS
@@ -98,12 +97,11 @@ class Precision:
             return base, Activations.MXFP8
         return (base,)
 
-    def of_draft_head(self, asked: HeadFormats) -> Precision:
-        """Of a draft head beside a model: the checkpoint's own formats but for those that are asked for; the same KV
-        cache."""
-        formats = () if asked.quantization is None else tuple((layer, asked.quantization) for layer in HEAD_LAYERS)
-        alone = asked.lm_head is not None and asked.lm_head != asked.quantization
-        chosen = (("lm_head", asked.lm_head),) if asked.lm_head is not None and alone else ()
+    def of_draft_head(self, quantization: str | None = None, lm_head: str | None = None) -> Precision:
+        """The precision of a model's draft head: the checkpoint's own formats, except that ``quantization`` holds all
+        dense layers and ``lm_head`` its lm_head in another one; the same KV cache."""
+        formats = () if quantization is None else tuple((layer, quantization) for layer in HEAD_LAYERS)
+        chosen = (("lm_head", lm_head),) if lm_head is not None and lm_head != quantization else ()
         return replace(self, formats=formats, mx_activations=(), chosen=chosen, where_it_fits=True)
 
     def options(self) -> dict[str, Any]:

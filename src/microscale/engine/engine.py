@@ -249,7 +249,7 @@ class Engine:
             return outputs
         choices = zip(flight.ready, self._sampler.read(flight.drawn), strict=True)
         if self._speculation is not None:
-            self._speculation.ended(flight.schedule, waited=flight.drawn.reading.waited)
+            self._speculation.ended(flight.schedule)
         return outputs + [Output(*self._advance(ready[0], choice)) for ready, [choice] in choices if self._alive(ready)]
 
     def _land_drafts(self, flight: Flight, later: Flight | None) -> tuple[list[_Said], Flight | None]:
@@ -260,7 +260,7 @@ class Engine:
         each = list(zip(flight.ready, found, strict=True))
         accepted = {request.request_id: [choice.token for choice in choices[:-1]] for (request, _), choices in each}
         if self._speculation is not None:
-            self._speculation.ended(flight.schedule, waited=flight.drawn.reading.waited)
+            self._speculation.ended(flight.schedule)
         self._scheduler.computed(flight.schedule, accepted, () if later is None else later.schedule)
         drafted = {work.request.request_id: work for work in flight.schedule if work.drafts}
         for output in flight.last:

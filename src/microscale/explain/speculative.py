@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microscale.backends.decision import Plan
-from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.plan import Setup
 from microscale.engine.loading.drafting import PreparedHead, open_head
 from microscale.engine.prediction.draft_head import head_drafting
@@ -25,8 +24,10 @@ from microscale.engine.speculation.config import SpeculativeConfig, parse_config
 from microscale.errors import BadSetting
 from microscale.hardware.published import PublishedDrafts, published_drafts
 from microscale.models import embedded
-from microscale.models.draft_heads.heads import HeadWeights, open_head_weights
-from microscale.models.draft_heads.presets import PRESETS
+from microscale.models.config import OWN_FORMATS, HeadFormats
+from microscale.models.draft_heads.config import PRESETS
+from microscale.models.draft_heads.heads import open_head_weights
+from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelConfig
 from microscale.models.outline import Outline
 

@@ -88,12 +88,6 @@ class Kernel:
         pairs = zip(self.fn.params, self.specialisation, strict=True)
         return {param.name: value for param, (kind, value) in pairs if kind == "constexpr"}
 
-    @property
-    def divisible(self) -> tuple[str, ...]:
-        """The arguments that divide by 16."""
-        pairs = zip(self.fn.params, self.specialisation, strict=True)
-        return tuple(param.name for param, (kind, value) in pairs if kind != "constexpr" and "D" in (value or ""))
-
     @cached_property
     def label(self) -> str:
         """The function with its constants, flags by their names, and its number of warps."""

@@ -70,15 +70,6 @@ class Cost:
     runs_as: str | None = None
     """The implementation that does the work, where this one hands it on: what was measured of that one holds."""
 
-    def floor_us(self, gpu: Gpu) -> float:
-        """The time in microseconds that no implementation of this cost can beat on ``gpu``."""
-        peaks = {Unit.BF16: gpu.peak.bf16, Unit.FP8: gpu.peak.fp8, Unit.FP4: gpu.peak.fp4}
-        tflops = peaks[self.unit] or gpu.peak.bf16
-        return max(self.bytes / (gpu.bandwidth_gbs * 1e3), self.flops / (tflops * 1e6))
-
-    def predicted_us(self, gpu: Gpu) -> float:
-        return self.floor_us(gpu) / self.efficiency
-
 
 @dataclass(frozen=True)
 class Path(Generic[SpecT]):

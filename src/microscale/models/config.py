@@ -6,7 +6,7 @@ Every error names the file. This module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import ParamSpec, Protocol, Self, TypeVar
@@ -38,6 +38,19 @@ class LoadFormat(StrEnum):
     AUTO = "auto"
     SAFETENSORS = "safetensors"
     DUMMY = "dummy"
+
+
+@dataclass(frozen=True)
+class HeadFormats:
+    """The formats in which a draft head's weights are held; ``None``: as its checkpoint has them."""
+
+    quantization: str | None = None
+    """All dense layers whose shapes fit the format."""
+    lm_head: str | None = None
+    """Its own lm_head alone."""
+
+
+OWN_FORMATS = HeadFormats()
 
 
 class LayerKind(StrEnum):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from microscale.backends.head_formats import HeadFormats
 from microscale.backends.ops import Activations
 from microscale.backends.plan import Setup
 from microscale.engine.config import EngineConfig
@@ -25,9 +24,9 @@ from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.errors import BadCheckpoint, BadSetting
 from microscale.hardware import KNOWN
 from microscale.models import embedded
-from microscale.models.config import LayerKind
-from microscale.models.draft_heads.heads import dummy_head
-from microscale.models.draft_heads.presets import PRESETS as HEADS
+from microscale.models.config import HeadFormats, LayerKind
+from microscale.models.draft_heads.config import PRESETS as HEADS
+from microscale.models.draft_heads.weights import DummyHead
 from microscale.models.dummy_weights import ShapeTensors
 from microscale.models.families import PRESETS
 from microscale.models.outline import outline
@@ -107,7 +106,7 @@ def test_a_quantized_head_changes_no_answer() -> None:
 def test_its_weights_and_pages_are_counted() -> None:
     """By hand: gpt-oss-20b's EAGLE3 head as SpecForge shapes it, on an H200."""
     setup = Setup(KNOWN["h200"], Activations.BF16)
-    weights = dummy_head(HEADS["gpt-oss-20b-eagle3"], ShapeTensors())
+    weights = DummyHead(HEADS["gpt-oss-20b-eagle3"], ShapeTensors())
     shape = outline("gpt-oss-20b", PRESETS["gpt-oss-20b"], Activations.BF16, 16, 4096)
     head = prepare_head(weights, setup, 16)
     plain = Workload(context=4096, sequences=8, draft_tokens=3)
@@ -133,7 +132,7 @@ def test_its_weights_and_pages_are_counted() -> None:
 def test_a_quantized_head_runs_on_the_kernels_of_its_format(name: str, card: str) -> None:
     """And on no bf16 copy of the rounded weights, which would give the rounding and none of the bytes."""
     setup = Setup(KNOWN[card], Activations.BF16)
-    head = prepare_head(dummy_head(HEADS[name], ShapeTensors()), setup, 16, HeadFormats("mxfp8"))
+    head = prepare_head(DummyHead(HEADS[name], ShapeTensors()), setup, 16, HeadFormats("mxfp8"))
     dense = [decision for decision in head.plan.decisions.values() if decision.op == "dense"]
     assert {decision.chosen for decision in dense} == {"triton_mxfp8"}
     layers = {decision.layer for decision in dense}
@@ -151,7 +150,7 @@ def test_what_runs_a_quantized_head_is_told() -> None:
 def test_warming_makes_its_kernels_ready_too() -> None:
     setup = Setup(KNOWN["h200"], Activations.BF16)
     config = PRESETS["gpt-oss-tiny"]
-    head = prepare_head(dummy_head(HEADS["dflash-tiny"], ShapeTensors()), setup, 16)
+    head = prepare_head(DummyHead(HEADS["dflash-tiny"], ShapeTensors()), setup, 16)
     plain, more = (recorded(config, setup, 16, 64, 3, each) for each in (None, head))
     assert plain.keys() < more.keys()
 

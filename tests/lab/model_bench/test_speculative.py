@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
-from itertools import count
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
@@ -67,12 +66,7 @@ def test_an_acceptance_between_is_met_on_average() -> None:
     assert batch.measure()[3].tokens / 4 == pytest.approx(tokens_of(0.7, 3), rel=0.1)
 
 
-def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of which every step takes a tick, with drafts or without: so the engine drafts while it learns."""
-    ticks = count()
-    monkeypatch.setattr(
-        speculative, "RecordingSpeculation", partial(RecordingSpeculation, clock=lambda: next(ticks) / 1e3)
-    )
+def test_rows() -> None:
     model, shape, setup = tiny()
     plan = Plan(0.5, (0, 1, 2, AUTO), depth=5, steps=2, auto_steps=8, auto_learns=6)
     rows = list(run(model, shape, setup, plan, [1, 2]))
@@ -108,7 +102,7 @@ def check_chosen(row: Row) -> None:
     # time now, each once.
     assert kept == [step for step in row.steps[6:] if not step.captured]
     assert len(kept) == 8 if row.sequences == 1 else len(kept) >= 8 - 3
-    assert all(len(step.lengths) == row.sequences and step.ms > 0 and step.waited for step in kept)
+    assert all(len(step.lengths) == row.sequences and step.ms > 0 for step in kept)
     drafts = [length for step in kept for length in step.lengths]
     assert row.draft_length == pytest.approx(sum(drafts) / len(drafts))
     assert row.tokens_a_step == pytest.approx(sum(tokens_of(0.5, length) for length in drafts) / len(drafts))
@@ -120,12 +114,12 @@ def check_chosen(row: Row) -> None:
     assert isinstance(steps, list)
     assert [step["drafts"] for step in steps] == [sum(step.lengths) for step in row.steps]
     assert [step["longest"] for step in steps] == [max(step.lengths) for step in row.steps]
-    assert steps[0].keys() == {"ms", "waited", "captured", "learning", "given", "drafts", "longest"}
+    assert steps[0].keys() == {"ms", "captured", "learning", "given", "drafts", "longest"}
 
 
 def test_which_lengths_were_chosen_is_printed() -> None:
     def step(*lengths: int) -> ChosenStep:
-        return ChosenStep(1.0, lengths, True, False, False, len(lengths))
+        return ChosenStep(1.0, lengths, False, False, len(lengths))
 
     chosen = shares([step(0, 3), step(3, 3), step(1, 3), step(3, 3)])
     assert chosen == {0: 1 / 8, 1: 1 / 8, 3: 3 / 4}
@@ -136,9 +130,9 @@ def test_contexts_of_auto_are_no_longer_than_those_of_the_other_rows(monkeypatch
     """Steps are slower after more tokens: the same contexts, and requests one after the other."""
     seen: dict[str, int] = {}
 
-    def ended(self: RecordingSpeculation, schedule: Sequence[Work], *, waited: bool = True) -> None:
+    def ended(self: RecordingSpeculation, schedule: Sequence[Work]) -> None:
         seen.update((work.request.request_id, work.end) for work in schedule)
-        plain(self, schedule, waited=waited)
+        plain(self, schedule)
 
     plain = RecordingSpeculation.ended
     monkeypatch.setattr(RecordingSpeculation, "ended", ended)

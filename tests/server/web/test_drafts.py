@@ -7,10 +7,10 @@ import re
 
 from playwright.sync_api import Page, Route, expect
 
+from microscale.engine.loading.drafting import draft_costs
 from microscale.engine.output import Stats
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.speculation.description import describe_drafts
-from microscale.engine.speculation.predicted import predicted_costs
+from microscale.engine.speculation.speculation import describe_drafts
 from microscale.explain import Question, explain
 from microscale.server.metrics import Metrics
 from support.live_server import SEEDS as PLAIN
@@ -42,8 +42,8 @@ class Server:
 def drafting(page: Page, server: Server) -> None:
     """The server's own replies, as one that drafts would give them."""
     metrics, report = Metrics("m"), explain(Question("gpt-oss-20b", "rtx5090"))
-    prior = predicted_costs(report.outline, report.plan, report.setup, 3, 64)
-    told = describe_drafts(SpeculativeConfig("ngram", 3), prior, report.plan)
+    costs = draft_costs(report.outline, report.plan, report.setup, on_device=False)
+    told = describe_drafts(SpeculativeConfig("ngram", 3), costs, 64, report.plan)
 
     def show_metrics(route: Route) -> None:
         route.fulfill(content_type="text/plain", body=metrics.text(server.read()).decode())

@@ -13,19 +13,15 @@ from typing import Any
 from microscale.engine.engine import Engine, Runner
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.engine.loading.description import RanksTold, describe
-from microscale.engine.loading.drafting import load_head
+from microscale.engine.loading.drafting import draft_costs, load_head
 from microscale.engine.loading.laps import Laps
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import Prepared
 from microscale.engine.loading.team import Assembly, Team
-from microscale.engine.prediction.draft_head import head_drafting
-from microscale.engine.prediction.drafts import NGRAM
 from microscale.engine.prediction.points import BATCHES, Point, make_points
-from microscale.engine.speculation.costs import Prior
-from microscale.engine.speculation.description import describe_drafts
-from microscale.engine.speculation.drafter import NOBODY, Target
-from microscale.engine.speculation.predicted import CONTEXT, predicted_costs
-from microscale.engine.speculation.speculation import Speculation
+from microscale.engine.speculation.drafter import ONE_RANK, Target
+from microscale.engine.speculation.length import DraftCosts
+from microscale.engine.speculation.speculation import Speculation, describe_drafts
 from microscale.engine.step.forward import Model
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
@@ -85,8 +81,8 @@ def build_engine(
     with ThreadPoolExecutor(1, "predictions") as beside:  # the disk leaves them time
         predicted = beside.submit(_points, prepared, max_model_len)
         model = load(prepared, on_progress)
-    prior = None if prepared.options.speculative is None else _predicted_costs(prepared)
-    speculation = load_speculation(prepared, model, prior)
+    costs = None if prepared.options.speculative is None else _draft_costs(prepared)
+    speculation = load_speculation(prepared, model, costs)
     laps("weights")
     engine = assemble(
         model,
@@ -99,7 +95,7 @@ def build_engine(
     )
     laps("KV cache and inputs")
     ranks = None if prepared.team is None else _told_of_ranks(prepared, prepared.team)
-    drafts = _drafts(prepared, prior)
+    drafts = _drafts(prepared, costs)
     told = describe(prepared.plan, prepared.setup.precision, prepared.memory, pages, predicted.result(), drafts, ranks)
     laps("description")
     return Built(engine, config, max_model_len, told)
@@ -111,33 +107,29 @@ def _told_of_ranks(prepared: Prepared, team: Team) -> RanksTold:
     return RanksTold(team.memory, [] if joined is None else sums_table(joined, row_bytes))
 
 
-def load_speculation(prepared: Prepared, model: AnyModel, prior: Prior | None = None) -> Speculation | None:
-    """Who drafts for the loaded model, if anybody does. ``prior``: what steps are expected to cost; without it drafts
-    are as long as the option says."""
+def load_speculation(prepared: Prepared, model: AnyModel, costs: DraftCosts | None = None) -> Speculation | None:
+    """The drafter of the loaded model, if it has one. ``costs``: what steps with drafts cost; without it, drafts always
+    have the length of the option."""
     drafts = prepared.options.speculative
     if drafts is None:
         return None
     head = None if prepared.head is None else load_head(prepared.head, model)
-    return Speculation.of(drafts, prior, head)
+    return Speculation.of(drafts, costs, head)
 
 
-def _predicted_costs(prepared: Prepared) -> Prior:
-    """What steps with drafts are expected to cost."""
-    memory, head = prepared.memory, prepared.head
-    shape, plan, setup = prepared.outline, prepared.plan, prepared.setup
-    context = min(CONTEXT, shape.max_context)
-    drafting = NGRAM if head is None else head_drafting(head.config, head.setup, shape, plan, setup, context)
-    if prepared.team is not None:
-        drafting = replace(drafting, on_device=False)  # the other ranks are told what was accepted
-    return predicted_costs(shape, plan, setup, memory.workload.draft_tokens, memory.workload.sequences, drafting)
+def _draft_costs(prepared: Prepared) -> DraftCosts:
+    # Other ranks get what was accepted from the host.
+    on_device = prepared.head is not None and prepared.team is None
+    return draft_costs(prepared.outline, prepared.plan, prepared.setup, prepared.head, on_device=on_device)
 
 
-def _drafts(prepared: Prepared, prior: Prior | None) -> dict[str, Any] | None:
-    """Who drafts, as ``describe`` tells it."""
+def _drafts(prepared: Prepared, costs: DraftCosts | None) -> dict[str, Any] | None:
+    """The drafter, as ``describe`` reports it."""
     if prepared.options.speculative is None:
         return None
     head = None if prepared.head is None else prepared.head.plan
-    return describe_drafts(prepared.options.speculative, None if prepared.setup.gpu.is_cpu else prior, head)
+    costs = None if prepared.setup.gpu.is_cpu else costs
+    return describe_drafts(prepared.options.speculative, costs, prepared.memory.workload.sequences, head)
 
 
 def _points(prepared: Prepared, max_model_len: int) -> list[Point]:
@@ -192,7 +184,7 @@ def assemble(
     )
     runner: Runner = own if team is None else team.lead(own, pools)
     if speculation is not None:
-        others = NOBODY if team is None else team
+        others = ONE_RANK if team is None else team
         speculation.attach(Target(pools, limits, own.taps, enforce_eager, others, own.first_runs))
     scheduler = Scheduler(pools, limits)
     return Engine(runner, scheduler, sampler, config.vocab_size, config.eos_token_ids, speculation=speculation)

@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.plan import Setup
 from microscale.models.checkpoint import FromCheckpoint
-from microscale.models.draft_heads.heads import HeadWeights
+from microscale.models.config import OWN_FORMATS, HeadFormats
+from microscale.models.draft_heads.weights import HeadWeights
 from microscale.models.families import ModelWeights
 from microscale.parallel.sharding import WHOLE
 

@@ -22,7 +22,7 @@ from microscale.hardware.sums import PEER_WORLDS
 from microscale.kernels.compiling.job import workers
 from microscale.kernels.compiling.warming import Warming
 from microscale.models.config import LayerKind
-from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
+from microscale.models.draft_heads.heads import bind_head_shapes, record_head
 from microscale.models.families import ModelConfig
 from microscale.models.recorded import MAX_TOKENS, Wanted, bind_shapes, record
 

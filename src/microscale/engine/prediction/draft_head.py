@@ -14,7 +14,7 @@ from microscale.backends.plan import Setup, Use, make_plan
 from microscale.engine.prediction.drafts import Drafting
 from microscale.engine.prediction.predict import use_time
 from microscale.models.draft_heads.config import Eagle3Config, HeadConfig
-from microscale.models.draft_heads.outline import outline_head
+from microscale.models.draft_heads.heads import outline_head
 from microscale.models.outline import Outline
 
 PAGE_SIZE = 16

@@ -1,16 +1,16 @@
-"""What ``--speculative-config`` says, under the names that vLLM's users know."""
+"""The option ``--speculative-config``. Its keys have vLLM's names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
-from microscale.backends.head_formats import HeadFormats
-from microscale.engine.speculation.fixed_lengths import parse_lengths
 from microscale.errors import BadSetting
-from microscale.models.config import MAX_DRAFT
+from microscale.models.config import MAX_DRAFT, HeadFormats
 
 NGRAM, EAGLE3, DFLASH = "ngram", "eagle3", "dflash"
 METHODS = (NGRAM, EAGLE3, DFLASH)
@@ -29,18 +29,18 @@ class SpeculativeConfig:
     method: str
     num_speculative_tokens: int
     model: str | None = None
-    """``eagle3``, ``dflash``: the draft head, as a model is named. The embedded model has one of its own."""
+    """``eagle3``, ``dflash``: folder or hub id of the draft head. The embedded model has its own."""
     draft_lm_head: str | None = None
-    """``eagle3``: the format in which the head's own lm_head is held; its own where it is not said."""
+    """``eagle3``: the format in which the head's own lm_head is held; ``None``: the checkpoint's."""
     quantization: str | None = None
-    """``eagle3``, ``dflash``: the format in which all dense weights of the head are held, its own lm_head among them;
-    their own where it is not said."""
+    """``eagle3``, ``dflash``: the format in which all dense weights of the head are held, also its own lm_head;
+    ``None``: the checkpoint's."""
     prompt_lookup_max: int = DEFAULT_LOOKUP
-    """``ngram``: the last tokens of a request, at most so many, are looked for in what stands before them."""
+    """``ngram``: the maximum number of a request's last tokens that are looked up in the text before them."""
     prompt_lookup_min: int = DEFAULT_LOOKUP
-    """``ngram``: and at least so many must be found."""
+    """``ngram``: the minimum number that must match."""
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int], ...] | None = None
-    """Fixed lengths: from so many sequences on, drafts of so many tokens. ``None``: as long as pays."""
+    """Fixed lengths: pairs (first number of sequences, tokens of a draft). ``None``: the engine chooses."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -83,7 +83,6 @@ class SpeculativeConfig:
 
     @property
     def head_formats(self) -> HeadFormats:
-        """In which formats the head is held."""
         return HeadFormats(self.quantization, self.draft_lm_head)
 
     @property
@@ -93,7 +92,7 @@ class SpeculativeConfig:
 
 
 def parse_config(text: str | None) -> SpeculativeConfig | None:
-    """The option's JSON; without it nothing is drafted."""
+    """Read the option's JSON. ``None``: nothing is drafted."""
     if text is None:
         return None
     try:
@@ -109,7 +108,7 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that a config has, with values of their types."""
+    """The known keys, with values of the right types."""
     known = {field.name: str if field.name in _STRINGS else int for field in fields(SpeculativeConfig)}
     known.pop(BY_BATCH_SIZE)
     for name, value in values.items():
@@ -125,14 +124,48 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
         for name in _LOOKUP:
             if name in values:
                 raise BadSetting(f"--speculative-config: {name} is for method {NGRAM}; leave it out.")
-    found = dict(values)
-    # As in vLLM: who gives one of the two bounds means both.
+    typed = dict(values)
+    # As in vLLM, one of the two bounds stands for both.
     for name, other in (("prompt_lookup_max", "prompt_lookup_min"), ("prompt_lookup_min", "prompt_lookup_max")):
         if name not in values and other in values:
-            found[name] = values[other]
-    return found
+            typed[name] = values[other]
+    return typed
 
 
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 _STRINGS = ("method", "model", "draft_lm_head", "quantization")
 _ARTICLE = {str: "a string", int: "a whole number"}
+
+_RANGE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?", re.ASCII)
+
+
+def parse_lengths(key: str, value: Any) -> tuple[tuple[int, int], ...]:
+    """Lengths of drafts by the number of sequences, as vLLM writes them: ``{"1-16": 3, "17-512": 0}`` or the list
+    ``[[1, 16, 3], [17, 512, 0]]``. As in vLLM, numbers between two ranges and after the last one belong to the range
+    before them, so only the first number of a range matters."""
+    entries = _entries(value)
+    ranges = sorted(entries) if entries and all(map(_is_range, entries)) else []
+    apart = all(before[-2] < after[0] for before, after in pairwise(ranges))
+    if not ranges or not apart:
+        raise BadSetting(
+            f"--speculative-config: {key} is {str(value)[:80]}, not ranges of sequences that do not overlap, each with "
+            f'the tokens of a draft, 0 to {MAX_DRAFT}: {{"1-16": 3, "17-512": 0}}.'
+        )
+    return tuple((entry[0], entry[-1]) for entry in ranges)
+
+
+def _entries(value: Any) -> list[list[Any]]:
+    if isinstance(value, dict):
+        return [[*_sizes(key), count] for key, count in value.items()]
+    return [entry if isinstance(entry, list) else [None] for entry in value] if isinstance(value, list) else []
+
+
+def _sizes(key: str) -> list[Any]:
+    """The numbers of ``1-16`` or ``1``."""
+    return [int(part) for part in key.split("-")] if _RANGE.fullmatch(key) else [None]
+
+
+def _is_range(entry: Sequence[Any]) -> bool:
+    """First and last number of sequences, or one number, and the tokens of a draft."""
+    numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in entry)
+    return numbers and len(entry) in (2, 3) and 1 <= entry[0] <= entry[-2] and 0 <= entry[-1] <= MAX_DRAFT

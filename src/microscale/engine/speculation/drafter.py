@@ -1,15 +1,15 @@
 """The interface of all drafters.
 
-    step is launched ──► observe(step, most)   the device runs: time to take in what is known, or to guess on
-    its tokens are read ──► propose(contexts)  the drafts of the next step
-      or not read yet   ──► drafts_ahead(…)    the same, where they are on the device (``DeviceDrafter``)
-    request ends ──► forget(request_id)
+    step is launched      ──► observe(step, most)   while the device runs: take in what is known, or draft further
+    its tokens are read   ──► propose(contexts)     the drafts of the next step
+      or not read yet     ──► drafts_ahead(…)       the same, with drafts on the device (``DeviceDrafter``)
+    request ends          ──► forget(request_id)
 
-A draft is a guess of single tokens, without probabilities: the engine draws the model's own token in each place and
+A draft is a list of single tokens, without probabilities: the engine draws the model's own token at each place and
 accepts drafts as long as they are equal (``engine/step/sampler``). So any drafter is exact, and a bad one is only slow.
 
-A drafter that is a model (``head``) reads the target's steps on the device, before anybody has read their tokens. What
-it reads them from is the engine's (``Target``), which it is attached to once.
+A drafter that is a model (``head``) reads the target's steps on the device, before their tokens are read. It is
+attached to the engine once (``Target``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Context(NamedTuple):
-    """A request that decodes: what stands before its next tokens, and how many of these are wanted."""
+    """A request that decodes, and the maximum number of tokens to draft for it."""
 
     request: Request
     most: int
@@ -40,29 +40,29 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True)
 class Launched:
-    """A step that the device runs. Nobody has read its tokens."""
+    """A step that runs on the device. Its tokens were not read yet."""
 
     schedule: Sequence[Work]
     tokens: Tensor | None = None
-    """int32 on the device: what was drawn; ``None``: nothing."""
+    """int32 on the device: the drawn tokens; ``None``: there are none."""
     first_rows: Mapping[str, int] = field(default_factory=dict)
-    """Request → its first row in ``tokens``. It has one for its own last token and one for each of its drafts."""
+    """Request → its first row in ``tokens``. It has a row for its own last token and one for each of its drafts."""
     ahead: Ahead | None = None
-    """What of its schedule is on the device alone."""
+    """The part of its schedule that only the device knows."""
 
 
 class Others(Protocol):
-    """The other ranks: each has the head too, behind its own part of the target, and runs what the first runs."""
+    """The other ranks. Each has the head behind its own part of the target and runs what rank 0 runs."""
 
     def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
-        """Inside, all ranks let the head take in this step and guess on."""
+        """Inside, the heads of all ranks take in this step and draft."""
 
     def preparing_drafts(self) -> AbstractContextManager[None]:
-        """Inside, all ranks make the head ready."""
+        """Inside, all ranks prepare the head."""
 
 
-class Nobody:
-    """There is one rank."""
+class OneRank:
+    """There are no other ranks."""
 
     def drafting(self, step: Launched, most: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -71,44 +71,43 @@ class Nobody:
         return nullcontext()
 
 
-NOBODY = Nobody()
+ONE_RANK = OneRank()
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a drafter may read of the engine that it drafts for."""
+    """What a drafter may read from its engine."""
 
     pools: Mapping[LayerKind, PagePool]
     limits: Limits
     taps: Taps | None
     enforce_eager: bool = False
-    others: Others = NOBODY
+    others: Others = ONE_RANK
     first_runs: Callable[[], int] = lambda: 0
-    """How many of its steps so far were slow because they were the first of their kind, or captured a graph."""
+    """The number of its steps so far that were the first of their kind or captured a graph."""
 
 
 class Drafter(Protocol):
     """Proposes tokens."""
 
     def observe(self, step: Launched, most: int) -> None:
-        """A step was launched, and nobody waits for this. ``most``: tokens that any of its requests may be drafted
-        next."""
+        """A step was launched. ``most``: the maximum length of the next draft of any of its requests."""
 
     def expects(self, context: Context) -> bool:
-        """Whether there will be a draft soon, as far as tokens are known. Then the next step is not launched before
-        those of the last one are read."""
+        """Whether a draft is likely, as far as tokens are known. If so, the next step is not launched before the last
+        one is read."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
-        """The next tokens of each, as far as the drafter has an idea of them: none to ``most``."""
+        """A draft for each: 0 to ``most`` tokens."""
 
     def forget(self, request_id: str) -> None:
-        """The request has ended. One that was never proposed for is no error."""
+        """The request has ended. It may be unknown to the drafter."""
 
 
 @runtime_checkable
 class DeviceDrafter(Drafter, Protocol):
-    """One whose drafts are on the device, so that a step with them need not wait until the last one is read."""
+    """A drafter with drafts on the device, so that the next step can be launched before the last one is read."""
 
     def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
-        """Drafts after all that the last step draws, which nobody has read: int64 [requests, ``most`` or fewer], on the
-        device. ``None``: not of these requests."""
+        """Drafts after what the last step draws: int64 [requests, ``most`` or fewer], on the device. ``None``: these
+        requests have none."""

@@ -1,15 +1,15 @@
-"""``eagle3`` and ``dflash``: a draft head guesses on from what it reads of the target's steps.
+"""``eagle3`` and ``dflash``: a draft head drafts from what it reads of the target's steps.
 
-Behind each step of the target the head takes in all of its rows, those of prompts too, and guesses the next tokens of
-the sequences that drew one. It is launched before the step's tokens are read; its guesses are read after them. Its keys
+Behind each step of the target the head takes in all of its rows, also those of prompts, and drafts the next tokens of
+the sequences that drew one. It is launched before the step's tokens are read; its drafts are read after them. Its keys
 and values lie in pages under the numbers of the target's full layers (``head_inputs``).
 
 While it rests it takes in nothing, and the pages that are written meanwhile have holes:
 
-    pages of a request    | whole | a step was missed | …    not drafted for any more: no page after a hole is whole
-    in the prefix cache   | whole | a step was missed |      who shares the first alone is drafted for
+    pages of a request    | complete | a step was missed | …    no drafts any more: no page after a hole is complete
+    in the prefix cache   | complete | a step was missed |      requests that share only the first one get drafts
 
-A page is whole again when a request that is whole so far begins it.
+A page is complete again when a request that is complete so far begins it.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ FULL = LayerKind.FULL
 GRAPH_ROWS = 1024
 """Above it the target's step takes longer than the host needs to launch the head's kernels one by one."""
 FIRST_SEQUENCES = (1, 2, 4, 8)
-"""Sequences that are drafted for together from the first second on without a capture in between."""
+"""Numbers of sequences whose graphs are captured before the first request."""
 
 
 @dataclass(frozen=True)
 class _Guesses:
-    """Of the last step, on their way to the host."""
+    """Drafts after the last step, on their way to the host."""
 
     rows: Mapping[str, int] = field(default_factory=dict)
-    """By request."""
+    """Request → row."""
     tokens: Tensor | None = None  # [rows, count]
-    there: torch.cuda.Event | None = None
+    copied: torch.cuda.Event | None = None
     on_device: Tensor | None = None
-    """The same, until the head runs again."""
+    """The same, valid until the head runs again."""
 
     def read(self) -> list[list[int]]:
-        if self.there is not None:
-            self.there.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         return [] if self.tokens is None else self.tokens.tolist()
 
 
 class HeadDrafter:
-    """A head at work behind one engine."""
+    """A head behind one engine."""
 
     def __init__(self, head: DraftHead, most: int) -> None:
-        """``most``: tokens of a draft."""
+        """``most``: the maximum length of a draft."""
         self._head = head
         self._most = most
         self._guesses = _Guesses()
-        self._whole: dict[str, int] = {}
-        """Requests of which nothing was missed → how often they were preempted until then."""
+        self._complete: dict[str, int] = {}
+        """Requests that the head has seen completely → how often they were preempted until then."""
         self._holes: set[int] = set()
-        """Pages."""
+        """Incomplete pages."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class HeadDrafter:
         return int(self._head.rows_hold_next_token)
 
     def attach(self, target: Target) -> None:
-        """To the engine whose steps it follows, before the first of them."""
+        """Attach to an engine, before its first step."""
         head, self._others = self._head, target.others
         self._pool, self._page_size = target.pools[FULL], target.limits.page_size
         self._inputs = HeadInputs(target, self._most, head.config.reads.vocab_size, head.device)
@@ -94,14 +94,15 @@ class HeadDrafter:
         return self._graphs.first_runs
 
     def prepare(self) -> None:
-        """Capture what the first steps will want: a few sequences with drafts of full length."""
+        """Capture what the first steps need: a few sequences with drafts of full length."""
         if not self._graphs.enabled:
             return
         with self._others.preparing_drafts():
             for sequences in (FIRST_SEQUENCES[0], *FIRST_SEQUENCES):  # the first one runs as it is
-                self._run_nobody(sequences)
+                self._run_padding(sequences)
 
-    def _run_nobody(self, sequences: int) -> None:
+    def _run_padding(self, sequences: int) -> None:
+        """Run a step that contains only padding; it writes to the scratch page."""
         rows = 1 << (sequences * (1 + self._most) - 1).bit_length()
         if self._inputs.holds(rows, sequences):
             key = self._inputs.sized(rows, sequences, self._most)
@@ -109,11 +110,11 @@ class HeadDrafter:
             self._graphs.run(key, key.rows, whole(partial(self._draft, key)))
 
     def follows(self, request: Request) -> bool:
-        """Whether it has taken in all of the request so far."""
-        return self._whole.get(request.request_id) == request.num_preempted
+        """Whether the head has seen all of the request so far."""
+        return self._complete.get(request.request_id) == request.num_preempted
 
     def follow(self, step: Launched) -> None:
-        """A step that will be observed: who is new in it, and which of its pages are whole."""
+        """Before ``observe``: note requests that are new in the step, and pages that become complete."""
         for work in step.schedule:
             request = work.request
             if not self.follows(request):
@@ -121,23 +122,23 @@ class HeadDrafter:
                 if not self._holes.isdisjoint(before):
                     self._miss(work)
                     continue
-                self._whole[request.request_id] = request.num_preempted
+                self._complete[request.request_id] = request.num_preempted
             if self._holes:
-                # Pages that begin now. One that began before is whole, or the request would not be.
+                # Pages that begin now. One that began before is complete, or the request would not be.
                 self._holes.difference_update(self._pages(work)[bool(work.first % self._page_size) :])
 
     def rest(self, step: Launched) -> None:
-        """A step that is not observed."""
+        """Skip a step."""
         self._guesses = _Guesses()
         for work in step.schedule:
             self._miss(work)
 
     def _miss(self, work: Work) -> None:
-        self._whole.pop(work.request.request_id, None)
+        self._complete.pop(work.request.request_id, None)
         self._holes.update(self._pages(work))
 
     def _pages(self, work: Work) -> Sequence[int]:
-        """Those that the step writes to, or may."""
+        """Pages that the step may write to."""
         last = (work.end - 1) // self._page_size
         return self._pool.pages_of(work.request.request_id)[work.first // self._page_size : last + 1]
 
@@ -149,10 +150,10 @@ class HeadDrafter:
             self.take_in(step, most)
 
     def take_in(self, step: Launched, most: int) -> None:
-        """What ``observe`` does where rank 0 has decided that it is done."""
+        """What ``observe`` does on every rank."""
         count = min(most, self._most)
         if count and not self._head.guesses_in_turn:
-            count = self._most  # what a block guesses depends on its length
+            count = self._most  # what a block drafts depends on its length
         rows = sum(work.count for work in step.schedule)
         few = rows <= GRAPH_ROWS
         key = self._inputs.key(step, count, padded=self._padded and few)
@@ -173,18 +174,18 @@ class HeadDrafter:
             return _Guesses(rows, guessed, None, guessed)
         host = in_one_piece(self._host, *guessed.shape)
         host.copy_(guessed, non_blocking=True)
-        there = torch.cuda.Event()
-        there.record()
-        return _Guesses(rows, host, there, guessed)
+        copied = torch.cuda.Event()
+        copied.record()
+        return _Guesses(rows, host, copied, guessed)
 
     def expects(self, context: Context) -> bool:
-        """Whether it guessed behind the last step: if not, reading that step brings no draft."""
+        """Whether it drafted for the request behind the last step; otherwise reading that step gives no draft."""
         return context.request.request_id in self._guesses.rows
 
     def propose(self, contexts: Sequence[Context]) -> list[Sequence[int]]:
         guesses, rows = self._guesses.read(), self._guesses.rows
-        found = (rows.get(context.request.request_id) for context in contexts)
-        return [[] if row is None else guesses[row][: c.most] for row, c in zip(found, contexts, strict=True)]
+        places = [rows.get(context.request.request_id) for context in contexts]
+        return [[] if row is None else guesses[row][: c.most] for row, c in zip(places, contexts, strict=True)]
 
     def drafts_ahead(self, requests: Sequence[Request], most: int) -> Tensor | None:
         rows, guessed = self._guesses.rows, self._guesses.on_device
@@ -193,13 +194,13 @@ class HeadDrafter:
         return guessed[:, :most]
 
     def forget(self, request_id: str) -> None:
-        """The request has ended: nobody may take its guesses for those of another by the same name."""
-        self._whole.pop(request_id, None)
+        """The request has ended. Another one by the same name must not get its drafts."""
+        self._complete.pop(request_id, None)
         rows = {name: row for name, row in self._guesses.rows.items() if name != request_id}
         self._guesses = replace(self._guesses, rows=rows)
 
 
 def in_one_piece(room: Tensor, rows: int, columns: int) -> Tensor:
-    """``[rows, columns]`` at the beginning of a flat buffer. To a part of a wider matrix torch copies by way of memory
-    that is not pinned, and that waits for the device: 2.4 to 3 ms of each step of 64 sequences on an H200."""
+    """``[rows, columns]`` at the beginning of a flat buffer. Torch copies to a part of a wider matrix through memory
+    that is not pinned, and waits for the device: 2.4 to 3 ms in each step of 64 sequences on an H200."""
     return room[: rows * columns].view(rows, columns)

@@ -1,67 +1,88 @@
 """How many tokens are drafted for each request.
 
-``ByArithmetic`` chooses anew for every step (``arithmetic``) from what steps cost (``costs``) and what becomes of
-drafts (``acceptance``). Both are guesses, so it keeps an *account*: how much time drafts have given more than they
-cost.
+``AutomaticLength`` compares the lengths 0 to ``most`` before every step:
 
-    at first              ``ADVANCE`` steps: two drafts without luck say little, and shall not be the last for long
-    every step            + ``SHARE`` of its time, once that has made up for the advance
-    a step with drafts    + what its tokens would have taken without drafts - what it took; its tokens are those that
-                          such drafts have given on average so far (``Acceptance.shown``)
-    the one after them,   + what such a step takes - what it took: it is launched when the last is read, so the GPU
-      if without          waits for the host
-    never above           ``MOST_KEPT`` steps, nor as far below zero: one step that hung does not end drafts for good
+    tokens of a step    each sequence gets one, and a + a^2 + … + a^K more if it has K drafts
+    cost of a step      from a table, by the number of tokens to verify (``hardware/draft_costs``), plus the drafter's
 
-Drafts stop while the account is below zero: whatever the drafter is worth, a server is at most ``SHARE`` slower than
-without one, and a few steps. (Reckoned by the tokens that each step happened to give, it fell below zero by chance in
-the first steps of one sequence, and was there for 100 steps and more.) While no drafts pay, the account pays for a
-short one now and then, a *probe*, so that acceptance can be learned anew. After ``PROBES`` of them steps without are
-timed: the first after prompts are slower, and held against those a probe in every step seems to cost nothing. A draft
-head costs time even while nothing is drafted, so it rests (``resting``).
+It takes the length with the most tokens per cost. ``a``, the probability that a drafted token is accepted after
+accepted ones, is a running average of each request's own drafts, and starts from that of all requests. Requests with a
+low average may get no drafts: either all requests have drafts of the same length, or the better half does. There are
+few numbers of tokens to verify that way, and each needs a CUDA graph.
+
+Nothing here depends on a clock, so the same drafts with the same luck give the same lengths.
+
+While no length is worth it, a *probe* (a short draft for every request) runs after 8 steps, so that a text that becomes
+predictable is noticed. Each probe of which at most half is accepted doubles that, until probes cost 1 % of the time.
+A draft head costs time even while nothing is drafted, so it rests then, and is awake for 64 of 1,088 steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from microscale.engine.request import Request
-from microscale.engine.speculation.acceptance import Acceptance
-from microscale.engine.speculation.arithmetic import Costs, best_lengths
-from microscale.engine.speculation.costs import Prior, StepCosts
-from microscale.engine.speculation.resting import Resting
+from microscale.hardware.draft_costs import StepCurve
 
-SHARE = 0.02
-ADVANCE = 2
-MOST_KEPT = 8
+FIRST_ACCEPTANCE = 0.6
+"""Before anything was drafted: between what published heads reach for chat and for code."""
+FIRST_WEIGHT = 8
+"""Drafted tokens that the initial value of an average counts for."""
+REQUEST_MEMORY, SHARED_MEMORY = 32, 256
+"""Drafted tokens that an average covers."""
 LEAST_GAIN = 1.02
-"""Drafts that gain less are none: costs are not known better than that."""
+"""Drafts must promise this many times the tokens per cost of none before they begin."""
+STAY = 1.03
+"""Another length must promise this many times the tokens per cost of the present one."""
 PROBE_TOKENS = 2
-PROBES = 8
-"""In a row."""
-OUTLIER = 2.0
-"""A step that takes so many times what was expected was not slow for its drafts: the machine was busy. They are charged
-what was expected. Where all such steps do, the next are expected to."""
+FIRST_WAIT, PROBE_SHARE = 8, 0.01
+"""Steps without drafts between two probes at first, and the share of the time that probes may cost in the end."""
+AWAKE, REST = 64, 1024
+"""Steps in which a draft head is awake, and then rests, while drafts are not worth it."""
+
+
+@dataclass(frozen=True)
+class DraftCosts:
+    """The cost of a step with drafts, in milliseconds of the GPU that was measured; only ratios matter."""
+
+    curve: StepCurve
+    head_ms: float = 0.0
+    """One pass of a draft head."""
+    one_pass: bool = False
+    """The head drafts all tokens in one pass; otherwise it makes one for each."""
+    host_ms: Callable[[int, int], float] | None = None
+    """How long the GPU waits for the host, by the number of sequences and of drafts; ``None``: not at all."""
+
+    def ms(self, sequences: int, drafts: int = 0, longest: int = 0) -> float:
+        """``drafts``: of all sequences together; ``longest``: of one sequence."""
+        verify = self.curve.at(sequences + drafts)
+        if not drafts:
+            return verify
+        wait = 0.0 if self.host_ms is None else self.host_ms(sequences, drafts)
+        return verify + self.head_ms * (1 if self.one_pass else longest) + wait
+
+    def ratio(self, sequences: int, drafts: int) -> float:
+        """The cost of a step with ``drafts`` drafts for each sequence, relative to a step without."""
+        return self.ms(sequences, sequences * drafts, drafts) / self.ms(sequences)
 
 
 class Length:
-    """A rule. What a rule does not need to know it does not listen to."""
+    """A rule for the length of drafts. Methods that a rule does not need do nothing."""
 
     def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
-        """For requests that decode together with others, ``sequences`` in all: the most tokens to draft for each. 0:
-        none. It is asked several times about one step, and answers the same."""
+        """The maximum number of tokens to draft for each of ``requests``, which decode in a step of ``sequences``
+        sequences. It is called several times for one step and gives the same answer."""
         raise NotImplementedError
 
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
-        """What became of a draft."""
+        """A draft was verified."""
 
-    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
-        """A step in which these decoded, some with drafts of these lengths, ended so long after the one before it."""
-
-    def passed(self, sequences: int) -> None:
-        """A step in which so many decoded ended, and its time says nothing."""
+    def stepped(self) -> None:
+        """A decoding step has ended. Its drafts, if any, land after this."""
 
     def rests(self, sequences: int) -> bool:
-        """Whether a drafter that is a model need not follow steps of so many sequences: no drafts pay there."""
+        """Whether a draft head may skip steps of ``sequences`` sequences."""
         return False
 
     def forget(self, request_id: str) -> None:
@@ -69,11 +90,11 @@ class Length:
 
 
 class FixedLength(Length):
-    """By the number of sequences alone, whatever becomes of it."""
+    """By the number of sequences alone."""
 
     def __init__(self, tokens: int, by_sequences: Sequence[tuple[int, int]] = ()) -> None:
-        """``by_sequences``: from so many sequences on, drafts of so many tokens, at most ``tokens``; before the first
-        entry, and without any, ``tokens``."""
+        """``by_sequences``: pairs (first number of sequences, tokens of a draft), at most ``tokens``; before the first
+        pair, ``tokens``."""
         self._tokens = tokens
         self._by_sequences = sorted(by_sequences)
 
@@ -85,85 +106,99 @@ class FixedLength(Length):
         return [tokens] * len(requests)
 
 
-class ByArithmetic(Length):
-    """As long as pays."""
+class Average:
+    """A running average of outcomes: of all of them at first, then of about the last ``memory``."""
 
-    def __init__(self, prior: Prior, most: int) -> None:
+    def __init__(self, value: float, memory: int) -> None:
+        self.value = value
+        self._seen, self._memory = FIRST_WEIGHT, memory
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """The accepted tokens are successes and the first rejected one is a failure; later ones say nothing."""
+        for place in range(min(accepted + 1, drafted)):
+            self._seen = min(self._seen + 1, self._memory)
+            self.value += ((place < accepted) - self.value) / self._seen
+
+
+class AutomaticLength(Length):
+    """The length with the most tokens per cost."""
+
+    def __init__(self, costs: DraftCosts, most: int) -> None:
+        """``most``: the maximum length of a draft."""
+        self._costs = costs
         self._most = most
-        self._costs = StepCosts(prior, most)
-        self._acceptance = Acceptance(most)
-        self._account = 0.0
-        """In microseconds."""
-        self._advance: float | None = None
-        """What is left to make up for."""
-        self._last_drafts = 0
-        """Of the step before."""
-        self._wanted = False
-        """Drafts pay, as far as is known, whether there is time for them or not."""
-        self._resting = Resting()
+        self._shared = Average(FIRST_ACCEPTANCE, SHARED_MEMORY)
+        self._own: dict[str, Average] = {}
+        self._length = 0
+        """The present one. 0 while no length is worth it."""
+        self._idle = 0
+        """Steps in a row in which no length was worth it."""
+        self._undrafted = 0
+        """Steps since a draft landed."""
+        self._wait = FIRST_WAIT
+        self._landed = [0, 0]
+        """Tokens drafted and accepted in the last step."""
 
     def choose(self, requests: Sequence[Request], sequences: int) -> Sequence[int]:
-        none = [0] * len(requests)
-        if not requests or self._costs.wants_baseline(sequences):
-            return none
-        costs = self._costs.table(sequences)
-        found = best_lengths([self._acceptance.chances(r.request_id) for r in requests], costs, LEAST_GAIN)
-        self._wanted = any(found)
-        if self._account < 0 or (not self._wanted and self._costs.drafted_in_a_row(sequences) >= PROBES):
-            return none
-        return self._afforded(found, costs) if self._wanted else self._probe(requests, costs)
+        if not requests:
+            return []
+        chances = [self._acceptance(request.request_id) for request in requests]
+        self._length, least = self._best(chances, sequences)
+        if self._length:
+            return [self._length if chance >= least else 0 for chance in chances]
+        return [self._probe(sequences)] * len(requests)
 
-    def _afforded(self, lengths: list[int], costs: Costs) -> list[int]:
-        """No longer than the account can pay for if all of them fail, but for one token: a few long drafts without luck
-        took what 300 steps of one sequence put in."""
-        longest = max(lengths)
-        while longest > 1 and costs.verify[sum(lengths)] + costs.drafting(longest) > costs.verify[0] + self._account:
-            longest -= 1
-            lengths = [min(length, longest) for length in lengths]
-        return lengths
+    def _acceptance(self, request_id: str) -> float:
+        own = self._own.get(request_id)
+        return self._shared.value if own is None else own.value
 
-    def _probe(self, requests: Sequence[Request], costs: Costs) -> list[int]:
-        """A short draft for the request of which least is known, where the account has the time for it and drafts could
-        pay at all."""
-        lengths = [0] * len(requests)
-        count = min(PROBE_TOKENS, self._most)
-        price = costs.verify[count] + costs.drafting(count) - costs.verify[0]
-        if self._account >= price and costs.most_gain > LEAST_GAIN:
-            tries = [self._acceptance.tries(request.request_id) for request in requests]
-            lengths[tries.index(min(tries))] = count
-        return lengths
+    def _best(self, chances: Sequence[float], sequences: int) -> tuple[int, float]:
+        """The best length, or 0, and the least acceptance of requests that get drafts."""
+        ranked = sorted(chances, reverse=True)
+        none = sequences / self._costs.ms(sequences)
+        best, found = none * (1.0 if self._length else LEAST_GAIN), (0, 0.0)
+        reached, given = [1.0] * len(ranked), [0.0] * len(ranked)
+        for length in range(1, self._most + 1):
+            reached = [before * chance for before, chance in zip(reached, ranked, strict=True)]
+            given = [before + chance for before, chance in zip(given, reached, strict=True)]
+            for count in {len(ranked), -(-len(ranked) // 2)}:
+                tokens = sequences + sum(given[:count])
+                rate = tokens / self._costs.ms(sequences, count * length, length)
+                rate *= STAY if length == self._length else 1.0
+                if rate > best:
+                    best, found = rate, (length, ranked[count - 1])
+        return found
+
+    def _probe(self, sequences: int) -> int:
+        """The length of a probe, or 0 while none is due or not even drafts that are always accepted would be worth
+        it."""
+        length, lengths = min(PROBE_TOKENS, self._most), range(1, self._most + 1)
+        wait = min(self._wait, max(FIRST_WAIT, (self._costs.ratio(sequences, length) - 1) / PROBE_SHARE))
+        worth = any(1 + each > LEAST_GAIN * self._costs.ratio(sequences, each) for each in lengths)
+        return length if self._undrafted >= wait and worth else 0
 
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
-        self._acceptance.landed(request.request_id, drafted, accepted)
+        own = self._own.get(request.request_id)
+        if own is None:
+            own = self._own[request.request_id] = Average(self._shared.value, REQUEST_MEMORY)
+        own.add(drafted, accepted)
+        self._shared.add(drafted, accepted)
+        self._landed[0] += drafted
+        self._landed[1] += accepted
 
-    def timed(self, requests: Sequence[Request], lengths: Sequence[int], us: float) -> None:
-        sequences, drafts, longest = len(requests), sum(lengths), max(lengths, default=0)
-        alone, expected = self._costs.expected(sequences, 0, 0), self._costs.expected(sequences, drafts, longest)
-        turns = not drafts and self._last_drafts > 0
-        self._last_drafts = drafts
-        if not turns:
-            self._costs.timed(sequences, drafts, longest, us)
-        if self._advance is None:
-            self._account = self._advance = ADVANCE * alone
-        counted = us if us <= OUTLIER * expected else expected
-        repaid = min(SHARE * counted, self._advance)
-        self._advance -= repaid
-        self._account += SHARE * counted - repaid
-        gained = alone * (1 + self._given(requests, lengths) / sequences) - counted if drafts or turns else 0.0
-        self._account += gained
-        self._resting.stepped(sequences, counted, gained, self._wanted)
-        self._account = max(-MOST_KEPT * alone, min(self._account, MOST_KEPT * alone))
-
-    def passed(self, sequences: int) -> None:
-        self._resting.stepped(sequences, 0.0, 0.0, self._wanted)
-
-    def _given(self, requests: Sequence[Request], lengths: Sequence[int]) -> float:
-        """Tokens that drafts of these lengths have given on average."""
-        drafted = ((request.request_id, length) for request, length in zip(requests, lengths, strict=True) if length)
-        return sum(self._acceptance.shown(request_id, length) for request_id, length in drafted)
+    def stepped(self) -> None:
+        drafted, accepted = self._landed
+        if self._length:
+            self._idle, self._undrafted, self._wait = 0, 0, FIRST_WAIT
+        else:
+            self._idle += 1
+            self._undrafted = 0 if drafted else self._undrafted + 1
+            if drafted:
+                self._wait = FIRST_WAIT if 2 * accepted > drafted else 2 * self._wait
+        self._landed = [0, 0]
 
     def rests(self, sequences: int) -> bool:
-        return self._resting.rests(sequences)
+        return self._idle % (AWAKE + REST) >= AWAKE and not self._best([self._shared.value] * sequences, sequences)[0]
 
     def forget(self, request_id: str) -> None:
-        self._acceptance.forget(request_id)
+        self._own.pop(request_id, None)

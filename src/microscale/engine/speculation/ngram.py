@@ -1,5 +1,5 @@
-"""``ngram``: the last tokens of a request stood somewhere before, in its prompt or its output; what came next there is
-the draft. Prompt lookup, as others say.
+"""``ngram``, also called prompt lookup: if the last tokens of a request occurred before in its prompt or output, what
+came next there is the draft.
 
 Each request has an index like that of a Lempel-Ziv compressor. ``_heads`` maps a hash of n tokens (the fewest that
 must match) to the place where they ended last, and ``_before`` each place to the one before it with the same hash. A
@@ -20,24 +20,24 @@ from collections.abc import Sequence
 from microscale.engine.speculation.drafter import Context, Launched
 
 HASHES = 1 << 14
-"""Words of a request's table: 64 KB. More places than that share words, and a look-up then tries some in vain."""
+"""Entries of a request's table: 64 KB. In longer texts places share entries, and a look-up tries some in vain."""
 MAX_TRIED = 32
-"""Places that a look-up compares, the last ones first."""
+"""Maximum number of places that a look-up compares, the last ones first."""
 NOWHERE = -1
 
 
 class _Index:
-    """Where the tokens of one request stood before."""
+    """Where the tokens of one request occurred before."""
 
     def __init__(self, tokens: Sequence[int], least: int, most: int) -> None:
-        """``tokens`` may grow; ``least`` and ``most`` tokens must, and may, match."""
+        """``tokens`` may grow. At least ``least`` and at most ``most`` tokens match."""
         self._tokens = tokens
         self._least, self._most = least, most
         self._heads = array("i", (NOWHERE,)) * HASHES
         self._before = array("i")
 
     def grow(self) -> None:
-        """Take in the tokens that are new."""
+        """Add the new tokens."""
         tokens, heads, before, least = self._tokens, self._heads, self._before, self._least
         for place in range(len(before), len(tokens)):
             if place + 1 < least:
@@ -48,7 +48,7 @@ class _Index:
             heads[at] = place
 
     def find(self) -> int | None:
-        """Where the last tokens ended before: the longest match, the last of those that are equally long."""
+        """Where the last tokens ended before: the longest match, and of several the last."""
         self.grow()
         end = len(self._tokens) - 1
         best, longest = None, self._least - 1
@@ -63,7 +63,7 @@ class _Index:
         return best
 
     def _match(self, place: int, end: int) -> int:
-        """Tokens up to ``place`` that are the same as those up to ``end``."""
+        """The number of tokens up to ``place`` that equal those up to ``end``."""
         tokens, most = self._tokens, min(self._most, place + 1)
         length = 0
         while length < most and tokens[place - length] == tokens[end - length]:
@@ -71,7 +71,7 @@ class _Index:
         return length
 
     def draft(self, most: int) -> list[int]:
-        """What came next. A match that reaches the end goes round in a circle, and so does the draft."""
+        """What came next. Where the match reaches the end of the text, the draft repeats it."""
         place = self.find()
         if place is None:
             return []
@@ -80,14 +80,14 @@ class _Index:
 
 
 class NgramDrafter:
-    """Drafts from what each request has said or was given itself."""
+    """Drafts from each request's own text."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
         self._indexes: dict[str, tuple[Sequence[int], _Index]] = {}
 
     def observe(self, step: Launched, most: int) -> None:
-        """Prompts are taken in while they are computed."""
+        """Add prompts while the device computes them."""
         for work in step.schedule:
             self._index(work.request.request_id, work.request.tokens).grow()
 
@@ -101,7 +101,7 @@ class NgramDrafter:
         self._indexes.pop(request_id, None)
 
     def _index(self, request_id: str, tokens: Sequence[int]) -> _Index:
-        found = self._indexes.get(request_id)
-        if found is None or found[0] is not tokens:
-            found = self._indexes[request_id] = tokens, _Index(tokens, self._least, self._most)
-        return found[1]
+        entry = self._indexes.get(request_id)
+        if entry is None or entry[0] is not tokens:
+            entry = self._indexes[request_id] = tokens, _Index(tokens, self._least, self._most)
+        return entry[1]

@@ -47,10 +47,6 @@ class PagePool:
         """Pages that could be handed out now, kept ones included."""
         return len(self._free) + len(self._once) + len(self._again)
 
-    @property
-    def num_kept(self) -> int:
-        return len(self._once) + len(self._again)
-
     def pages_of(self, owner: Hashable) -> Sequence[int]:
         """The owner's pages by position; ``NOWHERE`` where it dropped one."""
         return self._owned.get(owner, ())

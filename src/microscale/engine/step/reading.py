@@ -61,8 +61,6 @@ class Reading:
     def __init__(self, sampled: Sampled, side: torch.cuda.Stream | None, drafts: Tensor | None = None) -> None:
         """``drafts``: that were verified, where the host does not know them."""
         self._there: torch.cuda.Event | None = None
-        self.waited = True
-        """The host waited for it: it was not late. On a CPU there is nobody to wait for."""
         self._drafts: Tensor | None = None
         if side is None:
             self._copy(sampled, drafts)
@@ -87,7 +85,6 @@ class Reading:
     def found(self) -> Found:
         """The one place where sampling waits for the device."""
         if self._there is not None:
-            self.waited = not self._there.query()
             self._there.synchronize()
         tokens, logprobs, status, *top = (tensor.tolist() for tensor in self._tensors)
         return Found(tokens, logprobs, status, (top[0], top[1]) if top else None)

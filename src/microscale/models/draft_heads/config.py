@@ -1,16 +1,60 @@
-"""What a draft head is: its layers, what it reads of its target, and how it ends. Checked for consistency once.
+"""What a draft head is: its layers, what it reads from its target, and how it ends. Checked for consistency once.
 
-``config_file`` turns published files into these records.
+``config_file`` turns published files into these records; ``PRESETS`` has published shapes. Every kind of head has the
+same few properties (``HeadConfig``), so nothing outside of this folder needs to know which kind it has.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
+from microscale.backends.ops import RopeTable
 from microscale.errors import BadConfig
-from microscale.models.config import check_positive
-from microscale.models.draft_heads.rope import HeadRope
+from microscale.models.config import ModelConfig, check_positive
+from microscale.models.rope import PlainRope, Rope, computing_on, plain_table, rope_table
 from microscale.parallel.sharding import WHOLE, Shard, split_vocabulary
+
+if TYPE_CHECKING:
+    import torch
+
+# ---- rotary positions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Llama3Rope:
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones stay, those between are blended."""
+
+    theta: float
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+    def __post_init__(self) -> None:
+        PlainRope(self.theta)
+        for name in ("factor", "low_freq_factor", "original_context"):
+            check_positive(self, name)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise BadConfig(f"low_freq_factor {self.low_freq_factor} is not below {self.high_freq_factor}.")
+
+
+HeadRope = Rope | Llama3Rope
+
+
+def head_rope_table(rope: HeadRope, head_dim: int, device: torch.device) -> RopeTable:
+    """The frequencies of a head. Llama 3: a pair of numbers turns ``original_context / wavelength`` times over the
+    original context; up to ``low_freq_factor`` turns it is stretched, from ``high_freq_factor`` on it stays."""
+    if not isinstance(rope, Llama3Rope):
+        return rope_table(rope, head_dim, device)
+    plain = plain_table(PlainRope(rope.theta), head_dim, computing_on(device)).inverse_frequencies
+    turns = rope.original_context * plain / (2 * math.pi)
+    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return RopeTable((plain * kept + plain / rope.factor * (1 - kept)).to(device), 1.0)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -25,11 +69,11 @@ class LayerShape:
     rope: HeadRope
     rms_epsilon: float
     head_norms: bool
-    """Queries and keys are normed, head by head."""
+    """Queries and keys have a norm for each attention head."""
     attention_bias: bool
-    """Of q, k, v and o."""
+    """q, k, v and o have a bias."""
     max_context: int
-    """What it was trained for; rope goes on beyond it."""
+    """The context it was trained for. Longer ones work."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "rms_epsilon", "max_context"):
@@ -46,13 +90,12 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Reads:
-    """What a head takes from its target."""
+    """What a head reads from its target."""
 
     taps: tuple[int, ...]
-    """Where it reads the residual stream (``models/taps.py``)."""
+    """Layers after which it reads the residual stream (``models/taps.py``)."""
     target_hidden: int
-    vocab_size: int
-    """The target's."""
+    vocab_size: int  # the target's
 
     def __post_init__(self) -> None:
         for name in ("target_hidden", "vocab_size"):
@@ -68,28 +111,33 @@ class Reads:
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """An EAGLE3 head: one layer, which reads the embedding of a token and the hidden state before it side by side."""
+    """An EAGLE3 head: one layer, which reads the embedding of a token next to the hidden state before it."""
+
+    method: ClassVar[str] = "eagle3"
+    num_layers: ClassVar[int] = 1
+    most_drafts: ClassVar[int | None] = None
 
     layer: LayerShape
     reads: Reads
     draft_vocab_size: int
     """Rows of its lm_head."""
     maps_vocabulary: bool
-    """Its vocabulary is a choice of the target's: ``d2t`` has, for each of its tokens, the target's id less its own."""
+    """Its vocabulary is a selection of the target's: ``d2t`` has, for each of its tokens, the target's id minus its
+    own."""
     norm_before_fc: bool
-    """One norm over all taps side by side, before ``fc``."""
+    """There is one norm over all taps together, before ``fc``."""
     norm_of_each_tap: bool
-    """A norm for each tap, before ``fc`` (``fc_norm``)."""
+    """There is a norm for each tap, before ``fc`` (``fc_norm``)."""
     norm_before_residual: bool
-    """The layer adds to the norm of the hidden state, not to the state itself."""
+    """The layer adds to the normed hidden state, not to the state itself."""
     norm_output: bool
     """The next step reads the hidden state after the last norm, not before it."""
     own_embedding: bool
-    """``False``: the target's."""
+    """``False``: it uses the target's."""
     own_lm_head: bool
-    """``False``: the target's."""
+    """``False``: it uses the target's."""
     shard: Shard = WHOLE
-    """The target's: of lm_head a rank has some rows, of all else everything."""
+    """The target's: a rank has some rows of lm_head and all of everything else."""
 
     def __post_init__(self) -> None:
         check_positive(self, "draft_vocab_size")
@@ -103,13 +151,23 @@ class Eagle3Config:
         """The draft tokens whose logits this rank has."""
         return split_vocabulary(self.draft_vocab_size, self.shard)
 
+    def for_target(self, target: ModelConfig) -> Eagle3Config:
+        """The same head with the sizes that ``target`` needs."""
+        reads = Reads(self.reads.taps, target.hidden, target.vocab_size)
+        vocab_size = self.draft_vocab_size if self.maps_vocabulary else target.vocab_size
+        return replace(self, reads=reads, draft_vocab_size=vocab_size)
+
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """A DFlash head: several layers, which see the target's context through ``fc`` and guess a block in one pass.
+    """A DFlash head: several layers, which see the target's context through ``fc`` and draft a block in one pass.
 
-    The block is the last token and a mask for each token to guess. Its tokens see each other, also those after them.
+    The block is the last token and a mask for each token to draft. Its tokens see each other, also those after them.
     """
+
+    method: ClassVar[str] = "dflash"
+    own_embedding: ClassVar[bool] = False
+    own_lm_head: ClassVar[bool] = False
 
     layer: LayerShape
     num_layers: int
@@ -117,19 +175,94 @@ class DFlashConfig:
     block_size: int
     mask_token: int
     shard: Shard = WHOLE
-    """The target's, whose lm_head it takes; a rank has all of the head itself."""
+    """The target's, whose lm_head it uses. Every rank has all of the head itself."""
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers")
         if self.block_size < 2:
-            raise BadConfig(f"a block of {self.block_size} has no token to guess.")
+            raise BadConfig(f"a block of {self.block_size} has no token to draft.")
         if not 0 <= self.mask_token < self.reads.vocab_size:
             raise BadConfig(f"mask token {self.mask_token} is not in the vocabulary of {self.reads.vocab_size}.")
+
+    @property
+    def most_drafts(self) -> int | None:
+        """The maximum number of tokens that it can draft; ``None``: any number."""
+        return self.block_size - 1
 
     @property
     def own_rows(self) -> range:
         """The tokens whose logits this rank has."""
         return split_vocabulary(self.reads.vocab_size, self.shard)
 
+    def for_target(self, target: ModelConfig) -> DFlashConfig:
+        """The same head with the sizes that ``target`` needs."""
+        reads = Reads(self.reads.taps, target.hidden, target.vocab_size)
+        return replace(self, reads=reads, mask_token=min(self.mask_token, target.vocab_size - 1))
+
 
 HeadConfig = Eagle3Config | DFlashConfig
+
+# ---- published shapes ------------------------------------------------------------------------------------------------
+
+_LAYER = LayerShape(
+    hidden=2880,
+    intermediate=17280,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=64,
+    rope=PlainRope(10000.0),
+    rms_epsilon=1e-5,
+    head_norms=False,
+    attention_bias=False,
+    max_context=4096,
+)
+_20B = Eagle3Config(
+    layer=_LAYER,
+    # The published 1, 11, 21, counted from 0.
+    reads=Reads(taps=(2, 12, 22), target_hidden=2880, vocab_size=201088),
+    draft_vocab_size=32000,
+    maps_vocabulary=True,
+    norm_before_fc=False,
+    norm_of_each_tap=False,
+    norm_before_residual=False,
+    norm_output=False,
+    own_embedding=False,
+    own_lm_head=True,
+)
+_120B = replace(_20B, reads=replace(_20B.reads, taps=(2, 18, 34)))
+_120B_V3 = replace(
+    _20B,
+    reads=replace(_20B.reads, taps=(24, 30, 36)),
+    draft_vocab_size=201088,
+    maps_vocabulary=False,
+    norm_before_fc=True,
+)
+_TINY_LAYER = LayerShape(
+    hidden=160,
+    intermediate=320,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    rope=PlainRope(10000.0),
+    rms_epsilon=1e-5,
+    head_norms=True,
+    attention_bias=False,
+    max_context=4096,
+)
+_TINY_DFLASH = DFlashConfig(
+    layer=_TINY_LAYER,
+    num_layers=2,
+    reads=Reads(taps=(1, 2), target_hidden=160, vocab_size=512),
+    block_size=8,
+    mask_token=500,
+)
+
+PRESETS: dict[str, HeadConfig] = {
+    "gpt-oss-20b-eagle3": _20B,
+    "gpt-oss-120b-eagle3": _120B,
+    "gpt-oss-120b-eagle3-v3": _120B_V3,
+    "dflash-tiny": _TINY_DFLASH,
+}
+"""Heads without a checkpoint, by name. ``…-eagle3`` are SpecForge's configs for gpt-oss (``configs/gpt-oss-20B-
+eagle3.json`` and the one for 120b). Taps, norm and vocabulary of NVIDIA's v3 are published; the sizes of its layer are
+assumed to be SpecForge's."""

@@ -20,20 +20,21 @@ from pathlib import Path
 from microscale.errors import Unsupported
 from microscale.models.checkpoint import Checkpoint
 from microscale.models.config import CONFIG, ModelConfig, build, read_num_layers
-from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
-from microscale.models.draft_heads.rope import read_head_rope
-from microscale.models.draft_heads.weights import (
-    D2T,
-    EMBED,
-    LM_HEAD,
-    DFlashCheckpoint,
-    Eagle3Checkpoint,
-    check_fit,
-    check_head,
-    layer_prefix,
-    open_head,
+from microscale.models.draft_heads.config import (
+    DFlashConfig,
+    Eagle3Config,
+    HeadConfig,
+    HeadRope,
+    LayerShape,
+    Llama3Rope,
+    Reads,
 )
+from microscale.models.draft_heads.weights import D2T, EMBED, LM_HEAD, CheckpointHead, check_fit
 from microscale.models.json_object import JsonObject, read_json_object
+from microscale.models.rope import find_rope, read_plain, read_yarn
+
+THETA = 10000.0
+"""What Llama's and Qwen3's config formats define where a file has no ``rope_theta``."""
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS = "speculators_model_type"
@@ -59,18 +60,17 @@ _ONLY_DFLASH: dict[str, object] = {
     "causal": False,
     "attention_sink_bias": False,
     "use_aux_hidden_state": True,
-    "sample_from_anchor": False,
 }
 
 
-def open_draft_head(folder: Path, target: ModelConfig) -> Eagle3Checkpoint | DFlashCheckpoint:
-    """The head in ``folder`` for this target: checked against its own config, and against the target."""
+def open_draft_head(folder: Path, target: ModelConfig) -> CheckpointHead:
+    """The head in ``folder`` for this target: checked against its own config and against the target."""
     checkpoint = Checkpoint(folder)
-    names = list(checkpoint.entries)
-    config = read_head(read_json_object(folder / CONFIG), names, target)
-    check_head(config, checkpoint)
-    check_fit(config, target, str(folder), layer_prefix(names))
-    return open_head(replace(config, shard=target.shard), checkpoint)
+    config = read_head(read_json_object(folder / CONFIG), list(checkpoint.entries), target)
+    head = CheckpointHead(config, checkpoint)
+    head.check()
+    check_fit(config, target, str(folder), head.prefix)
+    return CheckpointHead(replace(config, shard=target.shard), checkpoint)
 
 
 def read_head(file: JsonObject, names: list[str], target: ModelConfig) -> HeadConfig:
@@ -133,9 +133,7 @@ def _dflash(file: JsonObject) -> DFlashConfig:
     _refuse_others(file, _ONLY)
     _refuse_windows(file)
     dflash = file.nested("dflash_config")
-    _refuse_others(
-        dflash, {"use_swa": False, "causal": False, "attention_sink_bias": False, "use_aux_hidden_state": True}
-    )
+    _refuse_others(dflash, _ONLY_DFLASH)
     shape = _layer(file)
     taps = tuple(layer + 1 for layer in _numbers(dflash, "target_layer_ids"))
     holder = dflash if dflash.data.get("block_size") is not None else file
@@ -194,3 +192,24 @@ def _refuse_others(file: JsonObject, only: dict[str, object]) -> None:
 def _refuse_windows(file: JsonObject) -> None:
     if "sliding_attention" in file.optional("layer_types", list, []):
         raise Unsupported(f"{file.source}: layers with a window are not supported in draft heads; full ones are.")
+
+
+def read_head_rope(file: JsonObject) -> HeadRope:
+    file = replace(file, data={"rope_theta": THETA, **file.data})
+    found = find_rope(file)
+    if found is None or found[0] == "default":
+        return read_plain(file, None if found is None else found[1])
+    kind, rope = found
+    if kind == "yarn":
+        return read_yarn(file, rope)
+    if kind != "llama3":
+        raise Unsupported(f"{rope.source}: rope type {kind!r} is not supported; supported are default, yarn, llama3.")
+    return build(
+        file,
+        Llama3Rope,
+        theta=(rope if "rope_theta" in rope.data else file).require("rope_theta", float),
+        factor=rope.require("factor", float),
+        low_freq_factor=rope.require("low_freq_factor", float),
+        high_freq_factor=rope.require("high_freq_factor", float),
+        original_context=rope.require("original_max_position_embeddings", int),
+    )

@@ -1,8 +1,8 @@
-"""DFlash, once: the same code runs on plain references and on the fast kernels.
+"""DFlash: the same code runs on plain references and on the fast kernels.
 
 What was tapped of a certain row becomes, through ``fc`` and a norm, the *context*: every layer has keys and values of
 it, and nothing else is computed of it. A block (the token after the last row, then masks) runs through all layers; each
-of its tokens sees the context and the whole block. The target's own lm_head gives the guess at each mask.
+of its tokens sees the context and the whole block. The target's own lm_head gives the draft at each mask.
 
 A layer projects context and block in one call, so its weights are read once. Each token of the block is a sequence of
 its own to attention, as long as the block's end: that is how it sees what comes after it.
@@ -18,11 +18,10 @@ import torch
 from microscale.backends.ops import AttentionBatch, DenseWeights, Logits, Ops
 from microscale.models.batch import KvCache
 from microscale.models.decoder import without_gradients
+from microscale.models.draft_heads.config import DFlashConfig, head_rope_table
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
-from microscale.models.draft_heads.layer import HeadLayer
-from microscale.models.draft_heads.rope import head_rope_table
-from microscale.models.draft_heads.rows import FULL, count_up, following, join, slots_of
-from microscale.models.draft_heads.tensors import DFlashWeights
+from microscale.models.draft_heads.layer import FULL, HeadLayer, count_up, following, join, new_cache, slots_of
+from microscale.models.draft_heads.weights import HeadWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,10 +42,9 @@ class DFlash:
     guesses_in_turn = False
     rows_hold_next_token = False
 
-    def __init__(
-        self, weights: DFlashWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds
-    ) -> None:
+    def __init__(self, weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> None:
         config, tensors = weights.config, weights.tensors(device)
+        assert isinstance(config, DFlashConfig)
         self.config = config
         self.ops = ops
         self.device = device
@@ -61,14 +59,8 @@ class DFlash:
         ]
         self.rope = ops.computed(lambda: head_rope_table(config.layer.rope, config.layer.head_dim, device))
 
-    @property
-    def most_drafts(self) -> int | None:
-        return self.config.block_size - 1
-
     def new_cache(self, num_pages: int) -> KvCache:
-        shape = (self.config.layer.num_kv_heads, self.config.layer.head_dim)
-        kinds = [FULL] * self.config.num_layers
-        return KvCache.allocate(kinds, {FULL: num_pages}, self.page_size, {FULL: shape}, self.ops.kv_dtype, self.device)
+        return new_cache(self.config, self.ops, num_pages, self.page_size, self.device)
 
     @without_gradients
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
@@ -104,7 +96,7 @@ class DFlash:
         return self.lm_head.logits(masks)
 
     def _block(self, verified: Verified, count: int) -> tuple[Tensor, Block]:
-        """The tokens ``[sequences, count + 1]`` of each sequence's block; none where nothing is to be guessed."""
+        """The tokens ``[sequences, count + 1]`` of each sequence's block; none where nothing is to be drafted."""
         last, first = verified.last.attention[FULL], verified.batch.token_ids.index_select(0, verified.last.rows)
         size = count + 1 if count else 0
         tokens = torch.full((first.shape[0], size), self.config.mask_token, dtype=torch.int64, device=self.device)

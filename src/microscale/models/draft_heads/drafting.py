@@ -1,11 +1,11 @@
-"""What the engine asks of a draft head, whatever its kind: after a step of the target, the next tokens as a guess.
+"""The interface of draft heads of every kind: after a step of the target, a head drafts the next tokens.
 
 A *row* is one token that the target has computed: its position, where its keys and values go, what was tapped behind
 it, and the token that follows it, which the target has chosen by then. The rows of a head lie in pages of its own
 (``new_cache``) under the page table and the slots of the target's full layers.
 
 Not every row of a verify step is *certain*: a draft that was rejected leaves rows behind the last accepted token. Their
-slots must lead to nobody's page. The last certain row of each sequence is its row of ``batch.logits``.
+slots must lead to the scratch page. The last certain row of each sequence is its row of ``batch.logits``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from microscale.backends.ops import Dense, Embedding, Logits, Ops, Ranks, Small
 from microscale.models.batch import ForwardBatch, KvCache, LogitRows
 from microscale.models.draft_heads.config import HeadConfig
-from microscale.models.draft_heads.rows import count_up
+from microscale.models.draft_heads.layer import count_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +37,13 @@ class Verified:
     """The rows of one step of the target."""
 
     batch: ForwardBatch
-    """``token_ids``: the token after each row. ``logits``: the last certain row of each sequence that shall be drafted
-    for; the lengths in it end with that row. A sequence whose prompt goes on has none. ``None``: every sequence has one
-    row."""
+    """``token_ids``: the token after each row. ``logits``: the last certain row of each sequence that gets drafts; the
+    lengths in it end with that row. A sequence whose prompt goes on has none. ``None``: every sequence has one row."""
     tapped: Tensor  # [rows, taps * hidden], as ``Taps.rows``
 
     @property
     def last(self) -> LogitRows:
-        """The last rows of sequences that shall be drafted for."""
+        """The last rows of the sequences that get drafts."""
         if self.batch.logits is not None:
             return self.batch.logits
         return LogitRows(count_up(self.tapped.shape[0], self.tapped.device), self.batch.attention)
@@ -61,12 +60,8 @@ class DraftHead(Protocol):
     def config(self) -> HeadConfig: ...
 
     @property
-    def most_drafts(self) -> int | None:
-        """Tokens that it can guess at once; ``None``: any number."""
-
-    @property
     def guesses_in_turn(self) -> bool:
-        """A pass for each guess: the first ones are the same however many are asked for."""
+        """It makes a pass for each token: the first ones are the same however many are drafted."""
 
     @property
     def rows_hold_next_token(self) -> bool:
@@ -77,10 +72,10 @@ class DraftHead(Protocol):
         """Pages of its own, as many as the target's full layers have."""
 
     def draft(self, verified: Verified, kv: KvCache, count: int) -> Tensor:
-        """Guesses ``[sequences, count]`` int64, ids of the target, on the device; nothing is read back.
+        """Drafts ``[sequences, count]`` int64, ids of the target, on the device; nothing is read back.
 
         The page table of each sequence must reach ``count + 1`` positions beyond its last row, as the target needs it
-        to verify so many. With ``count`` 0 the rows' keys and values are written, and nothing is guessed.
+        to verify so many. With ``count`` 0 the rows' keys and values are written, and nothing is drafted.
         """
 
 
@@ -95,21 +90,21 @@ def guess(logits: Logits, head: DraftHead, small: Small, out: Tensor, target_ids
 
 
 def likeliest_of_ranks(logits: Logits, config: HeadConfig, ranks: Ranks) -> Tensor:
-    """The same where each rank has the logits of some tokens: it tells all others its largest and where that is."""
+    """The same where each rank has the logits of some tokens: it sends its largest one and its token to all others."""
     rows, device = logits.block_max.shape[0], logits.block_max.device
     # A sum in which each rank has columns of its own: what is added to a number is zeros, so it arrives as it is.
     # Token ids are below 2**24, which float32 holds.
-    told = torch.zeros((rows, 2 * config.shard.world), dtype=torch.float32, device=device)
-    if told.is_meta:  # a shape alone: see ``rows.py``
-        return ranks.sum(told).new_empty(rows, dtype=torch.int64)
-    _tell(logits, config, told)
-    largest, tokens = ranks.sum(told).chunk(2, dim=1)  # [rows, ranks]
+    sent = torch.zeros((rows, 2 * config.shard.world), dtype=torch.float32, device=device)
+    if sent.is_meta:  # a shape alone: see ``layer.py``
+        return ranks.sum(sent).new_empty(rows, dtype=torch.int64)
+    _fill_own(logits, config, sent)
+    largest, tokens = ranks.sum(sent).chunk(2, dim=1)  # [rows, ranks]
     return tokens.gather(1, largest.argmax(-1, keepdim=True))[:, 0].to(torch.int64)
 
 
-def _tell(logits: Logits, config: HeadConfig, told: Tensor) -> None:
-    """This rank's largest logit and its token, into its columns of ``told [rows, 2 * ranks]``."""
+def _fill_own(logits: Logits, config: HeadConfig, sent: Tensor) -> None:
+    """This rank's largest logit and its token, into its columns of ``sent [rows, 2 * ranks]``."""
     world, rank = config.shard.world, config.shard.rank
     block = logits.block_max.argmax(-1, keepdim=True)
-    told[:, rank] = logits.block_max.gather(1, block)[:, 0]
-    told[:, world + rank] = (logits.block_argmax.gather(1, block)[:, 0] + config.own_rows.start).float()
+    sent[:, rank] = logits.block_max.gather(1, block)[:, 0]
+    sent[:, world + rank] = (logits.block_argmax.gather(1, block)[:, 0] + config.own_rows.start).float()

@@ -1,8 +1,8 @@
-"""EAGLE3, once: the same code runs on plain references and on the fast kernels.
+"""EAGLE3: the same code runs on plain references and on the fast kernels.
 
 A row is a position of the target: what was tapped there, through ``fc`` to one hidden state, and the token after it.
-Norm of the token's embedding and norm of the state side by side, attention, dense MLP, lm_head: the guess for the token
-after that. The state that comes out is the next row's, so the head goes on by itself from guess to guess.
+The normed embedding of that token next to the normed state go through attention, a dense MLP and lm_head, which gives
+the token after that. The state that comes out is the next row's, so the head continues by itself from draft to draft.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 from microscale.backends.ops import DenseWeights, Logits, Ops
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.decoder import without_gradients
+from microscale.models.draft_heads.config import Eagle3Config, head_rope_table
 from microscale.models.draft_heads.drafting import TargetEnds, Verified, guess
-from microscale.models.draft_heads.layer import HeadLayer
-from microscale.models.draft_heads.rope import head_rope_table
-from microscale.models.draft_heads.rows import FULL, Steps, join
-from microscale.models.draft_heads.tensors import Eagle3Weights
+from microscale.models.draft_heads.layer import FULL, HeadLayer, Steps, join, new_cache
+from microscale.models.draft_heads.weights import HeadWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,14 +27,12 @@ if TYPE_CHECKING:
 class Eagle3:
     """The whole head."""
 
-    most_drafts: int | None = None
     guesses_in_turn = True
     rows_hold_next_token = True
 
-    def __init__(
-        self, weights: Eagle3Weights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds
-    ) -> None:
+    def __init__(self, weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> None:
         config, tensors = weights.config, weights.tensors(device)
+        assert isinstance(config, Eagle3Config)
         self.config = config
         self.ops = ops
         self.device = device
@@ -45,7 +42,7 @@ class Eagle3:
         self.fc = ops.dense("fc", DenseWeights(tensors.fc))
         self.fc_norm = None if tensors.fc_norm is None else tensors.fc_norm.to(dtype)
         self.embed = ends.embed if tensors.embed is None else ops.embed(tensors.embed)
-        self.layer = HeadLayer(config.layer, tensors.layer, ops, page_size)
+        self.layer = HeadLayer(config.layer, weights.layer(0, device), ops, page_size)
         both = self.layer.input_norm, tensors.hidden_norm.to(dtype)
         self.norms = ops.computed(lambda: join(both[0][None], both[1][None]))
         """Of the embedding and of the hidden state ``[2, hidden]``."""
@@ -60,10 +57,7 @@ class Eagle3:
         self.rope = ops.computed(lambda: head_rope_table(config.layer.rope, config.layer.head_dim, device))
 
     def new_cache(self, num_pages: int) -> KvCache:
-        shape = (self.config.layer.num_kv_heads, self.config.layer.head_dim)
-        return KvCache.allocate(
-            [FULL], {FULL: num_pages}, self.page_size, {FULL: shape}, self.ops.kv_dtype, self.device
-        )
+        return new_cache(self.config, self.ops, num_pages, self.page_size, self.device)
 
     @without_gradients
     def combine(self, tapped: Tensor) -> Tensor:
@@ -74,7 +68,7 @@ class Eagle3:
         elif self.fc_norm is not None:
             each = tapped.reshape(-1, self.config.reads.target_hidden)
             normed = small.rms_norm(each, None, self.epsilon).view(tapped.shape)
-            tapped = normed if normed.is_meta else normed * self.fc_norm  # a shape alone: see ``rows.py``
+            tapped = normed if normed.is_meta else normed * self.fc_norm  # a shape alone: see ``layer.py``
         return self.fc(tapped)
 
     @without_gradients
@@ -97,7 +91,7 @@ class Eagle3:
         return self.lm_head.logits(normed), normed if self.config.norm_output else x
 
     def _read(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the layer reads of rows, and the residual stream that it adds to."""
+        """What the layer reads, and the residual stream that it adds to."""
         small, table = self.layer.small, self.embed.table
         if table is not None:
             both = small.norm_pair(table, token_ids, hidden, self.norms, self.epsilon)
@@ -125,5 +119,5 @@ class Eagle3:
 
 
 def target_ids(d2t: Tensor) -> Tensor:
-    """The target's id of each draft token, from how far it is from the draft's own."""
+    """The target's id of each draft token, from its difference to the draft's own."""
     return d2t.new_empty(d2t.shape) if d2t.is_meta else d2t + torch.arange(d2t.shape[0], device=d2t.device)

@@ -1,55 +1,117 @@
-"""Draft heads by what the user calls them: opened, or made of random numbers or of shapes, and bound for a target.
+"""Draft heads by name: opened, or made of random numbers or shapes, and bound for a target. And what a head uses, as
+plans, memory and the list of kernels see it.
 
-A head has an ``Ops`` of its own: its layers have the names that the target's have, so its plan is apart.
+A head has its own ``Ops``: its layers have the same names as the target's, so its plan is separate.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import cast
 
-from microscale.backends.ops import OWN_FORMATS, HeadFormats, Ops
+import torch
+
+from microscale.backends.ops import (
+    Activations,
+    Dense,
+    DenseSpec,
+    DenseWeights,
+    Embedding,
+    Kernel,
+    Launch,
+    Ops,
+    Use,
+    recording,
+)
+from microscale.backends.recording_ops import RecordingOps, Unbound
 from microscale.models import hub
-from microscale.models.config import ModelConfig
-from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
+from microscale.models.config import OWN_FORMATS, HeadFormats, ModelConfig
+from microscale.models.draft_heads.config import PRESETS, Eagle3Config, HeadConfig
 from microscale.models.draft_heads.config_file import open_draft_head
 from microscale.models.draft_heads.dflash import DFlash
-from microscale.models.draft_heads.drafting import DraftHead, TargetEnds
-from microscale.models.draft_heads.dummy_weights import DummyDFlash, DummyEagle3
+from microscale.models.draft_heads.drafting import DraftHead, TargetEnds, Verified
 from microscale.models.draft_heads.eagle3 import Eagle3
-from microscale.models.draft_heads.presets import PRESETS
-from microscale.models.draft_heads.weights import DFlashCheckpoint, Eagle3Checkpoint, check_fit
-from microscale.models.dummy_weights import RandomTensors, TensorMaker
+from microscale.models.draft_heads.weights import CheckpointHead, DummyHead, HeadWeights, check_fit
+from microscale.models.dummy_weights import META, OutlineTensors, RandomTensors, ShapeTensors
+from microscale.models.outline import NOWHERE, in_order
+from microscale.models.recorded import MAX_TOKENS, PAGE_SIZE, steps
+from microscale.parallel.sharding import split_vocabulary
 
-if TYPE_CHECKING:
-    import torch
+NUM_PAGES = 4
+DRAFTS = 2
+"""Of a recorded head. A chain's second step is like all later ones, and blocks of any size differ in rows alone."""
 
-HeadWeights = Eagle3Checkpoint | DFlashCheckpoint | DummyEagle3 | DummyDFlash
 
-
-def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False) -> HeadWeights:
-    """The head called ``model``: a folder, a hub id, or a preset of random numbers. It must fit the target. Of a target
-    of which a rank has a part, it is that rank's."""
+def open_head_weights(model: str, target: ModelConfig, *, offline: bool = False) -> CheckpointHead | DummyHead:
+    """The head called ``model``: a folder, a hub id, or a preset of random numbers. It must fit the target. For a rank
+    that has a part of the target, this is the rank's part of the head."""
     if model in PRESETS:
         check_fit(PRESETS[model], target, model)
-        return dummy_head(replace(PRESETS[model], shard=target.shard), RandomTensors())
+        return DummyHead(replace(PRESETS[model], shard=target.shard), RandomTensors())
     return open_draft_head(hub.resolve(model, offline=offline), target)
 
 
 def ops_for_head(target: Ops, formats: HeadFormats = OWN_FORMATS) -> Ops:
-    """On the target's device, with its kind of activations and KV. A head keeps the formats of its checkpoint, but for
-    those that are asked for."""
-    precision = target.precision.of_draft_head(formats)
+    """On the target's device, with its activations and KV format. A head keeps the formats of its checkpoint, except
+    for those in ``formats``."""
+    precision = target.precision.of_draft_head(formats.quantization, formats.lm_head)
     return Ops(target.gpu, target.activations, target.preference, precision, threads=target.threads, ranks=target.ranks)
-
-
-def dummy_head(config: HeadConfig, make: TensorMaker) -> DummyEagle3 | DummyDFlash:
-    """Without a checkpoint: random numbers, or shapes alone."""
-    return DummyDFlash(config, make) if isinstance(config, DFlashConfig) else DummyEagle3(config, make)
 
 
 def bind_head(weights: HeadWeights, ops: Ops, device: torch.device, page_size: int, ends: TargetEnds) -> DraftHead:
     """The head on its kernels. Its rows lie as the target's do, in pages of the same size."""
-    if isinstance(weights, DFlashCheckpoint | DummyDFlash):
-        return DFlash(weights, ops, device, page_size, ends)
-    return Eagle3(weights, ops, device, page_size, ends)
+    kind = Eagle3 if isinstance(weights.config, Eagle3Config) else DFlash
+    return kind(weights, ops, device, page_size, ends)
+
+
+# ---- what a head uses ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadOutline:
+    """A head as ``models/outline.py`` describes models."""
+
+    uses: tuple[Use, ...]
+    """Of one pass through its layers: an EAGLE3 head makes one for each draft, a DFlash head one for all. Without what
+    it shares with its target (embedding, lm_head)."""
+    weight_bytes: int
+    """As the checkpoint has them."""
+    other_bytes: int
+    """The part of these that no op holds: norms, ``d2t``, and an embedding of its own."""
+    num_layers: int
+    cached_numbers: int
+    """Numbers that one position takes in its cache."""
+
+
+def outline_head(config: HeadConfig, activations: Activations, page_size: int) -> HeadOutline:
+    tensors, ops = OutlineTensors(), RecordingOps(activations)
+    ends = TargetEnds(cast(Embedding, Unbound()), cast(Dense, Unbound()))
+    bind_head(DummyHead(config, tensors), ops, NOWHERE, page_size, ends)
+    uses = in_order(ops.layers)
+    cached = 2 * config.num_layers * config.layer.num_kv_heads * config.layer.head_dim
+    dense = sum(2 * use.count * use.spec.rows * use.spec.columns for use in uses if isinstance(use.spec, DenseSpec))
+    return HeadOutline(tuple(uses), tensors.num_bytes, tensors.num_bytes - dense, config.num_layers, cached)
+
+
+def bind_head_shapes(config: HeadConfig, ops: Ops, page_size: int = PAGE_SIZE) -> DraftHead:
+    """The head on weights that are shapes alone. If it uses the target's lm_head, that is bound in BF16."""
+    hidden = config.reads.target_hidden
+    table = torch.empty((config.reads.vocab_size, hidden), dtype=torch.bfloat16, device=META)
+    rows = split_vocabulary(config.reads.vocab_size, config.shard)
+    own = Ops(ops.gpu, ops.activations, ops.preference).dense("lm_head", DenseWeights(table[: len(rows)]))
+    ends = TargetEnds(ops.embed(table), own)
+    return bind_head(DummyHead(config, ShapeTensors()), ops, torch.device(META), page_size, ends)
+
+
+def record_head(head: DraftHead, max_context: int, max_tokens: int = MAX_TOKENS) -> dict[Kernel, Launch]:
+    """Every kernel that the bound head may start behind steps of its target of up to ``max_tokens`` tokens: its own
+    ``draft`` runs on tensors without memory, at all sizes."""
+    kv, reads = head.new_cache(NUM_PAGES), head.config.reads
+    count = min(DRAFTS, head.config.most_drafts or DRAFTS)
+    with recording() as found:
+        for step in steps(max_context, head.page_size, max_tokens):
+            rows = step.sequences if step.rows is None else step.rows
+            batch = replace(step, rows=rows).batch()
+            tapped = torch.empty((step.tokens, reads.width), dtype=head.ops.dtype, device=META)
+            head.draft(Verified(batch, tapped), kv, count)
+    return found

@@ -1,21 +1,23 @@
-"""Draft heads from checkpoints in their published layouts. See ``config_file`` for who publishes them.
+"""The weights of draft heads: from checkpoints in their published layouts, random, or as shapes alone.
 
-Numbers may be stored as BF16, F16 or F32 and are held in BF16. ``t2d``, the inverse of ``d2t``, is not read.
+``head_tensors`` and ``layer_tensors`` are the one table of a head's tensors. Reading, checking and making dummy weights
+follow it. See ``config_file`` for who publishes heads. Numbers may be stored as BF16, F16 or F32 and are held in BF16.
+``t2d``, the inverse of ``d2t``, is not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from microscale.errors import BadCheckpoint
 from microscale.models.checkpoint import Checkpoint, FromCheckpoint, TensorSpec
 from microscale.models.config import ModelConfig
-from microscale.models.draft_heads.config import DFlashConfig, Eagle3Config, HeadConfig, LayerShape, Reads
-from microscale.models.draft_heads.tensors import DFlashTensors, Eagle3Tensors, LayerTensors
+from microscale.models.draft_heads.config import DFlashConfig, HeadConfig
+from microscale.models.dummy_weights import TensorMaker
 from microscale.models.sharding import vocabulary
 
 if TYPE_CHECKING:
@@ -23,73 +25,155 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("BF16", "F16", "F32")
 MIDLAYER, LAYER = "midlayer.", "layers.{}."
-"""What stands before the names of the only layer in EAGLE's own layout, and of each layer in the others."""
+"""What comes before the names of the only layer in EAGLE's own layout, and of each layer in the others."""
 EMBED, LM_HEAD, D2T, T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 
 
-def layer_prefix(names: Sequence[str]) -> str:
-    """What this checkpoint has before the names of a layer."""
-    return MIDLAYER if any(name.startswith(MIDLAYER) for name in names) else LAYER
+@dataclass(frozen=True)
+class LayerTensors:
+    """One decoder layer. H hidden, I intermediate, C the columns that it reads: 2H in an EAGLE3 head."""
+
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, C], all of q, then k, then v
+    o: Tensor  # [H, heads * head_dim]
+    mlp_norm: Tensor  # [H]
+    gate_up: Tensor  # [2I, H], all of gate, then up
+    down: Tensor  # [H, I]
+    input_norm: Tensor  # [H]: norm of what the layer reads; in an EAGLE3 head, of the embedding
+    qkv_bias: Tensor | None = None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: Tensor | None = None  # [head_dim]
+    k_norm: Tensor | None = None  # [head_dim]
+    o_bias: Tensor | None = None  # [H]
 
 
-class _Head(FromCheckpoint):
-    """What both kinds read alike."""
+@dataclass(frozen=True)
+class HeadTensors:
+    """A head without its layers. What is ``None`` is absent, or the target's is used."""
 
-    def __init__(self, shape: LayerShape, checkpoint: Checkpoint, specs: list[TensorSpec]) -> None:
-        super().__init__(checkpoint, specs)
-        self._shape = shape
-        self._prefix = layer_prefix(list(checkpoint.entries))
+    fc: Tensor  # [H, taps * target's hidden]
+    hidden_norm: Tensor  # [H]
+    norm: Tensor  # [H]
+    fc_norm: Tensor | None = None  # [taps * target's hidden]: one norm, or one for each tap
+    lm_head: Tensor | None = None  # [draft vocabulary, H]
+    embed: Tensor | None = None  # [vocabulary, H]
+    d2t: Tensor | None = None  # [draft vocabulary] int64
 
-    def _read(self, name: str, device: torch.device) -> Tensor:
-        return self._checkpoint.read(name, device).to(torch.bfloat16)
+
+class HeadWeights(Protocol):
+    """The weights of a head of any kind, read or made when they are asked for."""
+
+    @property
+    def config(self) -> HeadConfig: ...
+
+    def tensors(self, device: torch.device) -> HeadTensors: ...
+
+    def layer(self, layer_idx: int, device: torch.device) -> LayerTensors: ...
+
+
+class HeadTensor(NamedTuple):
+    """One entry of the table: a tensor whose parts are joined along the first dimension."""
+
+    parts: Mapping[str, int]
+    """Name in a checkpoint → rows, or length of a vector."""
+    columns: int | None = None
+    dtypes: tuple[str, ...] = _NUMBERS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows = sum(self.parts.values())
+        return (rows,) if self.columns is None else (rows, self.columns)
+
+    def specs(self) -> list[TensorSpec]:
+        end = () if self.columns is None else (self.columns,)
+        return [TensorSpec(name, (rows, *end), self.dtypes) for name, rows in self.parts.items()]
+
+
+def head_tensors(config: HeadConfig, prefix: str = LAYER) -> dict[str, HeadTensor]:
+    """Fields of ``HeadTensors`` that this head has, in about the order in which they are read."""
+    c, hidden, width = config, config.layer.hidden, config.reads.width
+    found = {"fc": HeadTensor({"fc.weight": hidden}, width)}
+    if isinstance(c, DFlashConfig):
+        found["hidden_norm"] = HeadTensor({"hidden_norm.weight": hidden})
+    else:
+        if c.norm_before_fc:
+            found["fc_norm"] = HeadTensor({"input_norm.weight": width})
+        elif c.norm_of_each_tap:
+            found["fc_norm"] = HeadTensor(
+                {f"fc_norm.{i}.weight": c.reads.target_hidden for i in range(len(c.reads.taps))}
+            )
+        found["hidden_norm"] = HeadTensor({prefix.format(0) + "hidden_norm.weight": hidden})
+    found["norm"] = HeadTensor({"norm.weight": hidden})
+    if not isinstance(c, DFlashConfig):
+        if c.own_lm_head:
+            found["lm_head"] = HeadTensor({LM_HEAD: c.draft_vocab_size}, hidden)
+        if c.own_embedding:
+            found["embed"] = HeadTensor({EMBED: c.reads.vocab_size}, hidden)
+        if c.maps_vocabulary:
+            found["d2t"] = HeadTensor({D2T: c.draft_vocab_size}, dtypes=("I64", "I32"))
+    return found
+
+
+def layer_tensors(config: HeadConfig, layer_idx: int, prefix: str = LAYER) -> dict[str, HeadTensor]:
+    """Fields of ``LayerTensors`` that a layer of this head has."""
+    c, before = config.layer, prefix.format(layer_idx)
+    columns = c.hidden if isinstance(config, DFlashConfig) else 2 * c.hidden
+    heads = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
+
+    def qkv(kind: str) -> dict[str, int]:
+        return {f"{before}self_attn.{part}_proj.{kind}": count * c.head_dim for part, count in heads.items()}
+
+    found = {"qkv": HeadTensor(qkv("weight"), columns)}
+    if c.attention_bias:
+        found["qkv_bias"] = HeadTensor(qkv("bias"))
+    if c.head_norms:
+        found |= {f"{part}_norm": HeadTensor({f"{before}self_attn.{part}_norm.weight": c.head_dim}) for part in "qk"}
+    found["o"] = HeadTensor({f"{before}self_attn.o_proj.weight": c.hidden}, c.num_heads * c.head_dim)
+    if c.attention_bias:
+        found["o_bias"] = HeadTensor({f"{before}self_attn.o_proj.bias": c.hidden})
+    found["mlp_norm"] = HeadTensor({f"{before}post_attention_layernorm.weight": c.hidden})
+    gate_up = {f"{before}mlp.{part}_proj.weight": c.intermediate for part in ("gate", "up")}
+    found["gate_up"] = HeadTensor(gate_up, c.hidden)
+    found["down"] = HeadTensor({f"{before}mlp.down_proj.weight": c.hidden}, c.intermediate)
+    found["input_norm"] = HeadTensor({f"{before}input_layernorm.weight": c.hidden})
+    return found
+
+
+def tensor_specs(config: HeadConfig, prefix: str = LAYER) -> list[TensorSpec]:
+    """Every tensor in the checkpoint of such a head."""
+    tables = [head_tensors(config, prefix), *(layer_tensors(config, i, prefix) for i in range(config.num_layers))]
+    return [spec for table in tables for tensor in table.values() for spec in tensor.specs()]
+
+
+class CheckpointHead(FromCheckpoint):
+    """Weights from a checkpoint. A rank reads its own rows of lm_head, and all of everything else."""
+
+    def __init__(self, config: HeadConfig, checkpoint: Checkpoint) -> None:
+        self.config = config
+        self.prefix = MIDLAYER if any(name.startswith(MIDLAYER) for name in checkpoint.entries) else LAYER
+        if config.own_lm_head and not config.shard.is_whole:
+            rows = head_tensors(config)["lm_head"].shape[0]
+            part = vocabulary(rows).part(config.shard)
+            checkpoint = checkpoint.of_rank({} if part is None else {LM_HEAD: part})
+        super().__init__(checkpoint, tensor_specs(config, self.prefix))
+
+    def check(self) -> None:
+        """Compare every tensor with the head's own config."""
+        self._checkpoint.check(tensor_specs(self.config, self.prefix), left_out=(T2D,))
+
+    def tensors(self, device: torch.device) -> HeadTensors:
+        table = head_tensors(self.config, self.prefix)
+        tensors = {field: self._read(tensor, device) for field, tensor in table.items() if field != "d2t"}
+        return HeadTensors(**tensors, d2t=self._d2t(device) if "d2t" in table else None)
 
     def layer(self, layer_idx: int, device: torch.device) -> LayerTensors:
-        shape, prefix = self._shape, self._prefix.format(layer_idx)
+        table = layer_tensors(self.config, layer_idx, self.prefix)
+        return LayerTensors(**{field: self._read(tensor, device) for field, tensor in table.items()})
 
-        def read(name: str) -> Tensor:
-            return self._read(prefix + name, device)
-
-        def joined(names: tuple[str, ...], part: str) -> Tensor:
-            return torch.cat([read(f"{name}.{part}") for name in names])
-
-        qkv = tuple(f"self_attn.{part}_proj" for part in "qkv")
-        return LayerTensors(
-            qkv=joined(qkv, "weight"),
-            qkv_bias=joined(qkv, "bias") if shape.attention_bias else None,
-            q_norm=read("self_attn.q_norm.weight") if shape.head_norms else None,
-            k_norm=read("self_attn.k_norm.weight") if shape.head_norms else None,
-            o=read("self_attn.o_proj.weight"),
-            o_bias=read("self_attn.o_proj.bias") if shape.attention_bias else None,
-            mlp_norm=read("post_attention_layernorm.weight"),
-            gate_up=joined(("mlp.gate_proj", "mlp.up_proj"), "weight"),
-            down=read("mlp.down_proj.weight"),
-            input_norm=read("input_layernorm.weight"),
-        )
-
-
-class Eagle3Checkpoint(_Head):
-    """An ``Eagle3Weights`` from a checkpoint that was checked."""
-
-    def __init__(self, config: Eagle3Config, checkpoint: Checkpoint) -> None:
-        super().__init__(config.layer, checkpoint, tensor_specs(config, layer_prefix(list(checkpoint.entries))))
-        self.config = config
-
-    def tensors(self, device: torch.device) -> Eagle3Tensors:
-        c = self.config
-        norms = fc_norms(c)
-        return Eagle3Tensors(
-            fc=self._read("fc.weight", device),
-            fc_norm=torch.cat([self._read(name, device) for name in norms]) if norms else None,
-            hidden_norm=self._read(self._prefix.format(0) + "hidden_norm.weight", device),
-            layer=self.layer(0, device),
-            norm=self._read("norm.weight", device),
-            lm_head=self._read(LM_HEAD, device) if c.own_lm_head else None,
-            embed=self._read(EMBED, device) if c.own_embedding else None,
-            d2t=self._d2t(device) if c.maps_vocabulary else None,
-        )
+    def _read(self, tensor: HeadTensor, device: torch.device) -> Tensor:
+        parts = [self._checkpoint.read(name, device).to(torch.bfloat16) for name in tensor.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _d2t(self, device: torch.device) -> Tensor:
-        """Refused where it leads out of the target's vocabulary: a draft would be no token."""
+        """Refused if it leads out of the target's vocabulary: a draft would be no token."""
         d2t = self._checkpoint.read(D2T, device).to(torch.int64)
         ids = d2t + torch.arange(d2t.shape[0], device=device)
         vocab = self.config.reads.vocab_size
@@ -103,122 +187,52 @@ class Eagle3Checkpoint(_Head):
         return d2t
 
 
-class DFlashCheckpoint(_Head):
-    """A ``DFlashWeights`` from a checkpoint that was checked."""
+class DummyHead:
+    """Weights without a checkpoint: BF16 near N(0, 0.02) and norms near 1, or shapes alone. Draft tokens are the first
+    tokens of the target."""
 
-    def __init__(self, config: DFlashConfig, checkpoint: Checkpoint) -> None:
-        super().__init__(config.layer, checkpoint, tensor_specs(config, layer_prefix(list(checkpoint.entries))))
+    def __init__(self, config: HeadConfig, make: TensorMaker) -> None:
         self.config = config
+        self._make = make
 
-    def tensors(self, device: torch.device) -> DFlashTensors:
-        return DFlashTensors(*(self._read(f"{name}.weight", device) for name in ("fc", "hidden_norm", "norm")))
+    def tensors(self, device: torch.device) -> HeadTensors:
+        table = head_tensors(self.config)
+        if "lm_head" in table:
+            table["lm_head"] = HeadTensor({LM_HEAD: len(self.config.own_rows)}, self.config.layer.hidden)
+        ids = table.pop("d2t", None)
+        d2t = None if ids is None else self._make.zero_ids(ids.shape[0], device)
+        return HeadTensors(**self._all(table, "", device), d2t=d2t)
 
+    def layer(self, layer_idx: int, device: torch.device) -> LayerTensors:
+        return LayerTensors(**self._all(layer_tensors(self.config, layer_idx), f"{layer_idx}.", device))
 
-def check_head(config: HeadConfig, checkpoint: Checkpoint) -> None:
-    """Compare every tensor with the head's own config."""
-    checkpoint.check(tensor_specs(config, layer_prefix(list(checkpoint.entries))), left_out=(T2D,))
+    def _all(self, table: Mapping[str, HeadTensor], before: str, device: torch.device) -> dict[str, Tensor]:
+        before = f"draft_head.{before}"
+        return {field: self._one(before + field, tensor.shape, device) for field, tensor in table.items()}
 
-
-def open_head(config: HeadConfig, checkpoint: Checkpoint) -> Eagle3Checkpoint | DFlashCheckpoint:
-    """The weights of a checkpoint that was checked. A rank reads its rows of lm_head and all else."""
-    if isinstance(config, DFlashConfig):
-        return DFlashCheckpoint(config, checkpoint)
-    if config.own_lm_head and not config.shard.is_whole:
-        part = vocabulary(config.draft_vocab_size).part(config.shard)
-        checkpoint = checkpoint.of_rank({LM_HEAD: part} if part is not None else {})
-    return Eagle3Checkpoint(config, checkpoint)
+    def _one(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        if name.endswith("norm"):
+            return self._make.normal(name, shape, device, 0.05, 1.0)
+        return self._make.normal(name, shape, device)
 
 
 def check_fit(config: HeadConfig, target: ModelConfig, name: str, prefix: str = LAYER) -> None:
-    """Refuse a head that was made for another target: the tensor that does not fit, and both shapes."""
+    """Refuse a head that was made for another target: name the tensor that does not fit, and both shapes."""
     behind = [tap for tap in config.reads.taps if tap > target.num_layers]
     if behind:
         raise BadCheckpoint(
             f"{name} reads its target behind layer {behind[0]}, and the target has {target.num_layers} layers."
         )
-    asked = _for_target(config, target)
-    for own, wanted in zip(tensor_specs(config, prefix), tensor_specs(asked, prefix), strict=True):
+    specs = tensor_specs(config, prefix)
+    for own, wanted in zip(specs, tensor_specs(config.for_target(target), prefix), strict=True):
         if own.shape != wanted.shape:
             raise BadCheckpoint(
                 f"{name} does not fit the target: tensor {own.name!r} has shape {list(own.shape)}, and a target of "
                 f"{target.hidden} columns and {target.vocab_size} tokens asks for {list(wanted.shape)}."
             )
-    shared = isinstance(config, DFlashConfig) or not (config.own_embedding and config.own_lm_head)
-    if shared and config.layer.hidden != target.hidden:
-        norm = next(spec for spec in tensor_specs(config, prefix) if spec.name == "norm.weight")
+    if not (config.own_embedding and config.own_lm_head) and config.layer.hidden != target.hidden:
+        norm = next(spec for spec in specs if spec.name == "norm.weight")
         raise BadCheckpoint(
             f"{name} does not fit the target: it takes the target's embedding or lm_head, tensor {norm.name!r} has "
             f"shape {list(norm.shape)}, and the target asks for {[target.hidden]}."
         )
-
-
-def _for_target(config: HeadConfig, target: ModelConfig) -> HeadConfig:
-    """The head as it would be for this target."""
-    reads = Reads(config.reads.taps, target.hidden, target.vocab_size)
-    if isinstance(config, DFlashConfig):
-        return replace(config, reads=reads, mask_token=min(config.mask_token, target.vocab_size - 1))
-    if config.maps_vocabulary:
-        return replace(config, reads=reads)
-    return replace(config, reads=reads, draft_vocab_size=target.vocab_size)
-
-
-def fc_norms(c: Eagle3Config) -> list[str]:
-    """The norms before ``fc``."""
-    if c.norm_before_fc:
-        return ["input_norm.weight"]
-    return [f"fc_norm.{i}.weight" for i in range(len(c.reads.taps))] if c.norm_of_each_tap else []
-
-
-def tensor_specs(config: HeadConfig, prefix: str) -> list[TensorSpec]:
-    """Every tensor of the checkpoint of such a head, in about the order in which it is read."""
-    if isinstance(config, DFlashConfig):
-        return _dflash_specs(config, prefix)
-    hidden, reads, norms = config.layer.hidden, config.reads, fc_norms(config)
-    specs = [
-        _numbers("fc.weight", hidden, reads.width),
-        *(_numbers(name, reads.width // len(norms)) for name in norms),
-        _numbers(prefix.format(0) + "hidden_norm.weight", hidden),
-        *_layer_specs(config.layer, prefix.format(0), 2 * hidden),
-        _numbers("norm.weight", hidden),
-    ]
-    if config.own_lm_head:
-        specs.append(_numbers(LM_HEAD, config.draft_vocab_size, hidden))
-    if config.own_embedding:
-        specs.append(_numbers(EMBED, reads.vocab_size, hidden))
-    if config.maps_vocabulary:
-        specs.append(TensorSpec(D2T, (config.draft_vocab_size,), ("I64", "I32")))
-    return specs
-
-
-def _dflash_specs(c: DFlashConfig, prefix: str) -> list[TensorSpec]:
-    hidden = c.layer.hidden
-    layers = [_layer_specs(c.layer, prefix.format(layer), hidden) for layer in range(c.num_layers)]
-    return [
-        _numbers("fc.weight", hidden, c.reads.width),
-        _numbers("hidden_norm.weight", hidden),
-        _numbers("norm.weight", hidden),
-        *(spec for layer in layers for spec in layer),
-    ]
-
-
-def _layer_specs(c: LayerShape, prefix: str, columns: int) -> list[TensorSpec]:
-    heads = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for part, count in heads.items():
-        shapes[f"self_attn.{part}_proj.weight"] = (count * c.head_dim, columns)
-        if c.attention_bias:
-            shapes[f"self_attn.{part}_proj.bias"] = (count * c.head_dim,)
-    if c.head_norms:
-        shapes |= {f"self_attn.{part}_norm.weight": (c.head_dim,) for part in "qk"}
-    shapes["self_attn.o_proj.weight"] = (c.hidden, c.num_heads * c.head_dim)
-    if c.attention_bias:
-        shapes["self_attn.o_proj.bias"] = (c.hidden,)
-    shapes["post_attention_layernorm.weight"] = (c.hidden,)
-    shapes |= {f"mlp.{part}_proj.weight": (c.intermediate, c.hidden) for part in ("gate", "up")}
-    shapes["mlp.down_proj.weight"] = (c.hidden, c.intermediate)
-    shapes["input_layernorm.weight"] = (c.hidden,)
-    return [_numbers(prefix + name, *shape) for name, shape in shapes.items()]
-
-
-def _numbers(name: str, *shape: int) -> TensorSpec:
-    return TensorSpec(name, shape, _NUMBERS)

@@ -276,4 +276,3 @@ def test_items_are_found_while_a_response_that_holds_them_is_kept() -> None:
     store.delete("second", "me")
     with pytest.raises(NoSuchItem):
         store.item(ours.id, "me")
-    assert store.num_items == 0

@@ -121,7 +121,7 @@ def bench_speculative(
 
 def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative.Head | None:
     """The draft head that was asked for, if one was."""
-    from microscale.engine.loading.drafting import load_head
+    from microscale.engine.loading.drafting import draft_costs, load_head
     from microscale.engine.prediction.draft_head import head_drafting
     from microscale.engine.speculation.head import HeadDrafter
     from microscale_lab.model_bench import speculative
@@ -130,7 +130,8 @@ def load_drafter(prepared: Prepared, model: AnyModel, depth: int) -> speculative
         return None
     own, head = prepared.head, load_head(prepared.head, model)
     drafting = head_drafting(own.config, own.setup, prepared.outline, prepared.plan, prepared.setup, depth)
-    return speculative.Head(partial(HeadDrafter, head), drafting)
+    costs = draft_costs(prepared.outline, prepared.plan, prepared.setup, own)
+    return speculative.Head(partial(HeadDrafter, head), costs, drafting)
 
 
 def parse_drafts(text: str) -> tuple[int | str, ...]:

@@ -19,8 +19,6 @@ class ChosenStep:
     ms: float
     lengths: tuple[int, ...]
     """Of the drafts of each sequence."""
-    waited: bool
-    """The host waited for the tokens; if not, it was late, and the step is not timed."""
     captured: bool
     """A graph was captured meanwhile."""
     learning: bool
@@ -40,12 +38,12 @@ class ChosenStep:
 class RecordingSpeculation(Speculation):
     """Remembers the step that ended last."""
 
-    last: tuple[tuple[int, ...], bool] = ((), True)
-    """Lengths of its drafts, and whether the host waited for it."""
+    last: tuple[int, ...] = ()
+    """Lengths of its drafts."""
 
-    def ended(self, schedule: Sequence[Work], *, waited: bool = True) -> None:
-        self.last = tuple(len(work.drafts) for work in schedule), waited
-        super().ended(schedule, waited=waited)
+    def ended(self, schedule: Sequence[Work]) -> None:
+        self.last = tuple(len(work.drafts) for work in schedule)
+        super().ended(schedule)
 
 
 def shares(steps: Sequence[ChosenStep]) -> dict[int, float]:

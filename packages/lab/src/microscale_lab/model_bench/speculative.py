@@ -30,12 +30,12 @@ import torch
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
 from microscale.engine.loading.build import assemble
+from microscale.engine.loading.drafting import draft_costs
 from microscale.engine.prediction.drafts import FREE, DraftedStep, Drafting, drafted_steps, tokens_of
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Drafter, Launched
-from microscale.engine.speculation.length import ByArithmetic, Length
-from microscale.engine.speculation.predicted import predicted_costs
+from microscale.engine.speculation.length import AutomaticLength, DraftCosts, Length
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.reading import Found, Reading
 from microscale.engine.step.sampler import Drawn, Sampler
@@ -205,6 +205,7 @@ class Head:
 
     make: Callable[[int], Drafter]
     """For an engine of its own, with drafts of up to so many tokens."""
+    costs: DraftCosts
     drafting: Drafting
     """What it is predicted to add."""
 
@@ -276,9 +277,8 @@ class _Batch:
     def _new_choosing(self) -> Engine:
         """An engine that chooses by itself."""
         model, plan, head = self._model, self._plan, self._head
-        drafting = FREE if head is None else head.drafting
-        prior = predicted_costs(self._shape, model.ops.plan, self._setup, plan.most, self._sequences, drafting)
-        engine = self._new_engine(ByArithmetic(prior, plan.most), head)
+        costs = draft_costs(self._shape, model.ops.plan, self._setup) if head is None else head.costs
+        engine = self._new_engine(AutomaticLength(costs, plan.most), head)
         engine.prepare()
         return engine
 
@@ -303,7 +303,7 @@ class _Batch:
             ended = time.perf_counter()
             captured = speculation.first_runs() != seen
             seconds += 0.0 if captured else ended - began
-            found.append(ChosenStep((ended - began) * 1e3, *speculation.last, captured, learning, given))
+            found.append(ChosenStep((ended - began) * 1e3, speculation.last, captured, learning, given))
         return seconds + self._now() - ended, found
 
     def _submit(self, engine: Engine) -> None:

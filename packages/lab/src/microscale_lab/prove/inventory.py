@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from microscale.backends.following import record_following
-from microscale.backends.head_formats import OWN_FORMATS, HeadFormats
 from microscale.backends.ops import Activations, MoeSpec, Ops, Preference, Use
 from microscale.backends.peer_ranks import record_sums
 from microscale.backends.precision import Precision, make_precision
@@ -22,9 +21,9 @@ from microscale.hardware import Gpu
 from microscale.hardware.sums import PEER_WORLDS
 from microscale.kernels.launch import Kernel, Launch
 from microscale.models.config import MAX_DRAFT, LayerKind
+from microscale.models.draft_heads.config import PRESETS as HEADS
 from microscale.models.draft_heads.config import HeadConfig
-from microscale.models.draft_heads.presets import PRESETS as HEADS
-from microscale.models.draft_heads.recorded import bind_head_shapes, record_head
+from microscale.models.draft_heads.heads import bind_head_shapes, record_head
 from microscale.models.embedded import NAME, embedded_folder
 from microscale.models.families import PRESETS, ModelConfig, read_model_config
 from microscale.models.outline import outline
@@ -68,9 +67,9 @@ SETTINGS = (
     Setting("fast", preference=Preference(backend="triton_mxfp4_a8")),
 )
 HEAD_PRECISIONS = (
-    make_precision().of_draft_head(OWN_FORMATS),
-    make_precision(kv_cache_dtype="fp8").of_draft_head(HeadFormats(lm_head="mxfp8")),
-    make_precision().of_draft_head(HeadFormats("mxfp8")),
+    make_precision().of_draft_head(),
+    make_precision(kv_cache_dtype="fp8").of_draft_head(lm_head="mxfp8"),
+    make_precision().of_draft_head("mxfp8"),
 )
 """What a user may ask of a draft head."""
 HEAD_CONTEXT = 1 << 17

@@ -59,11 +59,6 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    @property
-    def num_items(self) -> int:
-        """Items that can be referred to."""
-        return len(self._items)
-
     def put(self, response_id: str, kept: Kept, limits: Limits) -> None:
         self._kept[response_id] = kept
         self._size += kept.size
