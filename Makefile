@@ -23,7 +23,7 @@ UV_VERSION := 0.13.7
 # Tests start many processes, and without bytecode each of them compiles all our files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-links test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-screens docs-serve quality coverage lock clean
+.PHONY: help install browser serve test test-all lint lint-files check wheel test-wheel test-image test-vllm test-ray test-links test-clients prove gpu-test soak speculation cost demo-data demo-train demo-head demo-check docs docs-commands docs-env docs-figures docs-reference docs-screens docs-serve quality coverage lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is
@@ -172,19 +172,22 @@ demo-head: $(INSTALLED) ## Train the demo model's draft head into build/head, an
 demo-check: $(INSTALLED) ## Say what the demo model can do: held-out tasks, Harmony, transformers, speed
 	PYTHONPATH=. $(BIN)/python -m demo.evaluate $(DEMO)
 
-# The tests of the built site are skipped where MkDocs cannot be had, and say so; `make docs` fails.
+# Where MkDocs cannot be installed, the tests of the built site are skipped with a message; `make docs` fails.
 docs-env:
 	@$(MAKE) --no-print-directory $(DOCS_INSTALLED) || echo "MkDocs could not be installed: the tests of the built site will be skipped."
 
-# Material's notice of MkDocs 2 is for its authors, not for who builds pages.
+# Hides Material's notice about MkDocs 2.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs
-docs: $(INSTALLED) $(DOCS_INSTALLED) ## Build the documentation site into build/site
-	PYTHONPATH=. $(BIN)/python -m tools.docs.assemble build/docs
+docs: $(DOCS_INSTALLED) ## Build the documentation site into build/site
+	PYTHONPATH=. $(DOCS)/bin/python -m tools.docs.assemble build/docs
 	$(MKDOCS) build --strict --quiet
 
 docs-figures: $(INSTALLED) ## Write what `explain` predicts into the pages that say it; draw README's plot
 	PYTHONPATH=. $(BIN)/python -m tools.docs.figures
 	PYTHONPATH=. $(BIN)/python -m tools.docs.plot
+
+docs-reference: $(INSTALLED) ## Write every flag and API route from the code into docs/flags.md and docs/api.md
+	PYTHONPATH=. $(BIN)/python -m tools.docs.reference
 
 docs-commands: $(INSTALLED) ## Run every command of the pages that needs no GPU, network or root (some minutes)
 	$(BIN)/python -m pytest tests/docs/all_commands.py

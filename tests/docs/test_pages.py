@@ -1,9 +1,11 @@
-"""What the site's pages are made of: links moved, options and routes from the code, figures from ``explain``."""
+"""What pages are made from: links adjusted for the site, options and routes from the code, figures from ``explain``."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ from microscale.cli import COMMANDS
 from microscale.explain import Question, explain
 from microscale.server.openapi import BODIES, SAYS
 from support.doc_commands import ROOT
-from tools.docs import figures, plot
-from tools.docs.assemble import GENERATED, glossary, page, sources
+from tools.docs import figures, plot, reference
+from tools.docs.assemble import glossary
 from tools.docs.links import anchors, for_site, in_prose, lists, section, slug
 from tools.docs.reference import commands, flags, routes
 from tools.lock import read
@@ -46,12 +48,21 @@ def test_every_route_and_every_key_is_on_the_page() -> None:
     assert "| `temperature` | number" in text
 
 
-def test_markers_are_filled_on_the_site_and_empty_in_the_repository() -> None:
-    assert len(GENERATED) == 2
-    for marker in GENERATED:
-        holders = [source for source in sources() if marker in (ROOT / source).read_text()]
-        assert len(holders) == 1, marker
-        assert marker not in page(holders[0])
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_the_reference_pages_are_what_the_code_says(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert reference.filled(page, text) == text, "the options or routes changed: run `make docs-reference`"
+
+
+def test_a_reference_page_without_its_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="docs/flags.md has no place for its tables"):
+        reference.filled("docs/flags.md", "# Flags\n")
+
+
+def test_the_site_is_assembled_without_microscale() -> None:
+    """`make docs` runs this in an environment that has neither torch nor Microscale."""
+    code = "import sys, tools.docs.assemble; sys.exit('microscale' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_the_glossary_is_the_architectures() -> None:
@@ -68,7 +79,7 @@ def test_the_glossary_is_the_architectures() -> None:
         ("README.md", "![a](docs/plots/comparison.svg)", "![a](plots/comparison.svg)"),
         ("docs/install.md", "[a](../SECURITY.md)", "[a](security.md)"),
         (DGX, "[a](../../README.md#what-was-proved-where)", "[a](../index.md#what-was-proved-where)"),
-        ("docs/lab/start.md", "[a](../kernel_cache.md)", "[a](../kernel_cache.md)"),
+        ("docs/lab/start.md", "[a](../using.md)", "[a](../using.md)"),
         ("docs/install.md", "[the unit](../packaging/microscale.service)", "the unit"),
         ("docs/install.md", "[a](https://example.org/x.md) [b](#here)", "[a](https://example.org/x.md) [b](#here)"),
         ("docs/install.md", "```sh\n[a](../SECURITY.md)\n```\n", "```sh\n[a](../SECURITY.md)\n```\n"),
@@ -121,7 +132,7 @@ def test_readme_quotes_benchmarks() -> None:
 
 
 def test_the_page_of_the_spark_names_the_versions_that_are_locked() -> None:
-    text = (ROOT / "docs/dgx_spark.md").read_text()
+    text = (ROOT / DGX).read_text()
     cuda = {entry.name: entry.version for entry in read("cuda.txt")}
     (triton,) = (entry.version for entry in read("server.txt") if entry.name == "triton")
     assert f"the locked torch {cuda['torch']} is built for CUDA {cuda['cuda-toolkit'][:4]}," in text

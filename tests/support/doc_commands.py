@@ -116,9 +116,10 @@ def nav() -> list[str]:
 
 
 def pages() -> list[str]:
-    """Every page of the repository, in the menu or not."""
+    """Every page of the repository, in the menu or not, except the lab books, whose commands are of their time."""
     outside = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "demo/README.md"]
-    return outside + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+    found = (path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "lab")
+    return outside + sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 def words(command: str) -> list[str]:

@@ -67,13 +67,11 @@ TABLE = {
     ".venv/bin/microscale quality --choice balanced --choice fast": How(
         Kind.PLAIN, "quality --choice balanced --choice fast --samples 2", r"(?m)^balanced\s+\d"
     ),
-    ".venv/bin/microscale prove --gpu gb10": How(Kind.PLAIN, "prove --gpu gb10 --op sampling", "all proved"),
-    "make test": How(Kind.ELSEWHERE, because=OTHERS),
     "make check": How(Kind.ELSEWHERE, because=OTHERS),
+    "make test": How(Kind.ELSEWHERE, because=OTHERS),
+    "make test-all": How(Kind.ELSEWHERE, because=OTHERS),
     "make prove": How(Kind.ELSEWHERE, because="all cards take a quarter of an hour, and need no GPU"),
-    "make gpu-test": How(Kind.ELSEWHERE, because="it is what runs this"),
-    "make soak": How(Kind.ELSEWHERE, because="a mock model on the host; no GPU has part in it"),
-    "make quality": How(Kind.ELSEWHERE, because="`microscale quality` above, with more samples; it rewrites docs"),
+    "make gpu-test": How(Kind.ELSEWHERE, because="this is what runs these commands"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The plot of README: how near to the roofline three engines come, drawn from the tables of docs/benchmarks.md."""
+"""The plot in README: which share of the roofline three engines reach, drawn from the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ text { font: 14px system-ui, sans-serif; fill: #374151 } .title { font-size: 17p
 
 
 class Group(NamedTuple):
-    """One group of bars: a row of a table, and which of its figures, by column."""
+    """One group of bars: its heading, and the row of a table in docs/benchmarks.md."""
 
-    says: str
+    heading: str
     row: str
-    which: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 GROUPS = (
-    Group("gpt-oss-20b, decode, 1 sequence after 128 tokens", "gpt-oss-20b, 1 sequence after 128 tokens"),
-    Group("gpt-oss-120b, decode, 1 sequence after 128 tokens", "gpt-oss-120b, 1 sequence after 128 / 512 tokens"),
-    Group("gpt-oss-120b, decode, 64 sequences after 128 tokens", "120b, 64 sequences after 128 / 512 tokens"),
-    Group("gpt-oss-120b, a prompt of 8192 tokens", "120b, 512 / 2048 / 8192", (2, 1, 1, 2)),
+    Group("gpt-oss-20b, decode, 1 stream", "gpt-oss-20b, 1 stream, 128 tokens"),
+    Group("gpt-oss-120b, decode, 1 stream", "gpt-oss-120b, 1 stream, 128 tokens"),
+    Group("gpt-oss-120b, decode, 64 streams", "gpt-oss-120b, 64 streams, 128 tokens"),
+    Group("gpt-oss-120b, a prompt of 8192 tokens", "gpt-oss-120b, 8192 tokens"),
 )
 
 
 def figures(page: str, group: Group) -> list[float]:
-    """Tokens per second of each engine, and the roofline's."""
+    """Tokens per second of each engine, then the roofline."""
     for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
         if lines[0][1:5] != list(COLUMNS):
             continue
         for cells in lines:
             if cells[0] == group.row:
-                return [_number(cell, index) for cell, index in zip(cells[1:5], group.which, strict=True)]
+                return [_number(cell) for cell in cells[1:5]]
     raise ValueError(f"docs/benchmarks.md has no row {group.row!r}")
 
 
-def _number(cell: str, index: int) -> float:
-    found = re.search(r"([\d.,]+)(k?)", cell.split(" / ")[index])
-    if found is None:
+def _number(cell: str) -> float:
+    """The first number in a cell; k stands for thousands."""
+    match = re.search(r"([\d.,]+)(k?)", cell)
+    if match is None:
         raise ValueError(f"no figure in {cell!r}")
-    return float(found[1].replace(",", "")) * (1000 if found[2] else 1)
+    return float(match[1].replace(",", "")) * (1000 if match[2] else 1)
 
 
 def drawn(page: str) -> str:
@@ -80,7 +80,7 @@ def drawn(page: str) -> str:
 
 
 def _bars(group: Group, values: list[float], top: float) -> list[str]:
-    parts = [f'<text class="group" x="16" y="{top + 24}">{escape(group.says)}</text>']
+    parts = [f'<text class="group" x="16" y="{top + 24}">{escape(group.heading)}</text>']
     *speeds, roofline = values
     for i, (engine, speed) in enumerate(zip(ENGINES, speeds, strict=True)):
         y = top + 34 + i * (BAR + 3)

@@ -1,15 +1,19 @@
-"""Reference pages from the code itself: every command's options, every route of the API. Nobody types them twice."""
+"""Writes the reference tables of docs/flags.md and docs/api.md from the code: every option, every route of the API.
+
+``make docs-reference`` writes them; a test fails when a page and the code disagree.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
 from microscale.cli import COMMANDS, load
 from microscale.server.openapi import BODIES, SAYS
+from tools.docs.links import ROOT
 
 HEADINGS = {
     "/v1/chat/completions": "Chat Completions",
@@ -23,7 +27,7 @@ HEADINGS = {
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command by what is typed after ``microscale``, those of a group too."""
+    """Every command by what is typed after ``microscale``, including the commands of a group."""
     for name in COMMANDS:
         command = load(name)
         inner = getattr(command, "commands", None)
@@ -31,12 +35,12 @@ def commands() -> Iterator[tuple[str, Any]]:
             yield name, command
             continue
         for below, each in inner.items():
-            # `bench MODEL` is a command of the group whose name nobody types.
+            # `bench MODEL` runs the command `model` of the group, whose name is never typed.
             yield (name if below == "model" else f"{name} {below}"), each
 
 
 def flags() -> str:
-    """A section for each command: what it does, then its arguments and options."""
+    """A section per command: what it does, then its arguments and options."""
     parts = [f"- [`microscale {name}`](#{_anchor(name)}): {_summary(command)}\n" for name, command in commands()]
     for name, command in commands():
         parts.append(f"\n## microscale {name}\n\n{_described(command)}\n\n| | |\n| --- | --- |\n")
@@ -58,7 +62,7 @@ def _described(command: Any) -> str:
 
 
 def _summary(command: Any) -> str:
-    """The first sentence of what a command says of itself."""
+    """The first sentence of a command's help."""
     return re.split(r"(?<=\.)\s", _described(command), maxsplit=1)[0]
 
 
@@ -90,7 +94,7 @@ def _escaped(text: str, *, table: bool = True) -> str:
 
 
 def routes() -> str:
-    """A table of all routes, then the keys of each body."""
+    """A table of all routes, then the keys of each request body."""
     rows = [f"| `{method.upper()} {path}` | {_escaped(says)} |\n" for (method, path), says in SAYS.items()]
     parts = ["| route | what it does |\n| --- | --- |\n", *rows]
     for path, bodies in BODIES.items():
@@ -126,3 +130,31 @@ def _type(field: dict[str, Any], known: dict[str, Any]) -> str:
         return f"list of {_type(field.get('items', {}), known)}"
     bounds = [text.format(field[key]) for key, text in BOUNDS.items() if field.get(key) is not None]
     return ", ".join([str(field.get("type", "anything")), *bounds])
+
+
+# Page → the tables that stand in it between two comments.
+PAGES: dict[str, tuple[str, Callable[[], str]]] = {
+    "docs/flags.md": ("flags", flags),
+    "docs/api.md": ("routes", routes),
+}
+
+
+def filled(page: str, text: str) -> str:
+    """The page with its tables as the code has them now."""
+    name, make = PAGES[page]
+    begin, end = f"<!-- generated: {name} -->\n", f"<!-- end of generated: {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{page} has no place for its tables: {begin.strip()} … {end}")
+    return f"{before}{begin}\n{make()}\n{end}{after}"
+
+
+def main() -> None:
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(filled(page, path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
