@@ -120,7 +120,7 @@ def entry(begin: int, end: int, shape: object = None, dtype: object = "U8") -> d
         (b"{", "the header is not valid JSON"),
         (b"\xff\xfe", "the header is not valid JSON"),
         (b"[" * 50_000, "the header is not valid JSON: it is nested too deeply"),
-        (b'{"x": 1, "x": 2}', "key 'x' stands there twice"),
+        (b'{"x": 1, "x": 2}', "key 'x' appears twice"),
         ([1], "the header must be a JSON object"),
         ({"x": 3}, "entry for 'x' must be an object"),
         ({"x": {"shape": [8], "data_offsets": [0, 8]}}, "tensor 'x' has no key 'dtype'"),

@@ -1,21 +1,34 @@
-"""Configs: the three published forms, consistency, overrides, presets, and one sentence for all that is wrong."""
+"""Configs of every family: the published forms, consistency, overrides, presets, and one sentence for each fault."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import Gemma4TextConfig, Mxfp4Config
 from transformers import GptOssConfig as TransformersConfig
-from transformers import Mxfp4Config
+from transformers import Qwen3MoeConfig as TheirQwen3Moe
 
+from microscale.backends.ops import Ops, Preference
 from microscale.errors import BadCheckpoint, BadConfig, BadSetting, MicroscaleError, Unsupported
+from microscale.hardware import cpu
+from microscale.kernels.op import Activations
 from microscale.models.config import LayerKind
-from microscale.models.families import PRESETS, preset, read_model_config
-from microscale.models.gpt_oss.config import alternating
+from microscale.models.families import FAMILIES, PRESETS, build_model, open_weights, preset, read_model_config
+from microscale.models.gemma4.config import Gemma4Config, LayerFormats
+from microscale.models.gemma4.config_file import to_text_config
+from microscale.models.gpt_oss.config import GptOssConfig, alternating
 from microscale.models.gpt_oss.config_file import CheckpointLayout, read_config, to_hugging_face
+from microscale.models.qwen3_moe.config import Qwen3MoeConfig
+from microscale.models.qwen3_moe.config_file import to_hugging_face as qwen3_moe_json
 from microscale.models.rope import YarnRope
+from support import tiny_gemma4, tiny_qwen3_moe
 from support.families import gpt_oss_preset
 from support.tiny_checkpoints import CASES, has_original_form, original_json
 
@@ -95,15 +108,37 @@ def write(folder: Path, data: object, generation: object = None) -> Path:
     return folder
 
 
-def changed(**values: object) -> dict[str, object]:
+GEMMA4, QWEN3_MOE = tiny_gemma4.CASES["shared_kv"], tiny_qwen3_moe.CASES["as_published"]
+
+
+def quantization(**values: object) -> dict[str, object]:
+    """As modelopt writes it."""
+    return {"quantization_config": {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": [], **values}}
+
+
+BASE: dict[str, dict[str, object]] = {
+    "gpt_oss": to_hugging_face(TINY),
+    "gemma4": to_text_config(GEMMA4) | quantization(ignore=tiny_gemma4.routers(GEMMA4)),
+    "qwen3_moe": qwen3_moe_json(QWEN3_MOE),
+}
+
+
+def changed(family: str = "gpt_oss", **values: object) -> dict[str, object]:
     """A tiny config.json with some keys changed; ``...`` takes a key away."""
-    data = {**to_hugging_face(TINY), **values}
-    return {key: value for key, value in data.items() if value is not ...}
+    return {key: value for key, value in {**BASE[family], **values}.items() if value is not ...}
 
 
 def changed_rope(**values: object) -> dict[str, object]:
-    rope = {**to_hugging_face(TINY)["rope_scaling"], **values}  # type: ignore[dict-item]
+    rope = {**BASE["gpt_oss"]["rope_scaling"], **values}  # type: ignore[dict-item]
     return changed(rope_scaling={key: value for key, value in rope.items() if value is not ...})
+
+
+def gemma4_rope(**full: object) -> dict[str, object]:
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    return changed("gemma4", rope_parameters={"sliding_attention": sliding, "full_attention": full})
+
+
+# -- the published forms
 
 
 def test_published_form_is_the_20b_preset(tmp_path: Path) -> None:
@@ -119,23 +154,39 @@ def test_original_form_is_the_20b_preset(tmp_path: Path) -> None:
     assert replace(file.config, eos_token_ids=tuple(END_TOKENS)) == PRESETS["gpt-oss-20b"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_transformers_saves_is_read_back(name: str, tmp_path: Path) -> None:
-    config = CASES[name]
-    theirs = TransformersConfig(**to_hugging_face(config) | {"quantization_config": Mxfp4Config().to_dict()})
+EVERY_CASE = {
+    **{f"gpt_oss-{name}": config for name, config in CASES.items()},
+    **{f"gemma4-{name}": config for name, config in tiny_gemma4.CASES.items()},
+    **{f"qwen3_moe-{name}": config for name, config in tiny_qwen3_moe.CASES.items()},
+}
+
+
+def published_json(config: object) -> dict[str, object]:
+    if isinstance(config, GptOssConfig):
+        return to_hugging_face(config)
+    return to_text_config(config) if isinstance(config, Gemma4Config) else qwen3_moe_json(config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", EVERY_CASE)
+def test_what_transformers_saves_and_what_we_write_is_read_back(name: str, tmp_path: Path) -> None:
+    """transformers 5 writes ``rope_parameters``, and what Gemma 4's full layers differ in to ``per_layer_config``."""
+    config = EVERY_CASE[name]
+    data = published_json(config)
+    assert read_model_config(write(tmp_path, data)) == config
+    if isinstance(config, GptOssConfig):
+        theirs: Any = TransformersConfig(**data | {"quantization_config": Mxfp4Config().to_dict()})
+    else:
+        theirs = (Gemma4TextConfig if isinstance(config, Gemma4Config) else TheirQwen3Moe)(**data)
     theirs.save_pretrained(tmp_path)
-    assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
-    assert read_config(tmp_path).config == config
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in saved
+    assert ("num_local_experts" in saved) == (not isinstance(config, Gemma4Config))
+    assert read_model_config(tmp_path) == config
 
 
 def test_transformers_defaults_are_gpt_oss_120b(tmp_path: Path) -> None:
     TransformersConfig(quantization_config=Mxfp4Config().to_dict()).save_pretrained(tmp_path)
     assert read_config(tmp_path).config == replace(gpt_oss_preset("gpt-oss-120b"), eos_token_ids=())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_round_trip(name: str, tmp_path: Path) -> None:
-    assert read_config(write(tmp_path, to_hugging_face(CASES[name]))).config == CASES[name]
 
 
 @pytest.mark.parametrize("name", [name for name, config in CASES.items() if has_original_form(config)])
@@ -145,7 +196,7 @@ def test_original_round_trip(name: str, tmp_path: Path) -> None:
 
 def test_keys_that_transformers_may_leave_out_have_its_defaults(tmp_path: Path) -> None:
     optional = ("attention_bias", "hidden_act", "layer_types", "swiglu_alpha", "swiglu_limit", "tie_word_embeddings")
-    data = changed(**dict.fromkeys(optional, ...), eos_token_id=...)
+    data = changed("gpt_oss", **dict.fromkeys(optional, ...), eos_token_id=...)
     assert read_config(write(tmp_path, data)).config == TINY
 
 
@@ -153,6 +204,31 @@ def test_truncate_defaults_to_what_transformers_computes(tmp_path: Path) -> None
     assert read_config(write(tmp_path, changed_rope(truncate=...))).config.rope.truncate is True
 
 
+def test_qwen3_moe_head_dim_defaults_to_what_the_format_defines(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, changed("qwen3_moe", head_dim=..., num_attention_heads=4)))
+    assert isinstance(config, Qwen3MoeConfig)
+    assert config.head_dim == config.hidden // 4
+
+
+def test_yarn_that_a_user_adds_stretches_the_context(tmp_path: Path) -> None:
+    """As Qwen3's model card says: ``rope_scaling`` is added, and ``max_position_embeddings`` stays."""
+    rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    config = read_model_config(write(tmp_path, changed("qwen3_moe", rope_scaling=rope)))
+    assert isinstance(config, Qwen3MoeConfig)
+    assert config.rope == YarnRope(1e6, 4.0, 32.0, 1.0, 128, truncate=True)
+    assert config.max_context == 512
+    assert read_model_config(tmp_path, {"max_position_embeddings": 300}).max_context == 300
+
+
+def test_older_exports_have_their_quantization_in_a_file_of_its_own(tmp_path: Path) -> None:
+    left_out = {"exclude_modules": tiny_gemma4.routers(GEMMA4), "quant_algo": "MXFP8", "kv_cache_quant_algo": None}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": left_out}))
+    config = read_model_config(write(tmp_path, changed("gemma4", quantization_config=...)))
+    assert isinstance(config, Gemma4Config)
+    assert config.formats == (LayerFormats.all("mxfp8"),) * 3
+
+
+@pytest.mark.parametrize("family", BASE)
 @pytest.mark.parametrize(
     ("in_config", "in_generation", "expected"),
     [
@@ -165,9 +241,15 @@ def test_truncate_defaults_to_what_transformers_computes(tmp_path: Path) -> None
         ([7, 200002], None, (7,)),
     ],
 )
-def test_end_tokens(in_config: object, in_generation: object, expected: tuple[int, ...], tmp_path: Path) -> None:
-    folder = write(tmp_path, changed(eos_token_id=in_config), in_generation)
-    assert read_config(folder).config.eos_token_ids == expected
+def test_end_tokens(
+    family: str, in_config: object, in_generation: object, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, changed(family, eos_token_id=in_config), in_generation)
+    assert read_model_config(folder).eos_token_ids == expected
+    assert read_model_config(folder, {"eos_token_id": [8]}).eos_token_ids == (8,)
+
+
+# -- what is refused
 
 
 REQUIRED = {
@@ -191,7 +273,7 @@ REQUIRED = {
 @pytest.mark.parametrize("key", REQUIRED)
 def test_missing_key_names_file_and_key(key: str, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=rf"config\.json.* has no key '{key}'"):
-        read_config(write(tmp_path, changed(**{key: ...})))
+        read_config(write(tmp_path, changed("gpt_oss", **{key: ...})))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +287,7 @@ def test_missing_key_names_file_and_key(key: str, tmp_path: Path) -> None:
 )
 def test_wrong_type_names_file_and_key(key: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=rf"config\.json.*'{key}' must be"):
-        read_config(write(tmp_path, changed(**{key: value})))
+        read_config(write(tmp_path, changed("gpt_oss", **{key: value})))
 
 
 @pytest.mark.parametrize("key", sorted(set(ORIGINAL_20B) - {"swiglu_limit", "experts_per_token"}))
@@ -254,12 +336,101 @@ def test_missing_rope_key(key: str, tmp_path: Path) -> None:
         (changed(eos_token_id="end"), BadConfig, "'eos_token_id' must be a token"),
         (changed(eos_token_id=[1, -2]), BadConfig, "'eos_token_id' must be a token"),
         ([1, 2], BadConfig, "must hold a JSON object"),
+        (changed("gemma4", **quantization(quant_method="awq")), Unsupported, "'quant_method' 'awq' is not supported"),
+        (
+            changed("gemma4", **quantization(quant_algo="NVFP4")),
+            Unsupported,
+            "'quant_algo' 'NVFP4' is not supported; supported is 'MXFP8'",
+        ),
+        (changed("gemma4", **quantization(kv_cache_quant_algo="FP8")), Unsupported, "--kv-cache-dtype"),
+        (changed("gemma4", **quantization()), Unsupported, "the router of layer 0 is in MXFP8"),
+        (changed("gemma4", **quantization(ignore=[3])), BadConfig, "'ignore' must be a list of module names"),
+        (
+            changed("gemma4", **quantization(ignore=[*tiny_gemma4.routers(GEMMA4), "*.1.self_attn.k_proj"])),
+            Unsupported,
+            "layer 1 has self_attn.k_proj in BF16 and the rest of",
+        ),
+        (changed("gemma4", enable_moe_block=False), Unsupported, "without experts"),
+        (
+            changed("gemma4", hidden_size_per_layer_input=256),
+            Unsupported,
+            "'hidden_size_per_layer_input' 256 is not supported",
+        ),
+        (changed("gemma4", num_kv_shared_layers=2), Unsupported, "'num_kv_shared_layers' is not supported"),
+        (changed("gemma4", attention_bias=True), Unsupported, "'attention_bias' true"),
+        (changed("gemma4", hidden_activation="silu"), Unsupported, "'hidden_activation' 'silu'"),
+        (changed("gemma4", use_bidirectional_attention="all"), Unsupported, "'use_bidirectional_attention'"),
+        (
+            changed("gemma4", layer_types=["sliding_attention"] * 3),
+            BadConfig,
+            "'layer_types' must end with full_attention",
+        ),
+        (changed("gemma4", layer_types=["full_attention"] * 2), BadConfig, "'layer_types' names 2 layers, not 3"),
+        (changed("gemma4", global_head_dim=...), BadConfig, "has no key 'global_head_dim'"),
+        (changed("gemma4", top_k_experts=...), BadConfig, "has no key 'top_k_experts'"),
+        (
+            changed("gemma4", num_attention_heads=3),
+            BadConfig,
+            "3 heads of sliding layers cannot share 2 KV heads evenly",
+        ),
+        (changed("gemma4", moe_intermediate_size=40), BadConfig, "intermediate size 40 is not a multiple of the 32"),
+        (changed("gemma4", per_layer_config={"0": {"head_dim": 64}}), Unsupported, "layer '0' is no full layer"),
+        (
+            changed("gemma4", per_layer_config={"2": {"sliding_window": 3}}),
+            Unsupported,
+            "'sliding_window' is not supported",
+        ),
+        (gemma4_rope(rope_type="yarn", rope_theta=1e6), Unsupported, "'rope_type' 'yarn'"),
+        (
+            changed("qwen3_moe", quantization_config={"quant_method": "fp8"}),
+            Unsupported,
+            "'quant_method' 'fp8' is not supported",
+        ),
+        (changed("qwen3_moe", attention_bias=True), Unsupported, "'attention_bias' true is not supported"),
+        (changed("qwen3_moe", norm_topk_prob=False), Unsupported, "'norm_topk_prob' false is not supported"),
+        (changed("qwen3_moe", norm_topk_prob=...), Unsupported, "'norm_topk_prob' false is not supported"),
+        (changed("qwen3_moe", hidden_act="gelu"), Unsupported, "'hidden_act' 'gelu' is not supported"),
+        (changed("qwen3_moe", use_sliding_window=True, sliding_window=64), Unsupported, "'use_sliding_window' true"),
+        (
+            changed("qwen3_moe", layer_types=["full_attention", "sliding_attention"]),
+            Unsupported,
+            "'layer_types' with sliding_attention",
+        ),
+        (changed("qwen3_moe", mlp_only_layers=[0]), Unsupported, "'mlp_only_layers' is not supported"),
+        (changed("qwen3_moe", decoder_sparse_step=2), Unsupported, "'decoder_sparse_step' must be 1"),
+        (
+            changed("qwen3_moe", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+            Unsupported,
+            "'rope_type' 'dynamic'",
+        ),
+        (
+            changed("qwen3_moe", rope_scaling={"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}),
+            Unsupported,
+            "'mscale' is not supported; it would change the frequencies",
+        ),
+        (
+            changed("qwen3_moe", rope_scaling={"rope_type": "yarn", "factor": 2.0}),
+            BadConfig,
+            "'original_max_position_embeddings'",
+        ),
+        (
+            changed("qwen3_moe", rope_parameters={"rope_type": "default"}, rope_theta=...),
+            BadConfig,
+            "has no key 'rope_theta'",
+        ),
+        (changed("qwen3_moe", num_experts=...), BadConfig, "has no key 'num_experts'"),
+        (changed("qwen3_moe", num_local_experts=3), BadConfig, "and they differ"),
+        (changed("qwen3_moe", moe_intermediate_size=...), BadConfig, "has no key 'moe_intermediate_size'"),
+        (changed("qwen3_moe", moe_intermediate_size=40), BadConfig, "intermediate size 40 is not a multiple of the 32"),
+        (changed("qwen3_moe", num_key_value_heads=3), BadConfig, "8 heads cannot share 3 KV heads evenly"),
+        (changed("qwen3_moe", num_experts_per_tok=17), BadConfig, "17 experts per token cannot be chosen from 16"),
+        (changed("qwen3_moe", rope_theta=0.5), BadConfig, "rope theta 0.5 must be above 1"),
     ],
 )
 def test_refused(data: object, error: type[MicroscaleError], message: str, tmp_path: Path) -> None:
-    with pytest.raises(error, match=message) as caught:
+    with pytest.raises(error, match=re.escape(message)) as caught:
         read_model_config(write(tmp_path, data))
-    assert str(tmp_path / "config.json") in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
     assert str(caught.value).endswith(".")
 
 
@@ -341,7 +512,26 @@ def test_presets_have_the_published_sizes() -> None:
     assert tiny.num_heads * tiny.head_dim > tiny.hidden
 
 
+def test_the_qwen3_preset_is_the_published_model() -> None:
+    """transformers' defaults have its sizes, except for layers, context and normed routing weights."""
+    theirs, ours = TheirQwen3Moe(), PRESETS["qwen3-30b-a3b"]
+    assert isinstance(ours, Qwen3MoeConfig)
+    assert (ours.hidden, ours.intermediate) == (theirs.hidden_size, theirs.moe_intermediate_size)
+    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (ours.num_experts, ours.top_k) == (theirs.num_experts, theirs.num_experts_per_tok)
+    assert (ours.vocab_size, ours.rms_epsilon, ours.tied) == (151936, theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    numbers = ours.qkv_rows * ours.hidden + ours.hidden * ours.num_heads * ours.head_dim
+    numbers += ours.num_experts * (3 * ours.intermediate * ours.hidden + ours.hidden)
+    assert round((ours.num_layers * numbers + 2 * ours.vocab_size * ours.hidden) / 1e9, 1) == 30.5
+
+
 def test_preset_overrides() -> None:
+    fewer = {name: preset(name, {"num_hidden_layers": 2}) for name in ("gemma-4-26b-a4b", "qwen3-moe-tiny")}
+    gemma4, qwen3_moe = fewer.values()
+    assert isinstance(gemma4, Gemma4Config)
+    assert isinstance(qwen3_moe, Qwen3MoeConfig)
+    assert gemma4.formats == (LayerFormats.all("mxfp8"),) * 2
+    assert (qwen3_moe.num_layers, qwen3_moe.expert_format) == (2, "mxfp8")
     config = preset("gpt-oss-120b", {"num_hidden_layers": 2})
     assert config == replace(gpt_oss_preset("gpt-oss-120b"), num_layers=2, layer_kinds=alternating(2))
     assert preset("gpt-oss-tiny", {"vocab_size": 100}).eos_token_ids == ()
@@ -354,3 +544,40 @@ def test_records_refuse_on_their_own() -> None:
         replace(TINY, eos_token_ids=(TINY.vocab_size,))
     with pytest.raises(BadConfig, match="theta 0 must be above 1"):
         YarnRope(0, 32.0, 32.0, 1.0, 4096, False)
+
+
+# -- the registry
+
+
+def test_names_are_of_one_family_each() -> None:
+    types = Counter(name for family in FAMILIES for name in family.model_types)
+    presets = Counter(name for family in FAMILIES for name in family.presets)
+    assert set(types.values()) == set(presets.values()) == {1}
+    assert list(presets) == list(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_comes_back_from_its_own_family(name: str) -> None:
+    config = preset(name, {})
+    assert config == PRESETS[name]
+    [family] = [family for family in FAMILIES if isinstance(config, family.config)]
+    assert name in family.presets
+    assert preset(name, {"max_position_embeddings": 4096}).max_context == 4096
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-tiny", "gemma-4-tiny", "qwen3-moe-tiny"])
+def test_weights_know_their_model(name: str) -> None:
+    weights = open_weights(name, load_format="dummy", overrides={"num_hidden_layers": 1})
+    layers: list[int] = []
+    model = build_model(
+        weights, Ops(cpu(), Activations.BF16, Preference()), torch.device("cpu"), 16, lambda: layers.append(1)
+    )
+    assert model.config is weights.config
+    assert len(layers) == weights.config.num_layers == 1
+
+
+def test_an_unknown_model_type_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    known = ", ".join(repr(name) for family in FAMILIES for name in family.model_types)
+    with pytest.raises(Unsupported, match=f"'llama' is not supported; supported are {known}"):
+        read_model_config(tmp_path)

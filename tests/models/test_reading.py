@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from microscale.engine.config import EngineConfig
 from microscale.engine.loading.load import load
 from microscale.engine.loading.prepare import prepare
 from microscale.errors import BadCheckpoint
@@ -35,11 +34,8 @@ from microscale.models.reading.page_cache import resident_bytes
 from microscale.models.reading.read_ahead import THREADS, ReadAhead
 from microscale.models.reading.targets import Buffer, Buffers, HostTargets, Landing
 from microscale.models.safetensors_header import TensorEntry
-from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
 from support.cold_files import settle
-from support.tiny_checkpoints import write_hf
-from support.tiny_gemma4 import random_gemma4, write_gemma4
-from support.tiny_qwen3_moe import random_qwen3_moe, write_qwen3_moe
+from support.family_cases import CASES, ONE_OF_EACH
 
 CPU = torch.device("cpu")
 CHUNK = READS["cpu"].num_bytes
@@ -180,31 +176,19 @@ def test_no_more_than_the_window_is_read_ahead(tmp_path: Path) -> None:
     assert ahead._held == 0
 
 
-def write_tiny(family: str, folder: Path) -> Path:
-    if family == "gpt_oss":
-        return write_hf(folder, tiny_checkpoints.CASES["heads_6_3"])
-    if family == "qwen3_moe":
-        qwen = next(iter(tiny_qwen3_moe.CASES.values()))
-        return write_qwen3_moe(folder, qwen, tiny_qwen3_moe.published(random_qwen3_moe(qwen)))
-    gemma = next(iter(tiny_gemma4.CASES.values()))
-    modelopt = tiny_gemma4.to_modelopt(random_gemma4(gemma))
-    return write_gemma4(folder, gemma, modelopt, ignore=tiny_gemma4.routers(gemma))
-
-
 def parts(names: list[str]) -> list[str]:
     """The layers' numbers, and what stands before and after them, in their order."""
     found = (re.search(r"(?:layers|block)\.(\d+)\.", name) for name in names)
     return [part for part, _ in groupby(match[1] if match else name for match, name in zip(found, names, strict=True))]
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "gemma4", "qwen3_moe"])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_model_takes_its_tensors_in_the_order_that_it_states(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layer by layer: the window then never fills with a layer that nobody asks for."""
-    folder = str(write_tiny(family, tmp_path))
-    fitting = ("experts=mxfp8",) if family == "qwen3_moe" else ()
-    prepared = prepare(EngineConfig(folder, device="cpu", backend="reference", layer_format=fitting))
+    """Layer by layer: the window then never fills with a layer that is not needed yet."""
+    options = CASES[name].options(CASES[name].write(tmp_path), backend="reference")
+    prepared = prepare(options)
     assert isinstance(prepared.weights, FromCheckpoint)
     stated = [entry.name for entry in prepared.weights.entries]
     taken, take = [], ReadAhead.take
@@ -216,7 +200,7 @@ def test_a_model_takes_its_tensors_in_the_order_that_it_states(
     monkeypatch.setattr(ReadAhead, "take", listed)
     load(prepared)
     assert sorted(taken) == sorted(stated), "each is read once"
-    assert parts(taken) == parts(stated)
+    assert taken == stated
     assert len(parts(stated)) <= prepared.config.num_layers + 3
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from microscale.engine.config import EngineConfig
 from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
-from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
+from support.family_cases import CASES, ONE_OF_EACH, random_prompts
 from support.forward import poison
 from support.loading import load_model
-from support.truth import load_transformers
 
 LENGTHS = (1, 23, 41)
 PAGE_SIZE = 16
@@ -33,40 +29,15 @@ class Pair:
     theirs: Any
 
 
-def gpt_oss(folder: Path) -> Pair:
-    tiny_checkpoints.write_hf(folder, tiny_checkpoints.CASES["heads_8_1"], seed=3)
-    return Pair(load(folder), load_transformers(folder))
-
-
-def gemma4(folder: Path) -> Pair:
-    config = tiny_gemma4.CASES["shared_kv"]
-    tensors = tiny_gemma4.random_gemma4(config, seed=3)
-    tiny_gemma4.write_gemma4(folder, config, tiny_gemma4.to_modelopt(tensors), ignore=tiny_gemma4.routers(config))
-    rounded = tiny_gemma4.rounded(tensors, "mxfp8", tiny_gemma4.MATRICES)
-    return Pair(load(folder), tiny_gemma4.transformers_gemma4(config, rounded))
-
-
-def qwen3_moe(folder: Path) -> Pair:
-    config = tiny_qwen3_moe.CASES["as_published"]
-    tensors = tiny_qwen3_moe.random_qwen3_moe(config, seed=3)
-    tiny_qwen3_moe.write_qwen3_moe(folder, config, tiny_qwen3_moe.published(tensors))
-    theirs = tiny_qwen3_moe.transformers_qwen3_moe(config, tiny_qwen3_moe.rounded(tensors, "mxfp8"))
-    return Pair(load(folder, "experts=mxfp8"), theirs)
-
-
-def load(folder: Path, *formats: str) -> AnyModel:
-    return load_model(EngineConfig(str(folder), device="cpu", dtype="float32", layer_format=formats))
-
-
-@pytest.fixture(scope="module", params=[gpt_oss, gemma4, qwen3_moe], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=ONE_OF_EACH)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    make: Callable[[Path], Pair] = request.param
-    return make(tmp_path_factory.mktemp(make.__name__) / "checkpoint")
+    case = CASES[request.param]
+    folder = case.write(tmp_path_factory.mktemp("checkpoint") / "folder")
+    return Pair(load_model(case.options(folder)), case.truth(folder))
 
 
 def prompts_for(model: AnyModel) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(0, model.config.vocab_size, (n,), generator=generator).tolist() for n in LENGTHS]
+    return random_prompts(model.config, LENGTHS)
 
 
 def run(

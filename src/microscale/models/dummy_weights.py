@@ -142,7 +142,7 @@ class ShapeTensors:
 
 
 class OutlineTensors:
-    """Shapes without torch, for outlines; and how many bytes they would take."""
+    """Makes shapes without torch, for outlines, and counts the bytes that they would take."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound=ModelConfig)
 Layer = TypeVar("Layer")
 Overrides = Mapping[str, object]
-"""Of keys of a config.json, as published."""
-
-
+"""New values of keys of a published config.json."""
 ModelWeights: TypeAlias = "Weights[ModelConfig, Any]"
 """Opened weights of any family."""
 

@@ -35,12 +35,12 @@ def parse_json(text: bytes) -> object:
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    data: dict[str, object] = {}
     for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {key!r} stands there twice")
-        found[key] = value
-    return found
+        if key in data:
+            raise ValueError(f"key {key!r} appears twice")
+        data[key] = value
+    return data
 
 
 def _no_constant(text: str) -> NoReturn:

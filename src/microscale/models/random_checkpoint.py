@@ -1,4 +1,4 @@
-"""Writes a checkpoint of random weights in the layout in which its family is published: to measure a load, not to talk.
+"""Writes a checkpoint of random weights in the layout in which its family is published, to measure how fast it loads.
 
 Files are cut and ordered as the safetensors library does it: up to 5 GB each, in each the types with the widest numbers
 first, then by name. What was written is dropped from the page cache.
@@ -19,6 +19,7 @@ import torch
 
 from microscale.errors import BadSetting
 from microscale.models.checkpoint import INDEX, SINGLE, TensorSpec
+from microscale.models.config import CONFIG
 from microscale.models.dummy_weights import MXFP4_SCALES
 from microscale.models.safetensors_header import DTYPE_BYTES
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 FILE_BYTES = 5_000_000_000
 PIECE = 32 << 20
 """Bytes that are drawn and written at once."""
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PublishedCheckpoint:
     """A checkpoint as its family publishes it."""
 
     config: Mapping[str, object]
-    """Of its config.json."""
+    """The content of its config.json."""
     tensors: Sequence[TensorSpec]
     """The first of the types that each may have is written."""
 
@@ -56,7 +56,7 @@ def write_random(published: PublishedCheckpoint, folder: Path, seed: int = 0) ->
         files = {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard}
         index = {"metadata": {"total_size": total}, "weight_map": files}
         (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
-    # Last: a folder without a config is no model, should this be stopped.
+    # Written last: if this is stopped, the folder has no config and is no model.
     (folder / CONFIG).write_text(json.dumps(dict(published.config), indent=2), encoding="utf-8")
     return total
 

@@ -199,10 +199,10 @@ def _full_heads(file: JsonObject, kinds: Sequence[LayerKind]) -> AttentionHeads:
     beyond = [key for key in layers.data if key not in full and not _is_cut_off(key, len(kinds))]
     if beyond:
         raise Unsupported(f"{layers.source}: layer {beyond[0]!r} is no full layer, and only those may differ.")
-    found = {_own_heads(layers.nested(key), num_kv_heads, file.require("head_dim", int)) for key in full}
-    if len(found) > 1:
+    heads = {_own_heads(layers.nested(key), num_kv_heads, file.require("head_dim", int)) for key in full}
+    if len(heads) > 1:
         raise Unsupported(f"{layers.source}: full layers that differ among themselves are not supported.")
-    own_kv_heads, head_dim = found.pop() if found else (num_kv_heads, file.require("head_dim", int))
+    own_kv_heads, head_dim = heads.pop() if heads else (num_kv_heads, file.require("head_dim", int))
     return AttentionHeads(num_heads, own_kv_heads, head_dim, shared)
 
 

@@ -142,10 +142,10 @@ def _refuse_other_arithmetic(file: JsonObject) -> None:
 
 
 def _rope(file: JsonObject) -> Rope:
-    found = find_rope(file)
-    if found is None:
+    kind_and_rope = find_rope(file)
+    if kind_and_rope is None:
         return read_plain(file, None)
-    kind, rope = found
+    kind, rope = kind_and_rope
     if kind == "yarn":
         return read_yarn(file, rope)
     if kind == "default":

@@ -39,7 +39,7 @@ class AxisPiece:
 
 @dataclass(frozen=True)
 class RankPart:
-    """Pieces of one axis, one behind the other."""
+    """One rank's part of a tensor: pieces of one axis, one after the other."""
 
     axis: int
     pieces: tuple[AxisPiece, ...]
@@ -55,16 +55,11 @@ class Range:
 
     entry: TensorEntry
     rows: tuple[int, int]
-    """Of the first axis of the part."""
+    """The rows of the part that the read fills."""
     within: tuple[tuple[AxisPiece, int], ...]
-    """Pieces of the part's axis, with their places in it; empty where ``rows`` says all."""
+    """Pieces of the part's axis, with their places in it; empty if all of the read belongs to ``rows``."""
     index: int | None = None
-    """One index of the first axis, of which a run was read: the entry lacks that axis."""
-
-
-def zeros(size: int, axis: int = 0) -> RankPart:
-    """Nothing of the tensor: zeros alone."""
-    return RankPart(axis, (AxisPiece(0, 0, size),))
+    """The index of the first axis of which a run is read; the entry then lacks that axis."""
 
 
 def part_shape(entry: TensorEntry, part: RankPart) -> tuple[int, ...]:
@@ -73,13 +68,13 @@ def part_shape(entry: TensorEntry, part: RankPart) -> tuple[int, ...]:
 
 def ranges(entry: TensorEntry, part: RankPart) -> list[Range]:
     """All that must be read for a part, in the order of the file."""
-    found = list(_of_first_axis(entry, part) if part.axis == 0 else _of_later_axis(entry, part))
-    return [_named(entry, place, each) for place, each in enumerate(found)]
+    reads = _of_first_axis(entry, part) if part.axis == 0 else _of_later_axis(entry, part)
+    return [_named(entry, place, read) for place, read in enumerate(reads)]
 
 
-def _named(entry: TensorEntry, place: int, found: Range) -> Range:
-    """Names that differ, and end as the tensor's own does: that tells scales from weights."""
-    return replace(found, entry=replace(found.entry, name=f"range {place} of {entry.name}"))
+def _named(entry: TensorEntry, place: int, read: Range) -> Range:
+    """Give each read a name of its own, with the tensor's name at its end: that distinguishes scales from weights."""
+    return replace(read, entry=replace(read.entry, name=f"range {place} of {entry.name}"))
 
 
 def _of_first_axis(entry: TensorEntry, part: RankPart) -> Iterator[Range]:
@@ -123,7 +118,7 @@ def _rows(entry: TensorEntry, first: int, last: int) -> TensorEntry:
 
 
 class PartAssembly:
-    """A part on its way: ranges go in, the tensor comes out."""
+    """Puts a part together: ranges go in, the tensor comes out."""
 
     def __init__(self, entry: TensorEntry, part: RankPart, dtype: torch.dtype, device: torch.device | str) -> None:
         self._axis = part.axis
