@@ -98,8 +98,8 @@ browser: ## Install Chromium for the tests of the web page, if there is none
 test: $(INSTALLED) $(BENCHY_INSTALLED) docs-env browser ## Run every test that needs no GPU (half an hour on two cores)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-wheel: $(INSTALLED) ## Build the wheel into dist
-	$(BIN)/python tools/wheel.py dist
+wheel: $(INSTALLED) ## Build the wheels of all three packages into dist
+	$(BIN)/python tools/wheel.py dist microscale ptxproof microscale-lab
 
 test-wheel: $(INSTALLED) ## Install the wheel into a bare environment outside of the checkout; serve, ask, chat there (2 minutes)
 	$(BIN)/python -m pytest tests/shipping/installed_wheel.py
