@@ -94,8 +94,8 @@ test: $(INSTALLED) browser ## Run the tests that protect users (under 8 minutes 
 test-all: $(INSTALLED) docs-env browser test-wheel ## Run every test that needs no GPU (an hour on two cores)
 	$(PYTEST)
 
-wheel: $(INSTALLED) ## Build the wheel into dist
-	$(BIN)/python tools/wheel.py dist
+wheel: $(INSTALLED) ## Build the wheels of all three packages into dist
+	$(BIN)/python tools/wheel.py dist microscale ptxproof microscale-lab
 
 test-wheel: $(INSTALLED) ## Install the wheel into a bare environment outside of the checkout; serve, ask, chat there (2 minutes)
 	$(BIN)/python -m pytest tests/shipping/installed_wheel.py

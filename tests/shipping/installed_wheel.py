@@ -1,4 +1,4 @@
-"""The wheel in a bare environment outside of the checkout: serve, ask, stop; chat, explain, doctor, quality.
+"""The wheels in a bare environment outside of the checkout: serve, ask, stop; chat, explain, doctor, quality.
 
 Not among the tests that pytest finds by itself, since it installs torch: ``make test-wheel`` runs it.
 """
@@ -68,9 +68,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     python = str(base / "env" / "bin" / "python")
     subprocess.run([sys.executable, "-m", "venv", str(base / "env")], check=True)
     subprocess.run([str(ROOT / "tools" / "install_locked.sh"), python, "server"], check=True, env=pip_env)
-    wheel = build(base / "wheel")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True, env=pip_env)
-    return Place(base / "env" / "bin", folder, env)
+    place = Place(base / "env" / "bin", folder, env)
+    for name in ("microscale", "ptxproof", "microscale-lab"):
+        if name == "ptxproof":
+            alone = subprocess.run([place.microscale, "prove"], env=env, capture_output=True, text=True, check=False)
+            assert "pip install 'microscale[lab]'" in alone.stderr
+        wheel = build(base / "wheel", name)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True, env=pip_env)
+    return place
 
 
 def test_nothing_is_missing(place: Place) -> None:

@@ -19,7 +19,7 @@ from support.readme import shown_by
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "microscale"
 CORE = ["backends", "bench", "engine", "explain", "formats", "hardware", "integrations", "kernels"]
-CORE += ["models", "prove", "doctor.py", "errors.py", "settings.py", "version.py", "__init__.py", "__main__.py"]
+CORE += ["models", "doctor.py", "errors.py", "settings.py", "version.py", "__init__.py", "__main__.py"]
 MODULES = {
     "oss-harmony": "openai_harmony",
     "prometheus-client": "prometheus_client",
@@ -116,7 +116,7 @@ def test_commands_of_the_core_work_without_the_server(arguments: str, shows: str
     assert re.search(shows, done.stdout)
 
 
-@pytest.mark.parametrize("command", ["serve", "quality"])
+@pytest.mark.parametrize("command", ["serve"])
 def test_commands_of_the_server_say_how_to_get_them(command: str) -> None:
     done = run(command)
     assert done.returncode == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from microscale.version import __version__
-from tools.wheel import build
+from tools.wheel import PACKAGES, build
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -72,7 +72,7 @@ def test_it_names_no_machine(wheel: zipfile.ZipFile) -> None:
 def test_extras_and_scripts(wheel: zipfile.ZipFile) -> None:
     said = metadata(wheel)
     assert said["Name"] == "microscale"
-    assert set(said.get_all("Provides-Extra") or ()) >= {"server", "ray", "dev"}
+    assert set(said.get_all("Provides-Extra") or ()) >= {"server", "lab", "ray", "dev"}
     core = [line for line in said.get_all("Requires-Dist") or () if "extra ==" not in line]
     assert not [line for line in core if re.match(r"(fastapi|uvicorn|llguidance|pydantic|jinja2)\b", line)]
     scripts = wheel.read(f"microscale-{__version__}.dist-info/entry_points.txt").decode()
@@ -82,3 +82,14 @@ def test_extras_and_scripts(wheel: zipfile.ZipFile) -> None:
 
 def test_the_same_sources_give_the_same_bytes(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     assert build(tmp_path).read_bytes() == Path(wheel.filename or "").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "module"), [("ptxproof", "ptxproof"), ("microscale-lab", "microscale_lab")])
+def test_the_packages_next_to_it_are_whole_and_of_the_same_version(name: str, module: str, tmp_path: Path) -> None:
+    folder = ROOT / PACKAGES[name] / "src"
+    expected = {
+        str(path.relative_to(folder)) for path in (folder / module).rglob("*") if path.suffix in (".py", ".typed")
+    }
+    names = zipfile.ZipFile(build(tmp_path, name)).namelist()
+    assert {path for path in names if path.startswith(f"{module}/")} == expected
+    assert f"{module}-{__version__}.dist-info/licenses/LICENSE" in names

@@ -3,8 +3,8 @@
 ``bind_shapes`` binds a model to weights that are shapes alone (``device="meta"``). ``record`` runs it while launches
 are listed and not started. Which kernel runs depends on sizes that the host knows: tokens, sequences, the most new
 tokens of a sequence, the width of the page table, rows of logits, and the sampling options of a batch. ``steps`` goes
-through them so finely that no size in between starts anything else: ``tests/prove/test_inventory.py`` asks at random. A
-layer is recorded once for each kind and format that there is.
+through them so finely that no size in between starts anything else: ``tests/lab/prove/test_inventory.py`` asks at
+random. A layer is recorded once for each kind and format that there is.
 """
 
 from __future__ import annotations

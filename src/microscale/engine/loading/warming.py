@@ -74,7 +74,7 @@ def kernels_ready(
 
 def _start_warming(prepared: Prepared, kernel_cache: Path | None, wanted: Wanted | None) -> Warming | None:
     """Begin to make the model's kernels ready; nothing on a CPU, which has none. Nor where the GPU passes for another
-    card: each kernel is then translated when it is launched (``prove/as_card.py``)."""
+    card: each kernel is then translated when it is launched (``as_card`` of the lab)."""
     device, setup, memory = prepared.device, prepared.setup, prepared.memory
     if setup.gpu.is_cpu or hardware.is_played():
         return None
