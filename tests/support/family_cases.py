@@ -12,6 +12,7 @@ from torch import Tensor
 
 from microscale.engine.config import EngineConfig
 from microscale.models.config import ModelConfig
+from microscale.models.gemma4.config import LayerFormats
 from support import tiny_checkpoints, tiny_gemma4, tiny_qwen3_moe
 from support.truth import load_transformers
 
@@ -44,7 +45,7 @@ def gemma4(name: str, seed: int) -> FamilyCase:
     """MXFP8 as modelopt writes it."""
     config = tiny_gemma4.CASES[name]
     tensors = tiny_gemma4.random_gemma4(config, seed=seed)
-    formats = (tiny_gemma4.LayerFormats.all("mxfp8"),) * config.num_layers
+    formats = (LayerFormats.all("mxfp8"),) * config.num_layers
 
     def write(folder: Path) -> Path:
         modelopt = tiny_gemma4.to_modelopt(tensors)

@@ -25,7 +25,7 @@ from microscale.cli.options import (
 )
 from microscale.cli.overrides import parse_overrides
 from microscale.errors import BadSetting
-from microscale.models.load_format import LoadFormat
+from microscale.models.config import LoadFormat
 
 
 def bench_model(

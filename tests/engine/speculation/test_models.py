@@ -34,10 +34,10 @@ from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps
-from microscale.quality.tasks import DEMO_FOLDER
 from microscale.text.formats import chat_format_for
 from microscale.text.grammar import Schema, Turn
 from microscale.text.tokenizer import Tokenizer
+from microscale_lab.quality.tasks import DEMO_FOLDER
 from support.demo_prompts import demo_model, demo_prompts
 from support.drafters import Uneven, replaying
 from support.heads import Anew, PaddedDrafter, RecordingDrafter, random_head, trained_head

@@ -16,7 +16,7 @@ from microscale.cli.console import parse_numbers, print_json, show_log
 from microscale.cli.options import MODEL_HELP, KvCacheDtypeOption, PrecisionOption, ThreadsOption, UtilizationOption
 from microscale.cli.overrides import parse_overrides
 from microscale.errors import BadSetting
-from microscale.models.load_format import LoadFormat
+from microscale.models.config import LoadFormat
 
 if TYPE_CHECKING:
     from microscale.engine.loading.prepare import Prepared
