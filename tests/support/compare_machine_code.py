@@ -1,10 +1,10 @@
 """Compares the machine code of two trees, kernel by kernel, with no GPU: does a change of the source change what runs?
 
 ``record`` compiles what the models start (the lab's ``prove.inventory``) and keeps the result in a folder, without
-names, line numbers and comments: PTX, or with ``--ir`` what the compiler makes of the source first, which takes a
-tenth of the time. ``compare`` says for how many kernels two folders hold the same text: those compute the same bits at
-the same speed. (Equal IR is the stronger claim: all that follows is computed from it.) Other PTX goes through ptxas;
-equal SASS is as good, and for the rest it prints registers, spilled bytes and instructions of both.
+names, line numbers and comments: PTX, or with ``--ir`` what the compiler makes of the source before it optimises,
+which takes a tenth of the time. ``compare`` says for how many kernels two folders hold the same text: those compute
+the same bits at the same speed. (Equal IR is the stronger claim: all that follows is computed from it.) Other PTX goes
+through ptxas; equal SASS is as good, and for the rest it prints registers, spilled bytes and instructions of both.
 
     PYTHONPATH=<one tree>/src python tests/support/compare_machine_code.py record one --gpu h200 a100 gb10
     PYTHONPATH=<another>/src python tests/support/compare_machine_code.py record another --gpu h200 a100 gb10
