@@ -11,7 +11,8 @@ a ``Storage``: a new checkpoint format is a new one here, and no change to a fam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import torch
@@ -48,7 +49,7 @@ class StoredTensor:
         return TensorSpec(name + self.suffix, (*shape[:-1], -(-shape[-1] // self.block), *self.inner), self.dtypes)
 
     def part(self, split: RankSplit, num_axes: int, shard: Shard) -> RankPart | None:
-        """What one rank reads of it."""
+        """What one rank reads of it, of a tensor with so many axes."""
         return split.part(shard, self.block if split.axis == num_axes - 1 else 1)
 
 
@@ -137,19 +138,18 @@ class TensorRow:
         return joined if self.experts is None else (self.experts, *joined)
 
     def specs(self, prefix: str) -> Iterator[TensorSpec]:
-        for source in self._each_source(prefix):
-            for stored in self.storage.tensors:
-                yield stored.spec(source.name, source.shape)
+        for expert in range(self.experts or 1):
+            for source, tensor in product(self.sources, self.storage.tensors):
+                yield tensor.spec(prefix + self._name(source, expert), source.shape)
 
     def parts(self, prefix: str, shard: Shard) -> Iterator[tuple[str, RankPart]]:
         """What one rank reads of the tensors of which it does not read all."""
-        for source in self._each_source(prefix):
-            if source.split is None:
-                continue
-            for stored in self.storage.tensors:
-                part = stored.part(source.split, len(source.shape), shard)
-                if part is not None:
-                    yield source.name + stored.suffix, part
+        for source, tensor in product(self.sources, self.storage.tensors):
+            split, num_axes = source.split, len(source.shape)
+            part = None if split is None else tensor.part(split, num_axes, shard)
+            if part is not None:
+                names = (self._name(source, expert) for expert in range(self.experts or 1))
+                yield from ((prefix + name + tensor.suffix, part) for name in names)
 
     def read(self, prefix: str, read: Callable[[str], Tensor]) -> Weight | float:
         if self.experts is not None:
@@ -166,11 +166,8 @@ class TensorRow:
             return make.blocks(name, self.shape, self.storage.format, device)
         return make.normal(name, self.shape, device, self.draw.std, self.draw.mean, float32=self.draw.float32)
 
-    def _each_source(self, prefix: str) -> Iterator[TensorSource]:
-        for expert in range(self.experts or 1):
-            for source in self.sources:
-                name = source.name if self.experts is None else source.name.format(expert)
-                yield replace(source, name=prefix + name)
+    def _name(self, source: TensorSource, expert: int) -> str:
+        return source.name if self.experts is None else source.name.format(expert)
 
     def _stacked(self, num_experts: int, prefix: str, read: Callable[[str], Tensor]) -> list[Tensor]:
         """The stack is allocated once; only one matrix exists next to it."""
@@ -178,7 +175,7 @@ class TensorRow:
         for expert in range(num_experts):
             row = 0
             for source in self.sources:
-                tensors = self.storage.read(prefix + source.name.format(expert), read)
+                tensors = self.storage.read(prefix + self._name(source, expert), read)
                 if not stacks:
                     # All sources have equally many rows: a rank's share of gate and of up is the same.
                     sizes = (num_experts, tensors[0].shape[0] * len(self.sources))

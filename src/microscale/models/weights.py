@@ -97,9 +97,10 @@ def open_checkpoint(
     ``config`` is that with overrides. These may leave layers out or change constants, but not the shape of a tensor.
     Tensors whose names begin with ``left_out`` may be in the checkpoint and are not read.
     """
-    whole, wanted = table(own), table(config)
-    num_left_out = checkpoint.check(whole.specs(), left_out)
-    check_overrides(checkpoint.folder, overrides, whole.specs(), wanted.specs())
+    expected, wanted = table(own).specs(), table(config)
+    num_left_out = checkpoint.check(expected, left_out)
+    if overrides:
+        check_overrides(checkpoint.folder, overrides, expected, wanted.specs())
     if num_left_out:
         log.info("%s: %d tensors are not part of the text model and are not read.", checkpoint.folder, num_left_out)
     if not shard.is_whole:
