@@ -195,7 +195,7 @@ def test_a_turn_that_follows_a_schema_is_the_one_without_drafts() -> None:
 # ---- tiny models in every situation ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", ["replayed", *HEADS])
 @pytest.mark.parametrize("name", [TINY, "gemma-4-tiny", "qwen3-moe-tiny"])
 def test_every_family(name: str, kind: str) -> None:
     case = Drafting(kind, name, 16, 4)
@@ -215,7 +215,7 @@ def test_seeded_tokens_are_those_without_drafts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize(("size", "budget", "fill"), [(4, 12, True), (4, 512, False), (16, 12, False), (16, 64, True)])
+@pytest.mark.parametrize(("size", "budget", "fill"), [(4, 12, True), (16, 64, False)])
 def test_page_sizes_budgets_and_prompts_next_to_drafts(kind: str, size: int, budget: int, fill: bool) -> None:
     """Prompts in chunks, next to decoding, found in the prefix cache; drafts cut short by the budget."""
     case = Drafting(kind, TINY, size, 5)
@@ -231,7 +231,7 @@ def test_page_sizes_budgets_and_prompts_next_to_drafts(kind: str, size: int, bud
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_preemption(kind: str) -> None:
     case = Drafting(kind, TINY, 4, 5)
-    found, stats = generate(case.model, case.prompts, case.speculation, limits_for(case.model), 44, ignore_eos=True)
+    found, stats = generate(case.model, case.prompts, case.speculation, limits_for(case.model), 32, ignore_eos=True)
     assert stats.num_preemptions > 0
     assert found == case.want
     case.check()
@@ -259,7 +259,7 @@ def test_a_stream_of_requests_that_come_and_go(kind: str) -> None:
     case = Drafting(kind, TINY, 4, 5)
     chooser = random.Random(3)
     limits = limits_for(case.model, max_num_seqs=5, max_num_batched_tokens=48)
-    engine = assemble(case.model, limits, dict.fromkeys(LayerKind, 60), speculation=case.speculation)
+    engine = assemble(case.model, limits, dict.fromkeys(LayerKind, 40), speculation=case.speculation)
     asked: dict[str, tuple[int, Request]] = {}
     for turn in range(40):
         at = chooser.randrange(len(case.prompts))
@@ -352,7 +352,7 @@ class Resting(FixedLength):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize(("size", "pages"), [(4, 300), (4, 28), (16, 60)], ids=["small", "preempts", "large"])
+@pytest.mark.parametrize(("size", "pages"), [(4, 28), (16, 60)], ids=["preempts", "room"])
 def test_drafts_after_a_rest_are_as_if_there_had_been_none(kind: str, size: int, pages: int) -> None:
     """The head rests now and then while requests share prefixes, are preempted and reuse each other's pages."""
     model, head = tiny_model(TINY, size), tiny_head(kind, TINY, size)

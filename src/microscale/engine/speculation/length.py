@@ -12,9 +12,10 @@ few numbers of tokens to verify that way, and each needs a CUDA graph.
 
 Nothing here depends on a clock, so the same drafts with the same luck give the same lengths.
 
-While no length is worth it, a *probe* (a short draft for every request) runs after 8 steps, so that a text that becomes
-predictable is noticed. Each probe of which at most half is accepted doubles that, until probes cost 1 % of the time.
-A draft head costs time even while nothing is drafted, so it rests then, and is awake for 64 of 1,088 steps.
+Texts change, so requests without drafts get some now and then, as a *trial*: while no length is worth it, a probe of
+two tokens for all; while half of the requests have drafts, one step with drafts for all. The first trial comes after 8
+steps. Each one of which at most half is accepted doubles that; probes cost at most about 1 % of the time. A draft
+head costs time even while nothing is drafted, so it rests then, and is awake for 64 of 1,088 steps.
 """
 
 from __future__ import annotations
@@ -31,13 +32,11 @@ FIRST_WEIGHT = 8
 """Drafted tokens that the initial value of an average counts for."""
 REQUEST_MEMORY, SHARED_MEMORY = 32, 256
 """Drafted tokens that an average covers."""
-LEAST_GAIN = 1.02
-"""Drafts must promise this many times the tokens per cost of none before they begin."""
-STAY = 1.03
-"""Another length must promise this many times the tokens per cost of the present one."""
+MARGIN = 1.02
+"""Drafts begin, and another length replaces the present one, if they promise this many times the tokens per cost."""
 PROBE_TOKENS = 2
 FIRST_WAIT, PROBE_SHARE = 8, 0.01
-"""Steps without drafts between two probes at first, and the share of the time that probes may cost in the end."""
+"""Steps between two trials at first, and the share of the time that probes may cost in the end."""
 AWAKE, REST = 64, 1024
 """Steps in which a draft head is awake, and then rests, while drafts are not worth it."""
 
@@ -134,8 +133,11 @@ class AutomaticLength(Length):
         self._idle = 0
         """Steps in a row in which no length was worth it."""
         self._undrafted = 0
-        """Steps since a draft landed."""
+        """Steps since the last trial."""
+        self._trial = False
+        """The last choice was a trial: a probe, or drafts for all while some requests had none."""
         self._wait = FIRST_WAIT
+        """Steps until the next trial."""
         self._landed = [0, 0]
         """Tokens drafted and accepted in the last step."""
 
@@ -144,9 +146,11 @@ class AutomaticLength(Length):
             return []
         chances = [self._acceptance(request.request_id) for request in requests]
         self._length, least = self._best(chances, sequences)
-        if self._length:
-            return [self._length if chance >= least else 0 for chance in chances]
-        return [self._probe(sequences)] * len(requests)
+        if not self._length:
+            self._trial = True
+            return [self._probe(sequences)] * len(requests)
+        self._trial = min(chances) < least and self._undrafted >= self._wait
+        return [self._length if chance >= least or self._trial else 0 for chance in chances]
 
     def _acceptance(self, request_id: str) -> float:
         own = self._own.get(request_id)
@@ -156,7 +160,7 @@ class AutomaticLength(Length):
         """The best length, or 0, and the least acceptance of requests that get drafts."""
         ranked = sorted(chances, reverse=True)
         none = sequences / self._costs.ms(sequences)
-        best, found = none * (1.0 if self._length else LEAST_GAIN), (0, 0.0)
+        best, choice = none * MARGIN, (0, 0.0)
         reached, given = [1.0] * len(ranked), [0.0] * len(ranked)
         for length in range(1, self._most + 1):
             reached = [before * chance for before, chance in zip(reached, ranked, strict=True)]
@@ -164,17 +168,17 @@ class AutomaticLength(Length):
             for count in {len(ranked), -(-len(ranked) // 2)}:
                 tokens = sequences + sum(given[:count])
                 rate = tokens / self._costs.ms(sequences, count * length, length)
-                rate *= STAY if length == self._length else 1.0
+                rate *= MARGIN if length == self._length else 1.0
                 if rate > best:
-                    best, found = rate, (length, ranked[count - 1])
-        return found
+                    best, choice = rate, (length, ranked[count - 1])
+        return choice
 
     def _probe(self, sequences: int) -> int:
         """The length of a probe, or 0 while none is due or not even drafts that are always accepted would be worth
         it."""
         length, lengths = min(PROBE_TOKENS, self._most), range(1, self._most + 1)
         wait = min(self._wait, max(FIRST_WAIT, (self._costs.ratio(sequences, length) - 1) / PROBE_SHARE))
-        worth = any(1 + each > LEAST_GAIN * self._costs.ratio(sequences, each) for each in lengths)
+        worth = any(1 + each > MARGIN * self._costs.ratio(sequences, each) for each in lengths)
         return length if self._undrafted >= wait and worth else 0
 
     def landed(self, request: Request, drafted: int, accepted: int) -> None:
@@ -185,17 +189,16 @@ class AutomaticLength(Length):
         self._shared.add(drafted, accepted)
         self._landed[0] += drafted
         self._landed[1] += accepted
+        if self._trial:
+            self._undrafted = 0
 
     def stepped(self) -> None:
         drafted, accepted = self._landed
-        if self._length:
-            self._idle, self._undrafted, self._wait = 0, 0, FIRST_WAIT
-        else:
-            self._idle += 1
-            self._undrafted = 0 if drafted else self._undrafted + 1
-            if drafted:
-                self._wait = FIRST_WAIT if 2 * accepted > drafted else 2 * self._wait
         self._landed = [0, 0]
+        self._idle = 0 if self._length else self._idle + 1
+        if drafted and not self._undrafted:
+            self._wait = FIRST_WAIT if 2 * accepted > drafted else 2 * self._wait
+        self._undrafted += 1
 
     def rests(self, sequences: int) -> bool:
         return self._idle % (AWAKE + REST) >= AWAKE and not self._best([self._shared.value] * sequences, sequences)[0]

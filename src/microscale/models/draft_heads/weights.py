@@ -90,26 +90,26 @@ class HeadTensor(NamedTuple):
 def head_tensors(config: HeadConfig, prefix: str = LAYER) -> dict[str, HeadTensor]:
     """Fields of ``HeadTensors`` that this head has, in about the order in which they are read."""
     c, hidden, width = config, config.layer.hidden, config.reads.width
-    found = {"fc": HeadTensor({"fc.weight": hidden}, width)}
+    table = {"fc": HeadTensor({"fc.weight": hidden}, width)}
     if isinstance(c, DFlashConfig):
-        found["hidden_norm"] = HeadTensor({"hidden_norm.weight": hidden})
+        table["hidden_norm"] = HeadTensor({"hidden_norm.weight": hidden})
     else:
         if c.norm_before_fc:
-            found["fc_norm"] = HeadTensor({"input_norm.weight": width})
+            table["fc_norm"] = HeadTensor({"input_norm.weight": width})
         elif c.norm_of_each_tap:
-            found["fc_norm"] = HeadTensor(
+            table["fc_norm"] = HeadTensor(
                 {f"fc_norm.{i}.weight": c.reads.target_hidden for i in range(len(c.reads.taps))}
             )
-        found["hidden_norm"] = HeadTensor({prefix.format(0) + "hidden_norm.weight": hidden})
-    found["norm"] = HeadTensor({"norm.weight": hidden})
+        table["hidden_norm"] = HeadTensor({prefix.format(0) + "hidden_norm.weight": hidden})
+    table["norm"] = HeadTensor({"norm.weight": hidden})
     if not isinstance(c, DFlashConfig):
         if c.own_lm_head:
-            found["lm_head"] = HeadTensor({LM_HEAD: c.draft_vocab_size}, hidden)
+            table["lm_head"] = HeadTensor({LM_HEAD: c.draft_vocab_size}, hidden)
         if c.own_embedding:
-            found["embed"] = HeadTensor({EMBED: c.reads.vocab_size}, hidden)
+            table["embed"] = HeadTensor({EMBED: c.reads.vocab_size}, hidden)
         if c.maps_vocabulary:
-            found["d2t"] = HeadTensor({D2T: c.draft_vocab_size}, dtypes=("I64", "I32"))
-    return found
+            table["d2t"] = HeadTensor({D2T: c.draft_vocab_size}, dtypes=("I64", "I32"))
+    return table
 
 
 def layer_tensors(config: HeadConfig, layer_idx: int, prefix: str = LAYER) -> dict[str, HeadTensor]:
@@ -121,20 +121,20 @@ def layer_tensors(config: HeadConfig, layer_idx: int, prefix: str = LAYER) -> di
     def qkv(kind: str) -> dict[str, int]:
         return {f"{before}self_attn.{part}_proj.{kind}": count * c.head_dim for part, count in heads.items()}
 
-    found = {"qkv": HeadTensor(qkv("weight"), columns)}
+    table = {"qkv": HeadTensor(qkv("weight"), columns)}
     if c.attention_bias:
-        found["qkv_bias"] = HeadTensor(qkv("bias"))
+        table["qkv_bias"] = HeadTensor(qkv("bias"))
     if c.head_norms:
-        found |= {f"{part}_norm": HeadTensor({f"{before}self_attn.{part}_norm.weight": c.head_dim}) for part in "qk"}
-    found["o"] = HeadTensor({f"{before}self_attn.o_proj.weight": c.hidden}, c.num_heads * c.head_dim)
+        table |= {f"{part}_norm": HeadTensor({f"{before}self_attn.{part}_norm.weight": c.head_dim}) for part in "qk"}
+    table["o"] = HeadTensor({f"{before}self_attn.o_proj.weight": c.hidden}, c.num_heads * c.head_dim)
     if c.attention_bias:
-        found["o_bias"] = HeadTensor({f"{before}self_attn.o_proj.bias": c.hidden})
-    found["mlp_norm"] = HeadTensor({f"{before}post_attention_layernorm.weight": c.hidden})
+        table["o_bias"] = HeadTensor({f"{before}self_attn.o_proj.bias": c.hidden})
+    table["mlp_norm"] = HeadTensor({f"{before}post_attention_layernorm.weight": c.hidden})
     gate_up = {f"{before}mlp.{part}_proj.weight": c.intermediate for part in ("gate", "up")}
-    found["gate_up"] = HeadTensor(gate_up, c.hidden)
-    found["down"] = HeadTensor({f"{before}mlp.down_proj.weight": c.hidden}, c.intermediate)
-    found["input_norm"] = HeadTensor({f"{before}input_layernorm.weight": c.hidden})
-    return found
+    table["gate_up"] = HeadTensor(gate_up, c.hidden)
+    table["down"] = HeadTensor({f"{before}mlp.down_proj.weight": c.hidden}, c.intermediate)
+    table["input_norm"] = HeadTensor({f"{before}input_layernorm.weight": c.hidden})
+    return table
 
 
 def tensor_specs(config: HeadConfig, prefix: str = LAYER) -> list[TensorSpec]:
