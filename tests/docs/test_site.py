@@ -1,14 +1,16 @@
-"""The documentation site: it builds without a warning, its links lead somewhere, it loads nothing from elsewhere, and
-it can be read and searched in a browser without a network."""
+"""The documentation site: it builds without a warning, has no broken links, loads nothing from elsewhere, and can be
+read and searched in a browser without a network, from a server or from a folder."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Route
+from playwright.sync_api import Page, Route
 
 from support.browser import chromium
 from support.built_site import broken, build, is_outside, pages, served
@@ -16,14 +18,18 @@ from support.doc_commands import ROOT, nav
 
 pytestmark = pytest.mark.nightly
 
-# Of this project's machines. Pages may speak of folders that any machine has.
+# Paths of the machine that built the site.
 PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(root|home)/\w|/simple/\w")
 # The widest tables and the longest lines.
 WIDE = ("index.html", "comparison.html", "benchmarks.html", "flags.html", "clients.html", "start/rtx_5090.html")
 
 
-def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    site = build(tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("site"))
+
+
+def test_the_site_is_whole_and_loads_nothing_from_elsewhere(site: Path) -> None:
     found = pages(site)
     for source in nav():
         name = "demo" if source == "demo/README.md" else source.removeprefix("docs/").removesuffix(".md")
@@ -46,41 +52,59 @@ def test_what_is_broken_is_found(tmp_path: Path) -> None:
     assert found[tmp_path / "b.html"].loads == ["https://example.org/x.js"]
 
 
-@pytest.mark.slow
-def test_it_is_read_and_searched_without_a_network(tmp_path: Path) -> None:
-    site = build(tmp_path)
-    asked: list[str] = []
+def search(page: Page, text: str, wanted: str) -> None:
+    """Type into the search box and wait for a result whose address contains ``wanted``."""
+    box = page.locator("input.md-search__input")
+    box.click()
+    # Keys that arrive before the index is loaded would be lost.
+    page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(state="attached")
+    box.press_sequentially(text)
+    # One query for the whole list, repeated until it succeeds: each key starts a search that may remove any link.
+    page.locator(f".md-search-result__link[href*='{wanted}']").first.wait_for(state="attached")
+
+
+@contextmanager
+def offline_page(allowed: Callable[[str], bool], width: int) -> Iterator[Page]:
+    """A page of a browser that may load only what is allowed; fails if it asked for anything else."""
+    refused: list[str] = []
 
     def only_here(route: Route) -> None:
-        if urlsplit(route.request.url).hostname == "127.0.0.1":
+        if allowed(route.request.url):
             route.continue_()
         else:
-            asked.append(route.request.url)
+            refused.append(route.request.url)
             route.abort()
 
-    with served(site) as address, chromium() as browser:
-        context = browser.new_context(viewport={"width": 390, "height": 800})
+    with chromium() as browser:
+        context = browser.new_context(viewport={"width": width, "height": 800})
         context.route("**/*", only_here)
         context.set_default_timeout(120_000)
-        page = context.new_page()
+        yield context.new_page()
+    assert not refused
+
+
+@pytest.mark.slow
+def test_it_is_read_and_searched_without_a_network(site: Path) -> None:
+    with served(site) as address, offline_page(lambda url: urlsplit(url).hostname == "127.0.0.1", 390) as page:
         for name in WIDE:
             page.goto(address + name)
             # What is too wide scrolls inside of its own box.
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
         page.set_viewport_size({"width": 1280, "height": 800})
         page.goto(address + "index.html")
-        search = page.locator("input.md-search__input")
-        search.click()
-        # Keys that come before the index is there would be lost.
-        page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(state="attached")
-        search.press_sequentially("page cache")
-        # One question for the whole list, asked again until it is true: each key searches anew and may remove any link.
-        page.locator(".md-search-result__link[href*='dgx_spark']").first.wait_for(state="attached")
-    assert not asked
+        search(page, "swapoff", "dgx_spark")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["index.html", "start/laptop.html"])
+def test_it_is_searched_when_opened_from_the_folder(name: str, site: Path) -> None:
+    with offline_page(lambda url: url.startswith(site.as_uri()), 1280) as page:
+        page.goto((site / name).as_uri())
+        search(page, "swapoff", "dgx_spark")
 
 
 def test_the_menu_lists_pages_that_exist() -> None:
-    """A page that is not listed is built all the same, and found by the search."""
+    """A page that is not listed is built and searched all the same."""
     listed = set(nav())
     assert listed >= {"README.md", "docs/flags.md", "docs/api.md", "docs/architecture.md"}
     assert all((ROOT / page).exists() for page in listed)

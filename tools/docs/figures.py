@@ -1,7 +1,7 @@
-"""Tables of what ``explain`` predicts for a card, in the pages that promise a speed.
+"""Writes what ``explain`` predicts for a card into the pages that quote a speed.
 
-A page holds the table between two comments; the first names the card and the rows. ``make docs-figures`` writes the
-tables anew, and a test holds them against ``explain``: a page never promises what the program does not.
+A page holds the table between two comments; the first names the card and the rows. ``make docs-figures`` updates the
+tables, and a test compares them with ``explain``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pages() -> Iterator[Path]:
 
 
 def filled(text: str) -> str:
-    """A page with its tables as ``explain`` has them now."""
+    """The page with its tables as ``explain`` predicts them now."""
     return BLOCK.sub(lambda found: found[1] + table(found["card"], found["rows"]), text)
 
 
@@ -61,7 +61,7 @@ def _speed(figure: dict[str, Any]) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits; no reader needs the rest of a prediction."""
+    """Three digits: a prediction is not more precise."""
     if value >= 10_000:
         return f"{value / 1000:.1f}k"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

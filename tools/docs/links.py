@@ -1,7 +1,7 @@
-"""From pages as the repository has them to pages as the site has them: links, lists and headings.
+"""Converts pages from the repository's form to the site's: links, lists and headings.
 
-The pages are written for a reader on GitHub. Some of them stand outside of ``docs/``, and links lead to files that are
-no pages. GitHub's Markdown lets a list follow a paragraph at once; the site's wants an empty line there.
+Pages are written for readers on GitHub. Some are outside of ``docs/``, and some links point to files that are not
+pages. GitHub's Markdown lets a list follow a paragraph directly; the site's needs an empty line in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
 DOCS = "docs/"
-# Pages that do not stand in docs/ → what they are called on the site.
+# Pages outside of docs/ → their names on the site.
 OUTSIDE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -28,7 +28,7 @@ HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 
 
 def place(source: str) -> str | None:
-    """Where the site has a file of the repository; nothing if it does not."""
+    """The path of a repository file on the site, or ``None`` if the site does not have it."""
     if source in OUTSIDE:
         return OUTSIDE[source]
     if source.startswith(DOCS) and (ROOT / source).is_file():
@@ -37,7 +37,7 @@ def place(source: str) -> str | None:
 
 
 def prose(text: str) -> Iterator[tuple[bool, str]]:
-    """A page in parts: ``True`` and what is text, ``False`` and what stands in a fence, the fence's lines included."""
+    """A page in parts: ``True`` with text, ``False`` with a fenced block, including the lines of the fence."""
     inside, part = False, ""
     for line in text.splitlines(keepends=True):
         fence = FENCE.match(line) is not None
@@ -53,12 +53,12 @@ def prose(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def in_prose(text: str, change: Callable[[str], str]) -> str:
-    """The page with its text changed and its fences as they are."""
+    """The page with its text changed and its fenced blocks unchanged."""
     return "".join(change(part) if is_text else part for is_text, part in prose(text))
 
 
 def resolve(source: str, target: str) -> tuple[str, str]:
-    """The file of the repository that a link of a page leads to, and the anchor in it."""
+    """The repository file that a link points to, and the anchor in it."""
     name, _, anchor = target.partition("#")
     if not name:
         return source, anchor
@@ -66,7 +66,7 @@ def resolve(source: str, target: str) -> tuple[str, str]:
 
 
 def for_site(source: str, text: str) -> str:
-    """A page of the repository with its links as the site needs them."""
+    """A page of the repository with its links adjusted for the site."""
     here = place(source)
     assert here is not None, source
 
@@ -76,7 +76,7 @@ def for_site(source: str, text: str) -> str:
             return found[0]
         file, anchor = resolve(source, target)
         there = place(file)
-        if there is None:  # a source file or a folder: the text says which
+        if there is None:  # a source file or a folder: keep the text only
             return found["text"]
         relative = os.path.relpath(there, PurePosixPath(here).parent)
         return f"{found['image']}[{found['text']}]({relative}{'#' + anchor if anchor else ''})"
@@ -85,7 +85,7 @@ def for_site(source: str, text: str) -> str:
 
 
 def lists(text: str) -> str:
-    """With an empty line before each list that follows a paragraph, and four spaces before what is inside of one."""
+    """Put an empty line before each list that follows a paragraph, and indent nested content by four spaces."""
     text = re.sub(r"^ {2,3}(?=\S)", "    ", text, flags=re.MULTILINE)
     lines: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -97,7 +97,7 @@ def lists(text: str) -> str:
 
 
 def slug(heading: str) -> str:
-    """The name that GitHub and the site give to a heading."""
+    """The anchor that GitHub and the site give to a heading."""
     return re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()).replace(" ", "-")
 
 
