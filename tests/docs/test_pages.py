@@ -11,7 +11,7 @@ import pytest
 from microscale.backends.precision import make_precision
 from microscale.cli import COMMANDS
 from microscale.explain import Question, explain
-from microscale.server.openapi import BODIES, SAYS
+from microscale.server.web.openapi import BODIES, SAYS
 from support.doc_commands import ROOT
 from tools.docs import figures, plot
 from tools.docs.assemble import GENERATED, glossary, page, sources

@@ -16,7 +16,7 @@ from microscale.cli.serve import serve
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting
 from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, Deployed, read_options
-from microscale.server.limits import Limits
+from microscale.server.options import Limits
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"host", "port", "api_key"} | {"nnodes", "node_rank", "master_addr", "master_port", "rank_secret_file"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from microscale.server.byte_tokenizer import byte_tokenizer
+from microscale.text.byte_tokenizer import byte_tokenizer
 from support.serve_command import PATIENCE_S, serving
 
 PYTHON = Path(__file__).parents[2] / ".venv-benchy" / "bin" / "python"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from microscale.engine.output import Output
 from microscale.engine.request import Finish
-from microscale.server.choice import Choice, Step
+from microscale.server.generation.choice import Choice, Step
 from microscale.text.harmony.parser import HarmonyParser
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.output import ChatOutput, PlainOutput

@@ -12,7 +12,7 @@ from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.costs import Prior
 from microscale.engine.speculation.description import describe_drafts
 from microscale.server.host import Host
-from microscale.server.plan import plan_reply
+from microscale.server.monitoring.routes import plan_reply
 
 TOLD: dict[str, Any] = {
     "table": "experts triton_w4a16",

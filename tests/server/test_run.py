@@ -10,13 +10,11 @@ import pytest
 
 from microscale.cli.serve import serve
 from microscale.errors import BadCheckpoint, BadSetting
-from microscale.server.access import read_keys
-from microscale.server.byte_tokenizer import byte_tokenizer
-from microscale.server.limits import Limits
-from microscale.server.metrics import Metrics
+from microscale.server.monitoring.metrics import Metrics
+from microscale.server.options import Limits, read_keys
 from microscale.server.run import bind
-from microscale.server.selftest import self_test
-from microscale.text.formats import chat_format_for
+from microscale.text.byte_tokenizer import byte_tokenizer
+from microscale.text.formats import chat_format_for, self_test
 from support.scripted_service import VOCAB
 from support.tiny_tokenizers import tiny
 

@@ -87,8 +87,7 @@ def main() -> int:
     from microscale.cli.serving import run
     from microscale.engine.client.launch import Launch
     from microscale.engine.config import EngineConfig
-    from microscale.server.limits import Limits
-    from microscale.server.options import ServeOptions
+    from microscale.server.options import Limits, ServeOptions
     from support.tiny_tokenizers import tiny
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from microscale.cli import COMMANDS, load
-from microscale.server.openapi import BODIES, SAYS
+from microscale.server.web.openapi import BODIES, SAYS
 
 HEADINGS = {
     "/v1/chat/completions": "Chat Completions",

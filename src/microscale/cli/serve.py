@@ -48,8 +48,8 @@ from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
 from microscale.models import embedded
 from microscale.models.load_format import LoadFormat
-from microscale.server.access import read_keys, read_origins
-from microscale.server.limits import Limits
+from microscale.server.options import read_keys, read_origins
+from microscale.server.options import Limits
 from microscale.server.options import ServeOptions
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ from microscale.integrations.ray_serve_options import RayOptions
 from microscale.integrations.ray_serve_prompt import prompt_text
 from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
-from microscale.server.anthropic.errors import OVERLOADED, error_reply, speaks_anthropic
-from microscale.server.error_replies import error_response
+from microscale.server.anthropic.error_replies import OVERLOADED, error_reply, speaks_anthropic
+from microscale.server.app import error_response
 from microscale.server.http.auth import ApiKeys, is_loopback
 from microscale.server.http.body import read_body
 from microscale.server.http.exchange import event_bytes
-from microscale.server.http.faults import ForeignName, error_json
+from microscale.server.http.error_replies import ForeignName, error_json
 
 log = logging.getLogger(__name__)
 TRIES = 3

@@ -20,9 +20,9 @@ from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
 from microscale.models import embedded, hub
 from microscale.models.load_format import LoadFormat
-from microscale.server.access import read_keys, read_origins
-from microscale.server.byte_tokenizer import byte_tokenizer
-from microscale.server.limits import Limits
+from microscale.server.options import read_keys, read_origins
+from microscale.text.byte_tokenizer import byte_tokenizer
+from microscale.server.options import Limits
 from microscale.server.options import ServeOptions
 from microscale.text.tokenizer import Tokenizer
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from microscale.engine.client.client import EngineClient
 from microscale.errors import MicroscaleError
-from microscale.server.http.faults import NoSuchModel
-from microscale.server.limits import Limits
-from microscale.server.metrics import Metrics
+from microscale.server.http.error_replies import NoSuchModel
+from microscale.server.monitoring.metrics import Metrics
 from microscale.server.openai.responses.store import ResponseStore
-from microscale.server.requests.ignored import IgnoredLog
+from microscale.server.options import Limits
+from microscale.server.requests.body import IgnoredLog
 from microscale.server.structured.check import GrammarChecker
 from microscale.text.chat_format import ChatFormat
 from microscale.text.tokenizer import Tokenizer

@@ -1,9 +1,4 @@
-"""The life of a server: bind, load, test, serve, drain.
-
-    bind ── engine loads ── self-test ── serve ──┬─ SIGTERM, Ctrl-C ── drain: 503 for what is new, the open finish ── 0
-                                                 └─ engine ends ────── 503 for all, a moment to be told ──────────── 1
-A second signal ends at once.
-"""
+"""RUNDOC"""
 
 from __future__ import annotations
 
@@ -13,7 +8,8 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -25,12 +21,36 @@ from microscale.errors import BadSetting, Draining, EngineDied
 from microscale.server.app import make_app
 from microscale.server.host import Host
 from microscale.server.http.connection import bounded_protocol
-from microscale.server.metrics import Metrics
+from microscale.server.monitoring.metrics import Metrics
 from microscale.server.options import ServeOptions
-from microscale.server.selftest import self_test
-from microscale.server.startup import StartClock
 from microscale.server.structured.check import GrammarChecker
-from microscale.text.formats import chat_format_for
+from microscale.text.formats import chat_format_for, self_test
+
+
+class StartClock:
+    """Cuts the time of a start where the engine tells of it.
+
+    engine: its process, its imports, the plan │ load: what has a progress bar, weights and kernels │ rest: graphs …
+    """
+
+    def __init__(self, on_progress: Callable[[int, int], None]) -> None:
+        """``on_progress`` hears the engine's progress through ``heard``."""
+        self._on_progress = on_progress
+        self._began = time.perf_counter()
+        self._loading: tuple[float, float] | None = None
+        """When progress was first told, and last."""
+
+    def heard(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        self._loading = (now if self._loading is None else self._loading[0], now)
+        self._on_progress(done, total)
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part until now, when the engine is ready."""
+        now = time.perf_counter()
+        first, last = self._loading or (now, now)
+        return {"engine": first - self._began, "load": last - first, "rest": now - last}
+
 
 log = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0

@@ -25,7 +25,7 @@ from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import outline
 from microscale.text.grammar import Schema, Turn
-from microscale.text.harmony.grammar import of_turn
+from microscale.text.harmony.format import of_turn
 from microscale.text.harmony.tokens import RETURN
 from support.chance_service import SCHEMA, harmony_vocabulary
 from support.chance_service import VOCAB as CHANCE_VOCAB

@@ -12,7 +12,7 @@ import pytest
 from microscale.server.anthropic.convert import chat_fields
 from microscale.server.anthropic.request import CountRequest
 from microscale.server.anthropic.thinking import carrying, display_of, effort_of
-from microscale.server.limits import Limits
+from microscale.server.options import Limits
 from support.anthropic_client import ASK, WEATHER
 from support.live_server import KEY, MODEL, Live, live
 

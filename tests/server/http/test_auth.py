@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from microscale.errors import MicroscaleError
-from microscale.server.error_replies import error_response
+from microscale.server.app import error_response
 from microscale.server.http.auth import AllowedHosts, ApiKeys
 from microscale.server.http.connection import owner_of
-from microscale.server.http.faults import NoSuchResponse
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import NoSuchResponse
 from microscale.server.openai.responses.store import Kept, ResponseStore
+from microscale.server.options import Limits
 
 
 def call(

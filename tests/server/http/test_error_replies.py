@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from microscale.server.error_replies import add_error_handlers
+from microscale.server.app import add_error_handlers
 
 SECRET = "a path and a prompt"
 

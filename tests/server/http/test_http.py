@@ -17,9 +17,9 @@ import httpx2 as httpx
 import pytest
 
 from microscale.errors import BadSetting
-from microscale.server.access import read_origins
 from microscale.server.http.body import unzip
-from microscale.server.http.faults import BodyTooLarge
+from microscale.server.http.error_replies import BodyTooLarge
+from microscale.server.options import read_origins
 from support.browser import chromium
 from support.live_server import KEY, SEEDS, Live, live
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microscale.server.http import faults
-from microscale.server.openai.chat.request import ChatRequest
-from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.chat.schema import ChatRequest
+from microscale.server.openai.completions.schema import CompletionRequest
 from microscale.server.requests.body import Body
 from microscale.server.requests.fields import MARKS, ONLY
 from microscale.server.requests.parsing import parse

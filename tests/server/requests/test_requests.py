@@ -11,10 +11,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from microscale.server.http.faults import BadField
-from microscale.server.openai.chat.request import ChatRequest
-from microscale.server.openai.completions.request import CompletionRequest
-from microscale.server.requests.ignored import IGNORED_HEADER, MAX_NAMED
+from microscale.server.http.error_replies import BadField
+from microscale.server.openai.chat.schema import ChatRequest
+from microscale.server.openai.completions.schema import CompletionRequest
+from microscale.server.requests.body import IGNORED_HEADER, MAX_NAMED
 from microscale.server.requests.parsing import parse
 from support.live_server import KEY, SEEDS, Live, live
 

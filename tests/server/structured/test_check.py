@@ -10,7 +10,7 @@ import pytest
 
 from microscale.engine.grammar import Vocabulary
 from microscale.errors import QueueFull
-from microscale.server.http.faults import BadField
+from microscale.server.http.error_replies import BadField
 from microscale.server.structured import check as structured_check
 from microscale.server.structured.check import GrammarChecker, Part
 

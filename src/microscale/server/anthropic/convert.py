@@ -24,13 +24,17 @@ from microscale.server.anthropic.input_blocks import (
 from microscale.server.anthropic.request import CountRequest, HostedTool, MessagesRequest
 from microscale.server.anthropic.thinking import carried, effort_of
 from microscale.server.anthropic.tools import arguments_of, custom_tools, tool_choice_of, tool_specs
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
-from microscale.server.requests.body import MANY
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.ignored import NAME, Ignored
-from microscale.server.requests.message_builder import MessageBuilder
-from microscale.server.requests.messages import AssistantMessage, ChatMessage, Instruction, ToolMessage
+from microscale.server.http.error_replies import BadField
+from microscale.server.options import Limits
+from microscale.server.requests.body import MANY, NAME, Ignored
+from microscale.server.requests.chat import (
+    AssistantMessage,
+    ChatFields,
+    ChatMessage,
+    Instruction,
+    MessageBuilder,
+    ToolMessage,
+)
 from microscale.server.requests.response_format import SchemaFields
 from microscale.server.requests.sampling import SamplingFields
 from microscale.server.structured.output_format import OutputFormat, schema_format

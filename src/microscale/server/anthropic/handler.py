@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
 from microscale.server.anthropic import convert
-from microscale.server.anthropic.errors import REQUEST_ID, error_reply
+from microscale.server.anthropic.error_replies import REQUEST_ID, error_reply
 from microscale.server.anthropic.output_blocks import Blocks
 from microscale.server.anthropic.replies import (
     BlockDelta,
@@ -36,17 +36,16 @@ from microscale.server.anthropic.replies import (
 from microscale.server.anthropic.request import CountRequest, MessagesRequest
 from microscale.server.anthropic.thinking import display_of
 from microscale.server.anthropic.tools import eager_tools
-from microscale.server.choice import Choice, Step, flaws_of
-from microscale.server.encoding import TextSlot, encode
-from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
-from microscale.server.generation import FastPath, generate
+from microscale.server.generation.choice import Choice, Step, flaws_of
+from microscale.server.generation.engine_requests import Ask, num_choices, requests, sampling_params
+from microscale.server.generation.prompt import ChatPrompt, output_of, render
+from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import TextSlot, encode
+from microscale.server.http.error_replies import BadField, SlowReader, code_of
 from microscale.server.http.exchange import Exchange, event_bytes
-from microscale.server.http.faults import BadField, SlowReader, code_of
-from microscale.server.prompts import ChatPrompt, output_of, render
-from microscale.server.reading import tell_ignored
 from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.parsing import parse
+from microscale.server.requests.parsing import parse, tell_ignored
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import OutputFormat
 from microscale.text.events import Kind

@@ -29,7 +29,7 @@ from microscale.server.anthropic.replies import (
 )
 from microscale.server.anthropic.thinking import Display, carrying
 from microscale.server.anthropic.tools import input_of
-from microscale.server.encoding import encode
+from microscale.server.http.encoding import encode
 from microscale.text.events import Kind
 from microscale.text.output import Delta
 

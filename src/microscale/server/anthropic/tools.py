@@ -6,8 +6,8 @@ import json
 from typing import Any, Literal
 
 from microscale.server.anthropic.request import CountRequest, CustomTool, HostedTool
-from microscale.server.http.faults import BadField
-from microscale.server.requests.tools import Function, FunctionName, NamedTool, ToolSpec
+from microscale.server.http.error_replies import BadField
+from microscale.server.requests.chat import Function, FunctionName, NamedTool, ToolSpec
 
 INVALID = "INVALID_JSON"
 """The key of tool input that is no JSON object, as Anthropic's guide to streaming has it."""

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
 from microscale.server.http.connection import OWNER
-from microscale.server.http.faults import ForeignName, Unauthorized
+from microscale.server.http.error_replies import ForeignName, Unauthorized
 
 Refuse = Callable[[MicroscaleError, Scope], Response]
 

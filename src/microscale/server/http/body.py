@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from microscale.server.http.faults import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
+from microscale.server.options import Limits
 
 DISCARD_FACTOR = 64
 """How many times the largest body is read and dropped before a client that sends more is hung up on."""

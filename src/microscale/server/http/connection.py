@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from microscale.server.limits import Limits
+from microscale.server.options import Limits
 
 WIRE = "microscale.wire"
 """In a request's ``scope["state"]``: its ``Wire``."""

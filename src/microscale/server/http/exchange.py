@@ -15,8 +15,8 @@ from starlette.types import Scope, Send
 
 from microscale.errors import MicroscaleError
 from microscale.server.http.connection import WIRE, Wire
-from microscale.server.http.faults import SlowReader, error_headers, error_json, fault_of
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import SlowReader, error_headers, error_json, fault_of
+from microscale.server.options import Limits
 
 log = logging.getLogger(__name__)
 STREAM_HEADERS = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType
 
 from microscale.engine.output import Output
-from microscale.server.choice import Step
+from microscale.server.generation.choice import Step
 from microscale.text.events import Kind
 from microscale.text.output import ChatOutput, PlainOutput
 from microscale.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from msgspec import Struct
 from starlette.responses import Response
 
-from microscale.server.encoding import json_response
 from microscale.server.host import Host
+from microscale.server.http.encoding import json_response
 
 
 class Model(Struct, frozen=True):

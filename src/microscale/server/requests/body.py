@@ -1,13 +1,10 @@
-"""JSON objects of requests, and the rule for keys that no field reads.
-
-Clients send more every month, and hand back what they got with keys of their own. So a key that we do not know is
-passed over and named, in the log and in the reply's header ``x-microscale-ignored``. A key that we know and cannot
-honour (``ONLY``) is a 400, since passing it over would give another answer than was asked for.
-"""
+"""BODYDOC"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -50,3 +47,70 @@ class Body(BaseModel):
                 told = "is not supported with this value" if only.values else "is not supported"
                 raise PydanticCustomError(kind, "{told}: {why}", {"field": name, "told": told, "why": only.why})
         return self
+
+
+log = logging.getLogger(__name__)
+IGNORED_HEADER = "x-microscale-ignored"
+"""In which a reply names them."""
+MAX_NAMED = 32
+"""Ignored keys that one reply names."""
+MAX_LOGGED = 256
+"""Ignored keys that one process logs: the names are the clients', and there is no end to them."""
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Ignored(NamedTuple):
+    """A key that was passed over."""
+
+    path: str
+    """``messages.parsed``: without indices, so that a long conversation names it once."""
+    is_harmless: bool
+    """We know the key and why it may be passed over."""
+
+
+def ignored_keys(body: Body) -> list[Ignored]:
+    """The keys of ``body`` and of everything in it that nothing reads, each once, in the order of their places."""
+    return list(dict.fromkeys(_walk(body, "")))
+
+
+def _walk(body: Body, path: str) -> Iterator[Ignored]:
+    for name, value in (body.model_extra or {}).items():
+        if value is not None and name not in body.ONLY:
+            yield Ignored(_joined(path, name), name in body.HARMLESS)
+    for name in body.passed_over():
+        yield Ignored(_joined(path, name), False)
+    for name, value in body.__dict__.items():
+        if isinstance(value, Body):
+            yield from _walk(value, _joined(path, name))
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for item in value:
+                yield from _walk(item, _joined(path, name))
+
+
+def _joined(path: str, name: str) -> str:
+    # Names go into a header and into the log; who sends them chooses them.
+    shown = name.rstrip("_") if NAME.fullmatch(name) else "?"
+    return f"{path}.{shown}" if path else shown
+
+
+class IgnoredLog:
+    """Logs each ignored key once per process."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, keys: Sequence[Ignored]) -> None:
+        for key in keys:
+            if key.path in self._told or len(self._told) >= MAX_LOGGED:
+                continue
+            self._told.add(key.path)
+            why = "it cannot change the answer" if key.is_harmless else "it is not known here"
+            log.warning("The request's key %s is ignored: %s.", key.path, why)
+            if len(self._told) == MAX_LOGGED:
+                log.warning("%d ignored keys were logged; further ones are named in replies only.", MAX_LOGGED)
+
+
+def ignored_header(keys: Sequence[Ignored]) -> str:
+    """The value of ``x-microscale-ignored``."""
+    named = [key.path for key in keys[:MAX_NAMED]]
+    return ", ".join([*named, "..."] if len(keys) > MAX_NAMED else named)

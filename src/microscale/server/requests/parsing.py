@@ -1,4 +1,4 @@
-"""From a body's bytes to a request, or to an error that names the field at fault."""
+"""PARSEDOC"""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from microscale.server.http.faults import BadField
-from microscale.server.requests.body import MANY, Body
-from microscale.server.requests.ignored import Ignored, ignored_keys
+from microscale.server.host import Host
+from microscale.server.http.error_replies import BadField
+from microscale.server.http.exchange import Exchange
+from microscale.server.requests.body import IGNORED_HEADER, MANY, Body, Ignored, ignored_header, ignored_keys
 
 T = TypeVar("T", bound=Body)
 MAX_CONTAINERS = 2 * MANY
@@ -72,3 +73,18 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif _FIELD.fullmatch(part) and part not in _VARIANTS:
             path += f".{part}" if path else part
     return path
+
+
+T = TypeVar("T", bound=Body)
+
+
+async def read_request(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
+    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
+    tell_ignored(host, ignored, exchange)
+    return request
+
+
+def tell_ignored(host: Host, ignored: list[Ignored], exchange: Exchange) -> None:
+    if ignored:
+        host.ignored.tell(ignored)
+        exchange.headers[IGNORED_HEADER] = ignored_header(ignored)

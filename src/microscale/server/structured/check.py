@@ -22,7 +22,7 @@ from microscale.engine.grammar import Vocabulary
 from microscale.engine.protocol.frames import HEADER, frame
 from microscale.engine.protocol.messages import error_of
 from microscale.errors import BadRequest, MicroscaleError, QueueFull
-from microscale.server.http.faults import BadField
+from microscale.server.http.error_replies import BadField
 from microscale.server.structured.worker import Fault, Words
 
 COMMAND = (sys.executable, "-P", "-m", "microscale.server.structured.worker")

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from microscale.engine.sampling_params import MAX_GRAMMAR
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField
-from microscale.server.requests.chat import ChatFields
+from microscale.server.http.error_replies import BadField
+from microscale.server.requests.chat import ChatFields, NamedTool, ToolSpec
 from microscale.server.requests.response_format import StructuredFields
 from microscale.server.requests.sampling import SamplingFields
-from microscale.server.requests.tools import NamedTool, ToolSpec
 from microscale.server.structured.check import Part
 from microscale.server.structured.output_format import OutputFormat, read_output_format
 from microscale.text.chat_format import ChatFormat

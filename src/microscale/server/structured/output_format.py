@@ -13,8 +13,8 @@ import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import BadField
+from microscale.server.options import Limits
 from microscale.server.requests.response_format import JsonFormat, SchemaFields, SchemaFormat, StructuredFields
 from microscale.text import grammar as grammars
 from microscale.text.conversation import ResponseFormat

@@ -9,13 +9,13 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.http.faults import NoSuchItem, NoSuchResponse
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import NoSuchItem, NoSuchResponse
 from microscale.server.openai.responses.convert import kept_input, messages_of, new_items
 from microscale.server.openai.responses.input_items import InputMessage
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import Kept, KeptItem, ResponseStore
 from microscale.server.openai.responses.toolbox import Toolbox
+from microscale.server.options import Limits
 from support.live_server import KEY, MODEL, SEEDS, Live, live
 from support.scripted_service import NOT_FINITE, REFUSE
 

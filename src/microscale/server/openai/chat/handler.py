@@ -12,14 +12,15 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from microscale.engine.request import Finish
-from microscale.server.choice import Choice, Step, flaws_of
-from microscale.server.encoding import TextSlot, encode
-from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
-from microscale.server.generation import FastPath, generate
+from microscale.server.generation.choice import Choice, Step, flaws_of
+from microscale.server.generation.engine_requests import Ask, num_choices, requests, sampling_params
+from microscale.server.generation.prompt import ChatPrompt, output_of, render
+from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import TextSlot, encode
+from microscale.server.http.error_replies import BadField
 from microscale.server.http.exchange import Exchange, event_bytes
-from microscale.server.http.faults import BadField
-from microscale.server.openai.chat.replies import (
+from microscale.server.openai.chat.schema import (
     Call,
     CalledFunction,
     ChatChoice,
@@ -28,12 +29,11 @@ from microscale.server.openai.chat.replies import (
     ChatDelta,
     ChatMessage,
     ChatReply,
+    ChatRequest,
 )
-from microscale.server.openai.chat.request import ChatRequest
 from microscale.server.openai.logprobs import ChatLogprobs, ChatLogprobSorter, joined
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.prompts import ChatPrompt, output_of, render
-from microscale.server.reading import read_request
+from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import read_output_format
 from microscale.text.events import Kind

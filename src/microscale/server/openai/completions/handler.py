@@ -10,13 +10,13 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from microscale.server.choice import Choice, Step
-from microscale.server.encoding import TextSlot, encode
-from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
-from microscale.server.generation import FastPath, generate
+from microscale.server.generation.choice import Choice, Step
+from microscale.server.generation.engine_requests import Ask, num_choices, requests, sampling_params
+from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import TextSlot, encode
+from microscale.server.http.error_replies import BadField
 from microscale.server.http.exchange import Exchange, event_bytes
-from microscale.server.http.faults import BadField
 from microscale.server.openai.completions.logprobs import (
     LogprobWriter,
     ScoredToken,
@@ -25,10 +25,9 @@ from microscale.server.openai.completions.logprobs import (
     joined,
     prompt_logprobs,
 )
-from microscale.server.openai.completions.replies import PromptLogprob, TextChoice, TextReply
-from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.completions.schema import CompletionRequest, PromptLogprob, TextChoice, TextReply
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.reading import read_request
+from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import completion_grammar
 from microscale.text.output import Delta, PlainOutput
 

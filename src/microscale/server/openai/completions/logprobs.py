@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from microscale.engine.output import Output, Scored
-from microscale.server.openai.completions.replies import PromptLogprob, TextLogprobs
+from microscale.server.openai.completions.schema import PromptLogprob, TextLogprobs
 from microscale.server.openai.logprobs import finite, token_text
 from microscale.text.detokenize import Detokenizer
 from microscale.text.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from microscale.server.encoding import encode
-from microscale.server.http.faults import BadField
+from microscale.server.http.encoding import encode
+from microscale.server.http.error_replies import BadField
 from microscale.server.openai.responses.calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.input_items import (
     AnyItem,
@@ -31,9 +31,7 @@ from microscale.server.openai.responses.replies import Item as SaidItem
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import KeptItem, ResponseStore
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.message_builder import MessageBuilder
-from microscale.server.requests.messages import ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.chat import ChatFields, ChatMessage, Instruction, MessageBuilder, ToolMessage
 from microscale.server.requests.sampling import SamplingFields
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
-from microscale.server.choice import Choice, Step, flaws_of
-from microscale.server.encoding import encode
-from microscale.server.engine_requests import Ask, requests, sampling_params
-from microscale.server.generation import generate
+from microscale.server.generation.choice import Choice, Step, flaws_of
+from microscale.server.generation.engine_requests import Ask, requests, sampling_params
+from microscale.server.generation.prompt import output_of
+from microscale.server.generation.stream import generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import encode
+from microscale.server.http.error_replies import SlowReader, code_of, fault_of
 from microscale.server.http.exchange import Exchange
-from microscale.server.http.faults import SlowReader, code_of, fault_of
 from microscale.server.openai.logprobs import ChatLogprobSorter
 from microscale.server.openai.responses.convert import said_items, sampling_fields
 from microscale.server.openai.responses.output_items import Items
@@ -39,9 +40,8 @@ from microscale.server.openai.responses.request import SEALED_THOUGHTS, Response
 from microscale.server.openai.responses.store import Kept
 from microscale.server.openai.responses.tool_specs import PassedTool
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.prompts import output_of
-from microscale.server.reading import read_request
 from microscale.server.requests.body import Body
+from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 
 

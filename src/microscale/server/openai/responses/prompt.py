@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from microscale.server.generation.prompt import ChatPrompt, render
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField, NoSuchPrevious, NoSuchResponse
+from microscale.server.http.error_replies import BadField, NoSuchPrevious, NoSuchResponse
 from microscale.server.openai.responses.convert import chat_fields, messages_of, new_items
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import KeptItem
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.prompts import ChatPrompt, render
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.messages import AssistantMessage, ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, Instruction, ToolMessage
 from microscale.server.requests.response_format import TextFormat
 from microscale.server.structured.output_format import OutputFormat, text_format
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from microscale.server.http.faults import NoSuchItem, NoSuchResponse
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import NoSuchItem, NoSuchResponse
 from microscale.server.openai.responses.input_items import Item
+from microscale.server.options import Limits
 
 
 @dataclass(frozen=True)

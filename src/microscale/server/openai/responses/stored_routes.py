@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from microscale.server.encoding import encode
 from microscale.server.host import Host
 from microscale.server.http.connection import owner_of
-from microscale.server.http.faults import BadField, NoSuchItem
+from microscale.server.http.encoding import encode
+from microscale.server.http.error_replies import BadField, NoSuchItem
 from microscale.server.openai.responses.convert import shown
 from microscale.server.openai.responses.replies import Deleted, ItemList
 from microscale.server.openai.responses.store import KeptItem
-from microscale.server.requests.ignored import IGNORED_HEADER, NAME, Ignored, ignored_header
+from microscale.server.requests.body import IGNORED_HEADER, NAME, Ignored, ignored_header
 
 MOST_LISTED = 100
 DEFAULT_LISTED = 20

@@ -15,8 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Literal
 
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import BadField
 from microscale.server.openai.responses.tool_specs import (
     AllowedChoice,
     BuiltInTool,
@@ -29,7 +28,8 @@ from microscale.server.openai.responses.tool_specs import (
     ResponseTool,
     ToolChoice,
 )
-from microscale.server.requests.tools import Function, FunctionName, NamedTool, ToolSpec
+from microscale.server.options import Limits
+from microscale.server.requests.chat import Function, FunctionName, NamedTool, ToolSpec
 
 
 class ToolKind(StrEnum):

@@ -16,11 +16,11 @@ from microscale.engine.client.client import EngineClient
 from microscale.engine.client.stream import Stream
 from microscale.engine.output import Output
 from microscale.engine.request import Request
-from microscale.server.choice import Choice, Step
+from microscale.server.generation.choice import Choice, Step
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire
+from microscale.server.http.error_replies import SlowReader
 from microscale.server.http.exchange import Record
-from microscale.server.http.faults import SlowReader
 from microscale.text.events import Kind
 
 MAX_QUEUED = 4

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.server.host import Host
+from microscale.server.http.error_replies import BadField
 from microscale.server.http.exchange import Record
-from microscale.server.http.faults import BadField
 from microscale.server.requests.sampling import SamplingFields
 
 

@@ -8,8 +8,8 @@ from starlette.types import Scope
 from microscale import errors
 from microscale.errors import MicroscaleError
 from microscale.server.anthropic.replies import ErrorDetails, ErrorInfo, ErrorReply
-from microscale.server.encoding import encode
-from microscale.server.http.faults import error_headers, fault_of
+from microscale.server.http.encoding import encode
+from microscale.server.http.error_replies import error_headers, fault_of
 
 ROUTE = "/v1/messages"
 VERSION = b"anthropic-version"

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.messages import AssistantMessage, ChatMessage, Content, ToolMessage
+from microscale.server.http.error_replies import BadField
+from microscale.server.options import Limits
+from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, Content, ToolMessage
 from microscale.server.structured.output_format import check_schema
 from microscale.text.conversation import (
     Effort,

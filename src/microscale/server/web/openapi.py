@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from microscale.server.anthropic.errors import ROUTE
+from microscale.server.anthropic.error_replies import ROUTE
 from microscale.server.anthropic.request import CountRequest, MessagesRequest
-from microscale.server.openai.chat.request import ChatRequest
-from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.chat.schema import ChatRequest
+from microscale.server.openai.completions.schema import CompletionRequest
 from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.tokenize import DetokenizeRequest, TokenizeChat, TokenizeText
 from microscale.server.requests.body import Body

@@ -1,13 +1,15 @@
-"""Requests of ``/v1/completions``."""
+"""Requests and replies of ``/v1/completions``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
+from msgspec import UNSET, Struct, UnsetType
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from microscale.server.openai.usage import Usage
 from microscale.server.requests.body import MANY
 from microscale.server.requests.fields import MARKS, Strings, Tokens
 from microscale.server.requests.response_format import StructuredFields
@@ -52,3 +54,42 @@ class CompletionRequest(SamplingFields, StructuredFields):
                 "conflict", "may be 0 only with echo or prompt_logprobs; else at least 1", {"field": "max_tokens"}
             )
         return self
+
+
+class TextLogprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    """Null for the first token of a prompt: nothing stands before it."""
+    text_offset: list[int]
+
+
+class PromptLogprob(Struct, frozen=True):
+    """vLLM's, of one token at one place of a prompt."""
+
+    logprob: float
+    rank: int | None
+    """From 1; null for a token of the prompt that is not among the most likely that were asked for."""
+    decoded_token: str
+
+
+class TextChoice(Struct, frozen=True):
+    """The same in a stream and at once."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: TextLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    stop_reason: str | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class TextReply(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "text_completion"

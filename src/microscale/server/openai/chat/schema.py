@@ -1,13 +1,33 @@
-"""Replies of ``/v1/chat/completions``, whole and streamed. See ``encoding`` for ``UNSET`` and null."""
+"""Requests and replies of ``/v1/chat/completions``. See ``http.encoding`` for ``UNSET`` and null."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+from pydantic import BeforeValidator, Field
 
 from microscale.server.openai.logprobs import ChatLogprobs
 from microscale.server.openai.usage import Usage
+from microscale.server.requests.body import Only
+from microscale.server.requests.chat import ChatFields
+from microscale.server.requests.fields import CHAT_MARKS, ONLY, unset_if_minus_one
+from microscale.server.requests.response_format import StructuredFields
+from microscale.server.requests.sampling import SamplingFields
+
+
+class ChatRequest(SamplingFields, StructuredFields, ChatFields):
+    """``/v1/chat/completions``."""
+
+    HARMLESS = CHAT_MARKS
+    # Of the two kinds of completion this one has no prompt of its own to tell of.
+    ONLY: ClassVar[Mapping[str, Only]] = {**ONLY, "prompt_logprobs": Only((), "/v1/completions has it")}
+
+    max_completion_tokens: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(unset_if_minus_one)] = None
+    include_reasoning: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
 
 
 class CalledFunction(Struct, frozen=True):
