@@ -11,7 +11,7 @@ import pytest
 from microscale.backends.precision import make_precision
 from microscale.cli import COMMANDS
 from microscale.explain import Question, explain
-from microscale.server.web.openapi import BODIES, SAYS
+from microscale.server.web.openapi import BODIES, SUMMARIES
 from support.doc_commands import ROOT
 from tools.docs import figures, plot
 from tools.docs.assemble import GENERATED, glossary, page, sources
@@ -38,7 +38,7 @@ def test_every_option_of_every_command_is_on_the_page() -> None:
 
 def test_every_route_and_every_key_is_on_the_page() -> None:
     text = routes()
-    for (method, path), says in SAYS.items():
+    for (method, path), says in SUMMARIES.items():
         assert f"`{method.upper()} {path}` | {says[:20]}" in text.replace("\\", "")
     for bodies in BODIES.values():
         for body in bodies:

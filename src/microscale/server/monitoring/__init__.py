@@ -1,1 +1,1 @@
-"""What the server reports about itself: Prometheus metrics, and the routes /health, /load, /version, /plan, /metrics."""
+"""What the server reports about itself: /health, /load, /version, /plan, and /metrics for Prometheus."""

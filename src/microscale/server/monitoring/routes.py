@@ -23,17 +23,17 @@ class PlanReply(Struct, frozen=True):
     plan: str
     """Which kernel runs what, as a table."""
     start_s: Mapping[str, float]
-    """Seconds of the engine's start: its process, what it loaded, the rest."""
+    """Seconds per part of the engine's start: process, loading, the rest."""
     gpu: str | UnsetType = UNSET
     precision: str | UnsetType = UNSET
     decisions: Raw | UnsetType = UNSET
-    """By op, layer kind and batch size: the kernel, and why each other one does not run."""
+    """By op, layer kind and batch size: the kernel, and why each of the others does not run."""
     memory: Raw | UnsetType = UNSET
     """Bytes by what they hold."""
     predicted: Raw | UnsetType = UNSET
-    """Tokens per second of several batches and prompts, with the range that holds them nine times in ten."""
+    """Tokens per second for several batch and prompt sizes, with 90 % intervals."""
     speculative: Raw | UnsetType = UNSET
-    """Who drafts, what a step with drafts is predicted to cost, and the drafter's kernels where it has some."""
+    """The drafter, the predicted cost of a step with drafts, and the drafter's kernels if it has any."""
 
 
 class _Document(Struct, frozen=True):
@@ -52,13 +52,13 @@ def plan_reply(host: Host) -> PlanReply:
     ready = host.engine.ready
     common = (host.names[0], ready.vocab_size, ready.max_model_len)
     try:
-        told = msgspec.json.decode(ready.plan, type=_Document)
+        document = msgspec.json.decode(ready.plan, type=_Document)
     except msgspec.DecodeError:
-        # Another engine's: its text is all there is.
+        # Another kind of engine, whose plan is only text.
         return PlanReply(*common, ready.plan, host.start_s)
     return PlanReply(
-        *common, told.table, host.start_s, told.gpu, told.precision, told.decisions, told.memory, told.predicted,
-        told.speculative,
+        *common, document.table, host.start_s, document.gpu, document.precision, document.decisions, document.memory,
+        document.predicted, document.speculative,
     )  # fmt: skip
 
 
@@ -69,9 +69,9 @@ class VersionReply(Struct, frozen=True):
     version: str
 
 
-class Load(Struct, frozen=True):
+class ServerLoad(Struct, frozen=True):
     server_load: int
-    """Requests that are being answered, under vLLM's name."""
+    """Requests in progress, under vLLM's name."""
 
 
 class Health(Struct, frozen=True):
@@ -79,7 +79,7 @@ class Health(Struct, frozen=True):
     reason: str | UnsetType = UNSET
 
 
-def add_status(app: FastAPI, host: Host) -> None:
+def add_monitoring(app: FastAPI, host: Host) -> None:
     @app.get("/ping", response_model=None)
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -91,7 +91,7 @@ def add_status(app: FastAPI, host: Host) -> None:
 
     @app.get("/load", response_model=None)
     async def load() -> Response:
-        return json_response(Load(host.num_open))
+        return json_response(ServerLoad(host.num_open))
 
     @app.get("/version", response_model=None)
     async def version() -> Response:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
+from microscale.server.errors import BadField
 from microscale.server.generation.prompt import render
 from microscale.server.host import Host
 from microscale.server.http.encoding import encode
-from microscale.server.http.error_replies import BadField
 from microscale.server.http.exchange import Exchange
 from microscale.server.openai.logprobs import token_text
 from microscale.server.requests.body import Body
@@ -51,7 +51,7 @@ class Detokenized(Struct, frozen=True):
 
 
 async def tokenize(host: Host, body: bytes, exchange: Exchange) -> None:
-    """A text, or a conversation as it would be rendered."""
+    """Tokenize a text, or a conversation as it would be rendered."""
     try:
         text: TokenizeText | TokenizeChat = await read_request(host, TokenizeText, body, exchange)
     except BadField as error:

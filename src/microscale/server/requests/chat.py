@@ -1,4 +1,4 @@
-"""CHATDOC"""
+"""What becomes a prompt: messages, tools, and how to render them. Every API's request becomes ``ChatFields``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FunctionCall(Body):
 
 
 class PastCall(Body):
-    HARMLESS: ClassVar[Mapping[str, str]] = {"index": "calls stand in order"}
+    HARMLESS: ClassVar[Mapping[str, str]] = {"index": "calls are in order"}
 
     id: Name
     type: Literal["function"] = "function"
@@ -95,7 +95,7 @@ ChatMessage = Annotated[Instruction | AssistantMessage | ToolMessage, Field(disc
 
 
 class MessageBuilder:
-    """Builds the chat's messages. What an assistant thinks, says and calls in one go becomes one of them."""
+    """Builds messages from the parts of other APIs. An assistant's reasoning, text and calls become one message."""
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
@@ -142,7 +142,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 class TemplateOptions(Body):
-    """vLLM's ``chat_template_kwargs``: those that a model here has. The others are passed over."""
+    """vLLM's ``chat_template_kwargs``: those that a model here has. Others are ignored."""
 
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
@@ -155,13 +155,13 @@ class ChatFields(Body):
     tools: Annotated[list[ToolSpec], Field(max_length=MANY, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    """False: the turn ends with its first call."""
+    """If false, the turn ends with its first call."""
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """The last message is the assistant's and not yet complete: the answer goes on where it stops."""
+    """The last message is an incomplete one of the assistant's: the answer continues it."""
 
     @model_validator(mode="after")
     def _one_ending(self) -> Self:

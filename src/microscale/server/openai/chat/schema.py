@@ -21,8 +21,7 @@ class ChatRequest(SamplingFields, StructuredFields, ChatFields):
     """``/v1/chat/completions``."""
 
     HARMLESS = CHAT_MARKS
-    # Of the two kinds of completion this one has no prompt of its own to tell of.
-    ONLY: ClassVar[Mapping[str, Only]] = {**ONLY, "prompt_logprobs": Only((), "/v1/completions has it")}
+    ONLY: ClassVar[Mapping[str, Only]] = {**ONLY, "prompt_logprobs": Only((), "use /v1/completions")}
 
     max_completion_tokens: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(unset_if_minus_one)] = None
     include_reasoning: bool | None = None
@@ -35,12 +34,12 @@ class CalledFunction(Struct, frozen=True):
     name: str | UnsetType = UNSET
 
 
-class Call(Struct, frozen=True):
+class ChatToolCall(Struct, frozen=True):
     function: CalledFunction
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
     index: int | UnsetType = UNSET
-    """In a stream: a call comes in pieces."""
+    """In a stream, where a call arrives in pieces."""
 
 
 class ChatDelta(Struct, frozen=True):
@@ -48,8 +47,8 @@ class ChatDelta(Struct, frozen=True):
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    """The same text under the older name."""
-    tool_calls: list[Call] | UnsetType = UNSET
+    """The same text under an older name."""
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
@@ -77,7 +76,7 @@ class ChatMessage(Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -88,7 +87,7 @@ class ChatChoice(Struct, frozen=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
     stop_reason: str | UnsetType = UNSET
     flaws: list[str] | UnsetType = UNSET
-    """What was malformed in the model's output; none of its text is lost."""
+    """What was malformed in the model's output; no text is lost."""
 
 
 class ChatReply(Struct, frozen=True):

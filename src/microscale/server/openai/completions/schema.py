@@ -17,7 +17,7 @@ from microscale.server.requests.sampling import SamplingFields
 
 
 def _prompt_kind(value: object) -> str:
-    """By the first element: to try every kind on a long list would take as many times as long."""
+    """The variant, by the first element: trying every variant on a long list would take several times as long."""
     if not isinstance(value, list):
         return "Text"
     first = value[0] if value else None
@@ -34,24 +34,24 @@ Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields, StructuredFields):
-    """``/v1/completions``. A text prompt may hold control tokens by name: its format is the caller's."""
+    """``/v1/completions``. A text prompt may contain control tokens by name: the caller decides its format."""
 
     HARMLESS: ClassVar[Mapping[str, str]] = {**MARKS, "parallel_tool_calls": "a raw prompt has no tools"}
 
     prompt: Prompt
     add_special_tokens: bool | None = None
-    """False: nothing is put before a text prompt that its model expects there (Gemma's ``<bos>``)."""
+    """If false, tokens that the model expects before a text prompt (Gemma's ``<bos>``) are not added."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
-    """The prompt before the continuation; with ``logprobs`` its tokens too."""
+    """Return the prompt before the continuation; with ``logprobs``, its tokens too."""
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    """vLLM's: the most likely tokens at each place of the prompt."""
+    """A field of vLLM: the most likely tokens at each position of the prompt."""
 
     @model_validator(mode="after")
-    def _nothing_needs_a_reason(self) -> Self:
+    def _zero_tokens_need_scores(self) -> Self:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise PydanticCustomError(
-                "conflict", "may be 0 only with echo or prompt_logprobs; else at least 1", {"field": "max_tokens"}
+                "conflict", "must be at least 1, unless echo or prompt_logprobs is set", {"field": "max_tokens"}
             )
         return self
 
@@ -60,21 +60,21 @@ class TextLogprobs(Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    """Null for the first token of a prompt: nothing stands before it."""
+    """Null for the first token of a prompt."""
     text_offset: list[int]
 
 
 class PromptLogprob(Struct, frozen=True):
-    """vLLM's, of one token at one place of a prompt."""
+    """One candidate at one position of a prompt, in vLLM's format."""
 
     logprob: float
     rank: int | None
-    """From 1; null for a token of the prompt that is not among the most likely that were asked for."""
+    """From 1; null for a prompt token that is not among the requested most likely ones."""
     decoded_token: str
 
 
 class TextChoice(Struct, frozen=True):
-    """The same in a stream and at once."""
+    """The same in a stream and in a whole reply."""
 
     index: int
     text: str
