@@ -46,28 +46,20 @@ MAY_NOT_IMPORT: dict[str, set[str]] = {
     "explain": {"server", "cli"},
 }
 # Folder of the server → what else of the server it may import. The APIs meet in what they share, not in each other.
-SHARED_BY_APIS = {
-    "choice",
-    "encoding",
-    "engine_requests",
-    "generation",
-    "host",
-    "http",
-    "limits",
-    "prompts",
-    "reading",
-    "requests",
-}
+BASICS = {"errors", "options"}
+SHARED_BY_APIS = BASICS | {"generation", "host", "http", "requests"}
 SERVER_MAY_IMPORT: dict[str, set[str]] = {
-    "http": {"limits"},
-    "requests": {"http"},
-    "structured": {"host", "http", "limits", "requests"},
-    "web": set(),
+    "http": BASICS,
+    "requests": BASICS | {"host", "http"},
+    "structured": BASICS | {"host", "http", "requests"},
+    "generation": BASICS | {"host", "http", "requests", "structured"},
     "anthropic": SHARED_BY_APIS | {"structured"},
     "openai": SHARED_BY_APIS,
     "openai.chat": SHARED_BY_APIS | {"structured", "openai"},
     "openai.completions": SHARED_BY_APIS | {"structured", "openai"},
     "openai.responses": SHARED_BY_APIS | {"structured", "openai"},
+    # The page of the API describes the bodies of all of them.
+    "web": {"requests", "anthropic", "openai", "openai.chat", "openai.completions", "openai.responses"},
 }
 # Where kernels ask for an instruction. None of these features chooses a tile: measured tiles are in hardware/tiles.
 FEATURES_ASKED: dict[str, set[str]] = {

@@ -9,7 +9,7 @@ import pytest
 from microscale.bench.serve_client import BenchFailed
 from microscale.bench.serve_prompts import Prompts
 from microscale.models.embedded import FOLDER
-from microscale.server.byte_tokenizer import byte_tokenizer
+from microscale.text.byte_tokenizer import byte_tokenizer
 from microscale.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import tiny
 

@@ -13,7 +13,7 @@ import pytest
 from microscale.backends.precision import make_precision
 from microscale.cli import COMMANDS
 from microscale.explain import Question, explain
-from microscale.server.openapi import BODIES, SAYS
+from microscale.server.web.openapi import BODIES, SUMMARIES
 from support.doc_commands import ROOT
 from tools.docs import figures, plot, reference
 from tools.docs.assemble import glossary
@@ -40,7 +40,7 @@ def test_every_option_of_every_command_is_on_the_page() -> None:
 
 def test_every_route_and_every_key_is_on_the_page() -> None:
     text = routes()
-    for (method, path), says in SAYS.items():
+    for (method, path), says in SUMMARIES.items():
         assert f"`{method.upper()} {path}` | {says[:20]}" in text.replace("\\", "")
     for bodies in BODIES.values():
         for body in bodies:

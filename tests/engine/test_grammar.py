@@ -21,7 +21,7 @@ from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadRequest, QueueFull, Unsupported
 from microscale.models.config import LayerKind
 from microscale.text.grammar import Schema, Turn
-from microscale.text.harmony.grammar import of_turn
+from microscale.text.harmony.format import of_turn
 from microscale.text.harmony.parser import HarmonyParser
 from microscale.text.harmony.tokens import NAMES, RETURN, HarmonyTokens
 from microscale.text.output import ChatOutput

@@ -16,7 +16,7 @@ from microscale.cli.serve import serve
 from microscale.engine.config import EngineConfig
 from microscale.errors import BadSetting
 from microscale.integrations.ray_serve_options import NOT_GIVEN, OTHER_NAMES, Deployed, read_options
-from microscale.server.limits import Limits
+from microscale.server.options import RequestLimits
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"host", "port", "api_key"} | {"nnodes", "node_rank", "master_addr", "master_port", "rank_secret_file"}
@@ -26,7 +26,7 @@ several machines."""
 
 def test_every_option_of_the_server_is_an_argument() -> None:
     known = set(Deployed.__struct_fields__) | set(EngineConfig.__struct_fields__) - NOT_GIVEN | OTHER_NAMES.keys()
-    known |= {"speculative_config", *Limits.__dataclass_fields__}
+    known |= {"speculative_config", *RequestLimits.__dataclass_fields__}
     assert set(inspect.signature(serve).parameters) - ELSEWHERE <= known
     for name in ELSEWHERE:
         with pytest.raises(BadSetting, match=f"Unknown argument {name}"):

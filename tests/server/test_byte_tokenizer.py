@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from microscale.models.families import PRESETS
-from microscale.server.byte_tokenizer import MAX_ID, byte_tokenizer
+from microscale.text.byte_tokenizer import MAX_ID, byte_tokenizer
 from microscale.text.formats import chat_format_for
 from microscale.text.output import ChatOutput, PlainOutput
 

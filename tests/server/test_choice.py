@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from microscale.engine.output import Output
 from microscale.engine.request import Finish
-from microscale.server.choice import Choice, Step
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.text.harmony.parser import HarmonyParser
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.output import ChatOutput, PlainOutput
@@ -23,8 +23,8 @@ from support.tiny_tokenizers import tiny
 def test_every_token_id_is_on_one_step_in_order(tokens: list[int], cuts: list[int], plain: bool) -> None:
     ids = HarmonyTokens.of(tiny())
     output = PlainOutput(tiny(), stops=["e"]) if plain else ChatOutput(HarmonyParser(ids), stops=["e"])
-    choice = Choice(0, output, keep_outputs=True)
-    steps: list[Step] = []
+    choice = ChoiceOutput(0, output, keep_outputs=True)
+    steps: list[ChoiceStep] = []
     rest = [Output("r", token, finish=None) for token in tokens]
     rest[-1] = Output("r", tokens[-1], finish=Finish.LENGTH)
     fed = 0
@@ -63,7 +63,7 @@ def test_the_order_of_kinds_does_not_depend_on_what_arrives_together(text: str, 
     tokens = tiny().encode_with_control(text)
 
     def told(sizes: list[int]) -> list[tuple[str, str]]:
-        choice = Choice(0, ChatOutput(HarmonyParser(HarmonyTokens.of(tiny()))))
+        choice = ChoiceOutput(0, ChatOutput(HarmonyParser(HarmonyTokens.of(tiny()))))
         rest = [Output("r", token) for token in tokens[:-1]] + [Output("r", tokens[-1], finish=Finish.LENGTH)]
         letters = []
         for size in sizes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from microscale.engine.output import Stats
-from microscale.server.metrics import BETWEEN_TOKENS, Metrics
+from microscale.server.monitoring.metrics import BETWEEN_TOKENS, Metrics
 
 
 @given(st.lists(st.floats(0, 20) | st.sampled_from(BETWEEN_TOKENS), max_size=20))

@@ -13,7 +13,7 @@ from microscale.engine.speculation.length import DraftCosts
 from microscale.engine.speculation.speculation import describe_drafts
 from microscale.hardware.draft_costs import StepCurve
 from microscale.server.host import Host
-from microscale.server.plan import plan_reply
+from microscale.server.monitoring.routes import plan_reply
 
 TOLD: dict[str, Any] = {
     "table": "experts triton_w4a16",

@@ -10,20 +10,18 @@ import pytest
 
 from microscale.cli.serve import serve
 from microscale.errors import BadCheckpoint, BadSetting
-from microscale.server.access import read_keys
-from microscale.server.byte_tokenizer import byte_tokenizer
-from microscale.server.limits import Limits
-from microscale.server.metrics import Metrics
+from microscale.server.monitoring.metrics import Metrics
+from microscale.server.options import RequestLimits, read_keys
 from microscale.server.run import bind
-from microscale.server.selftest import self_test
-from microscale.text.formats import chat_format_for
+from microscale.text.byte_tokenizer import byte_tokenizer
+from microscale.text.formats import chat_format_for, self_test
 from support.scripted_service import VOCAB
 from support.tiny_tokenizers import tiny
 
 
 def test_every_limit_is_an_option() -> None:
     options = set(inspect.signature(serve).parameters)
-    assert {limit.name for limit in fields(Limits)} <= options
+    assert {limit.name for limit in fields(RequestLimits)} <= options
     known = "host port served_model_name api_key max_model_len max_num_seqs max_num_batched_tokens kv_cache_dtype"
     assert set(known.split()) <= options
 
@@ -52,12 +50,12 @@ def test_keys_come_from_both_options(tmp_path: Path) -> None:
 
 def test_bad_settings_are_one_sentence() -> None:
     with pytest.raises(BadSetting, match="max-n"):
-        Limits(max_n=0)
+        RequestLimits(max_n=0)
     with pytest.raises(BadSetting, match="metrics-prefix"):
         Metrics("m", "a b")
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
-        with pytest.raises(BadSetting, match="cannot be bound"):
+        with pytest.raises(BadSetting, match="is not available"):
             bind("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(BadSetting, match="no address"):
+    with pytest.raises(BadSetting, match="not an address"):
         bind("no such host.invalid", 80)

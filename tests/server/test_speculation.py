@@ -18,7 +18,7 @@ from microscale.engine.config import EngineConfig
 from microscale.engine.generate import Generation
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadSetting
-from microscale.server.byte_tokenizer import byte_tokenizer
+from microscale.text.byte_tokenizer import byte_tokenizer
 from support.loading import load_model
 from support.serve_command import PATIENCE_S, serving
 

@@ -87,8 +87,7 @@ def main() -> int:
     from microscale.cli.serving import run
     from microscale.engine.client.launch import Launch
     from microscale.engine.config import EngineConfig
-    from microscale.server.limits import Limits
-    from microscale.server.options import ServeOptions
+    from microscale.server.options import RequestLimits, ServeOptions
     from support.tiny_tokenizers import tiny
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -107,7 +106,7 @@ def main() -> int:
         names=(MODEL, "other-name", *told.pop("more_names", [])),
         port=0,
         keys=tuple(key.encode() for key in told.pop("keys")),
-        limits=Limits(**told.pop("limits", {})),
+        limits=RequestLimits(**told.pop("limits", {})),
         launch=Launch(command=(sys.executable, "-m", "microscale.engine.process", *factory)),
         on_ready=lambda ready, address: print(address, flush=True),
         **told,

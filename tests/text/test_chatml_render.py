@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from microscale.errors import BadCheckpoint, BadRequest
-from microscale.server.selftest import self_test
 from microscale.text.chat_template import FILE_NAME, ChatTemplate
 from microscale.text.chatml import tokens as names
 from microscale.text.chatml.format import ChatmlFormat
@@ -25,7 +24,7 @@ from microscale.text.conversation import (
     Tool,
     ToolCall,
 )
-from microscale.text.formats import chat_format_for
+from microscale.text.formats import chat_format_for, self_test
 from microscale.text.output import ChatOutput
 from microscale.text.template_prompt import lay_out
 from microscale.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from microscale.engine.grammar import Grammars, Vocabulary
-from microscale.text.gemma.grammar import of_turn
+from microscale.text.gemma.format import of_turn
 from microscale.text.grammar import ANY_OBJECT, Schema, Turn
 from support.tiny_gemma_text import tiny_gemma
 

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from microscale.errors import BadCheckpoint
-from microscale.server.selftest import self_test
 from microscale.text.chat_template import ChatTemplate
+from microscale.text.formats import self_test
 from microscale.text.gemma.format import GemmaFormat
 from microscale.text.gemma.tokens import GemmaTokens
 from support.tiny_gemma4 import CASES, random_gemma4, routers, to_modelopt, write_gemma4

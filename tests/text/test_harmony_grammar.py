@@ -7,7 +7,7 @@ import pytest
 
 from microscale.engine.grammar import Grammars, Vocabulary
 from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema, Turn, alone, choice, regex
-from microscale.text.harmony.grammar import of_turn
+from microscale.text.harmony.format import of_turn
 from support.tiny_tokenizers import library, tiny
 
 CITY = Schema({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from microscale.cli import COMMANDS, load
-from microscale.server.openapi import BODIES, SAYS
+from microscale.server.web.openapi import BODIES, SUMMARIES
 from tools.docs.links import ROOT
 
 HEADINGS = {
@@ -94,13 +94,13 @@ def _escaped(text: str, *, table: bool = True) -> str:
 
 
 def routes() -> str:
-    """A table of all routes, then the keys of each request body."""
-    rows = [f"| `{method.upper()} {path}` | {_escaped(says)} |\n" for (method, path), says in SAYS.items()]
+    """A table of all routes, then the keys of each body."""
+    rows = [f"| `{method.upper()} {path}` | {_escaped(says)} |\n" for (method, path), says in SUMMARIES.items()]
     parts = ["| route | what it does |\n| --- | --- |\n", *rows]
     for path, bodies in BODIES.items():
         if path not in HEADINGS:  # takes what another route takes
             continue
-        parts.append(f"\n## {HEADINGS[path]}\n\n`POST {path}`: {_escaped(SAYS['post', path])}\n")
+        parts.append(f"\n## {HEADINGS[path]}\n\n`POST {path}`: {_escaped(SUMMARIES['post', path])}\n")
         for body in bodies:
             schema = body.model_json_schema(ref_template="{model}")
             parts.append(f"\n**{body.__name__}**\n\n| key | type |\n| --- | --- |\n")

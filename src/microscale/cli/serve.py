@@ -48,14 +48,12 @@ from microscale.engine.protocol.messages import Ready
 from microscale.engine.speculation.config import parse_config
 from microscale.models import embedded
 from microscale.models.config import LoadFormat
-from microscale.server.access import read_keys, read_origins
-from microscale.server.limits import Limits
-from microscale.server.options import ServeOptions
+from microscale.server.options import RequestLimits, ServeOptions, read_keys, read_origins
 
 if TYPE_CHECKING:
     from microscale.text.tokenizer import Tokenizer
 
-DEFAULTS = Limits()
+DEFAULTS = RequestLimits()
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -160,7 +158,7 @@ def serve(
 ) -> None:
     """Serve a model with OpenAI's API. Without a MODEL this serves the embedded one, a toy to try it with."""
     given = locals()  # options have the names of the limits; a test holds them together
-    limits = Limits(**{name: given[name] for name in Limits.__dataclass_fields__})
+    limits = RequestLimits(**{name: given[name] for name in RequestLimits.__dataclass_fields__})
     env = settings.load()
     launched = settings.torchrun()
     if launched is None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import uvloop
 
 from microscale.models import embedded, hub
-from microscale.server.byte_tokenizer import byte_tokenizer
 from microscale.server.options import ServeOptions
 from microscale.server.run import serve
+from microscale.text.byte_tokenizer import byte_tokenizer
 from microscale.text.tokenizer import Tokenizer
 
 

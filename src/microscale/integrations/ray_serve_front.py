@@ -29,12 +29,13 @@ from microscale.integrations.ray_serve_options import RayOptions
 from microscale.integrations.ray_serve_prompt import prompt_text
 from microscale.integrations.ray_serve_replica import log_with_ray
 from microscale.integrations.ray_serve_request import Asked, Head, plain_scope
-from microscale.server.anthropic.errors import OVERLOADED, error_reply, speaks_anthropic
-from microscale.server.error_replies import error_response
+from microscale.server.anthropic.error_replies import OVERLOADED, error_reply, speaks_anthropic
+from microscale.server.app import error_response
+from microscale.server.errors import HostNotAllowed
 from microscale.server.http.auth import ApiKeys, is_loopback
 from microscale.server.http.body import read_body
+from microscale.server.http.error_replies import error_json
 from microscale.server.http.exchange import event_bytes
-from microscale.server.http.faults import ForeignName, error_json
 
 log = logging.getLogger(__name__)
 TRIES = 3
@@ -91,7 +92,7 @@ class Front:
         request = Request(scope, receive)
         address = (scope.get("server") or ("",))[0]
         if self._keys is None and not self._options.deployed.allow_without_key and not is_loopback(address):
-            raise ForeignName(f"{OPEN}: give the application api_key_file, or allow_without_key.")
+            raise HostNotAllowed(f"{OPEN}: give the application api_key_file, or allow_without_key.")
         is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         headers = list(scope["headers"])
         body = b""

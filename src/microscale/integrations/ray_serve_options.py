@@ -20,10 +20,8 @@ from microscale.errors import BadSetting
 from microscale.integrations.prefix_routing import KIB_PER_REQUEST, MAX_ENTRIES
 from microscale.models import embedded, hub
 from microscale.models.config import LoadFormat
-from microscale.server.access import read_keys, read_origins
-from microscale.server.byte_tokenizer import byte_tokenizer
-from microscale.server.limits import Limits
-from microscale.server.options import ServeOptions
+from microscale.server.options import RequestLimits, ServeOptions, read_keys, read_origins
+from microscale.text.byte_tokenizer import byte_tokenizer
 from microscale.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -78,7 +76,7 @@ class RayOptions:
 
     deployed: Deployed
     engine: EngineConfig
-    limits: Limits
+    limits: RequestLimits
 
     @property
     def max_replicas(self) -> int:
@@ -138,7 +136,7 @@ def _tokenizer(name: str, *, offline: bool, is_dummy: bool) -> Tokenizer:
 def read_options(arguments: Mapping[str, Any]) -> RayOptions:
     """Arguments as Ray hands them to an app builder. What is unknown or wrong is refused, by name."""
     engine_names = set(EngineConfig.__struct_fields__) - NOT_GIVEN
-    limit_names = {field.name for field in fields(Limits)}
+    limit_names = {field.name for field in fields(RequestLimits)}
     own_names = set(Deployed.__struct_fields__)
     known = own_names | engine_names | limit_names | OTHER_NAMES.keys() | {"speculative_config"}
     if unknown := arguments.keys() - known:
@@ -148,7 +146,7 @@ def read_options(arguments: Mapping[str, Any]) -> RayOptions:
     options = RayOptions(
         _converted({n: v for n, v in arguments.items() if n in own_names}, Deployed),
         _converted({"model": embedded.NAME, **engine, "speculative": _drafts(arguments)}, EngineConfig),
-        _converted({n: v for n, v in arguments.items() if n in limit_names}, Limits),
+        _converted({n: v for n, v in arguments.items() if n in limit_names}, RequestLimits),
     )
     if options.max_replicas < options.deployed.min_replicas:
         raise BadSetting("max_replicas is below min_replicas.")

@@ -1,23 +1,94 @@
-"""What decides how a model is served. Needs none of the server's packages: the command line makes it before them."""
+"""The options of a server. Imports none of the server's packages: the command line makes these before loading them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from microscale.engine.client.launch import Launch
 from microscale.engine.config import EngineConfig
 from microscale.engine.protocol.messages import Ready
-from microscale.server.limits import Limits
+from microscale.errors import BadSetting
 
 if TYPE_CHECKING:
     from microscale.text.tokenizer import Tokenizer
 
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one client may ask of the server. A request beyond a limit is refused with an error that names the limit.
+
+    The command line has an option of the same name for each.
+    """
+
+    max_body_bytes: int = 4 * MIB
+    """A prompt of 131072 token ids takes 1 MiB."""
+    max_header_bytes: int = 32 * 1024
+    max_n: int = 16
+    max_choices: int = 64
+    """Prompts of one request times ``n``."""
+    max_stop_strings: int = 16
+    max_logit_bias: int = 512
+    max_messages: int = 2048
+    max_tools: int = 128
+    max_schema_depth: int = 32
+    max_schema_bytes: int = 64 * 1024
+    """Per tool or output format, as JSON."""
+    compile_timeout_s: float = 2.0
+    """For all grammars of one request."""
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 * MIB
+    """For all responses that are stored for ``previous_response_id``, including their conversations."""
+    read_timeout_s: float = 30.0
+    """For a request's head, and again for its body."""
+    write_timeout_s: float = 30.0
+    """How long a client may leave a full socket unread before its request is aborted."""
+    max_unread_tokens: int = 8192
+    """How far a client may fall behind the engine before its request is aborted."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if getattr(self, limit.name) <= 0:
+                raise BadSetting(f"--{limit.name.replace('_', '-')} must be greater than 0.")
+
+
+def read_keys(keys: list[str], file: Path | None) -> tuple[bytes, ...]:
+    """The keys of ``--api-key`` and ``--api-key-file``. An empty file is an error: it would leave the server open."""
+    found = list(keys)
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadSetting(f"--api-key-file {file} cannot be read: {error}.") from None
+        found += [line for line in lines if line]
+        if not any(lines):
+            raise BadSetting(f"--api-key-file {file} contains no key; write one per line.")
+    if not all(key.strip() and key.isascii() and key.isprintable() for key in found):
+        raise BadSetting("An API key is empty or cannot be sent in a header; use printable ASCII.")
+    return tuple(key.strip().encode() for key in found)
+
+
+def read_origins(origins: list[str], *, has_keys: bool) -> tuple[str, ...]:
+    """The origins of ``--allowed-origin``. Without a key, ``*`` would let every page on the web use the server."""
+    for origin in origins:
+        if origin == "*":
+            if not has_keys:
+                raise BadSetting("--allowed-origin '*' lets every web page call this server; set --api-key-file too.")
+            continue
+        parts = urlsplit(origin)
+        if not parts.scheme or not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
+            raise BadSetting(f"--allowed-origin {origin!r} is not an origin; write it as https://chat.example:8080.")
+    return tuple(origins)
+
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What decides how a model is served."""
+    """How a model is served."""
 
     engine: EngineConfig
     tokenizer: Tokenizer
@@ -28,11 +99,11 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     strict_requests: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     metrics_prefix: str = "microscale"
     drain_s: float = 30.0
     strict_eos: bool = True
-    """Whether the model's end tokens must be the tokenizer's; random weights have another's."""
+    """Whether the model's end tokens must be the tokenizer's. False for random weights, which use another tokenizer."""
     launch: Launch = field(default_factory=Launch)
     on_ready: Callable[[Ready, str], None] = lambda ready, address: None
-    """Hears what was loaded and where it is served."""
+    """Called with the engine's description and the server's address once the server is ready."""

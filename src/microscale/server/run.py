@@ -1,8 +1,8 @@
-"""The life of a server: bind, load, test, serve, drain.
+"""The life of a server: bind, load, self-test, serve, drain.
 
-    bind ── engine loads ── self-test ── serve ──┬─ SIGTERM, Ctrl-C ── drain: 503 for what is new, the open finish ── 0
-                                                 └─ engine ends ────── 503 for all, a moment to be told ──────────── 1
-A second signal ends at once.
+    bind ── engine loads ── self-test ── serve ──┬─ SIGTERM, Ctrl-C ── drain: open requests finish, new get 503 ── 0
+                                                 └─ engine ends ────── every request gets 503 for 2 s ──────────── 1
+A second signal stops the server immediately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -21,29 +22,52 @@ import uvicorn
 
 from microscale.engine.client.client import EngineClient
 from microscale.engine.grammar import Vocabulary
-from microscale.errors import BadSetting, Draining, EngineDied
+from microscale.errors import BadSetting, EngineDied
+from microscale.server import errors
 from microscale.server.app import make_app
 from microscale.server.host import Host
 from microscale.server.http.connection import bounded_protocol
-from microscale.server.metrics import Metrics
+from microscale.server.monitoring.metrics import Metrics
 from microscale.server.options import ServeOptions
-from microscale.server.selftest import self_test
-from microscale.server.startup import StartClock
 from microscale.server.structured.check import GrammarChecker
-from microscale.text.formats import chat_format_for
+from microscale.text.formats import chat_format_for, self_test
 
 log = logging.getLogger(__name__)
-LAST_WORDS_S = 2.0
-"""How long clients are still told that the engine has ended."""
+ENGINE_ENDED_S = 2.0
+"""How long clients still get an error reply after the engine has ended."""
 SHUTDOWN_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SEND_BUFFER_BYTES = 128 * 1024
-"""Of a connection, in the kernel; Linux grants twice that. Left alone it grows to 4 MB: ten thousand events that the
-engine would make for a client that reads none of them."""
+"""The kernel's send buffer per connection; Linux grants twice that. By default it grows to 4 MB: ten thousand events
+that the engine would compute for a client that reads none of them."""
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to us: it would end the process by them after the drain."""
+class StartClock:
+    """Times the parts of a start, as the server's process sees them.
+
+    engine: process, imports, plan │ load: while progress is reported, weights and kernels │ rest: graphs and the like
+    """
+
+    def __init__(self, on_progress: Callable[[int, int], None]) -> None:
+        self._on_progress = on_progress
+        self._began = time.perf_counter()
+        self._loading: tuple[float, float] | None = None
+        """The times of the first and of the last progress report."""
+
+    def progress(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        self._loading = (now if self._loading is None else self._loading[0], now)
+        self._on_progress(done, total)
+
+    def parts(self) -> dict[str, float]:
+        """Seconds per part. Call it when the engine is ready."""
+        now = time.perf_counter()
+        first, last = self._loading or (now, now)
+        return {"engine": first - self._began, "load": last - first, "rest": now - last}
+
+
+class UvicornServer(uvicorn.Server):
+    """Leaves signals to us: uvicorn would raise them again after the drain and end the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -51,19 +75,19 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The address, before anything is loaded: one that is taken is known at once."""
+    """Bind the address before anything is loaded, so that an address in use is reported immediately."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError, OverflowError) as error:
-        raise BadSetting(f"--host {host} --port {port} is no address: {error}.") from None
+        raise BadSetting(f"--host {host} --port {port} is not an address: {error}.") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise BadSetting(f"{host}:{port} cannot be bound ({error.strerror}); choose another --port.") from None
+        raise BadSetting(f"{host}:{port} is not available ({error.strerror}); choose another --port.") from None
     return bound
 
 
@@ -73,7 +97,7 @@ def address_of(bound: socket.socket) -> str:
 
 
 async def serve(options: ServeOptions) -> int:
-    """Serve until a signal or the engine's end; the exit status."""
+    """Serve until a signal arrives or the engine ends; return the exit status."""
     with bind(options.host, options.port) as bound:
         async with open_host(options) as host:
             return await _serve(host, options, bound)
@@ -81,7 +105,7 @@ async def serve(options: ServeOptions) -> int:
 
 @contextlib.asynccontextmanager
 async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
-    """Load the model and test it; what every request needs, until the end of the block."""
+    """Load the model and self-test it; yield what every request needs."""
     chat_format = chat_format_for(options.tokenizer)
     metrics = Metrics(options.names[0], options.metrics_prefix)
     tokenizer = options.tokenizer
@@ -93,7 +117,7 @@ async def open_host(options: ServeOptions) -> AsyncIterator[Host]:
         split_pattern=vocabulary.split,
     )
     clock = StartClock(options.launch.on_progress)
-    launch = replace(options.launch, on_progress=clock.heard)
+    launch = replace(options.launch, on_progress=clock.progress)
     async with await EngineClient.start(config, launch) as engine:
         ready, start_s = engine.ready, clock.parts()
         eos = ready.eos_token_ids if options.strict_eos else ()
@@ -133,8 +157,8 @@ async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int
         proxy_headers=False,
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
-    server = Server(config)
-    # What is loaded stays, the routes included: the collector need not walk through it again and again.
+    server = UvicornServer(config)
+    # What is loaded now stays loaded, so the garbage collector need not scan it again and again.
     gc.collect()
     gc.freeze()
     loop = asyncio.get_running_loop()
@@ -163,16 +187,16 @@ async def _serve(host: Host, options: ServeOptions, bound: socket.socket) -> int
 
 async def _engine_ended(host: Host, end: EngineDied) -> int:
     host.closing = end
-    log.error("The engine has ended, and the server ends with it: %s", end)
-    await asyncio.sleep(LAST_WORDS_S)
+    log.error("The engine has ended, so the server stops: %s", end)
+    await asyncio.sleep(ENGINE_ENDED_S)
     return 1
 
 
 async def _drain(host: Host, within_s: float, stop: asyncio.Event) -> int:
-    """Let open requests finish. A second signal ends them."""
+    """Let open requests finish. A second signal aborts them."""
     stop.clear()
-    host.closing = Draining("The server is about to stop and takes no new requests.")
-    log.info("Stopping: open requests have %g s to finish; a second signal ends them now.", within_s)
+    host.closing = errors.shutting_down()
+    log.info("Shutting down: open requests have %g s to finish. A second signal stops immediately.", within_s)
     draining = asyncio.create_task(host.engine.drain(within_s))
     again = asyncio.create_task(stop.wait())
     await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
@@ -181,12 +205,12 @@ async def _drain(host: Host, within_s: float, stop: asyncio.Event) -> int:
         draining.cancel()
         await asyncio.wait((draining,))
         await host.engine.close()
-        log.info("Stopped at once.")
+        log.info("Stopped immediately.")
         return 1
     try:
         num_aborted = draining.result()
     except EngineDied as error:
         log.error("The engine did not drain: %s", error)
         return 1
-    log.info("Stopped; %d requests were cut off.", num_aborted)
+    log.info("Stopped; %d requests were aborted.", num_aborted)
     return 0

@@ -45,7 +45,7 @@ WIDE_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust
 _STEP, _JOIN = "microscale_step", "microscale_join"
 
 
-class Refused(jinja2.TemplateError):
+class TemplateRefusal(jinja2.TemplateError):
     """The template itself says that a conversation cannot be rendered."""
 
 
@@ -86,7 +86,7 @@ class ChatTemplate:
                 size += len(piece)
                 _check_size(size)
                 pieces.append(piece)
-        except Refused as exc:
+        except TemplateRefusal as exc:
             raise BadRequest(f"The model's chat template refuses the conversation: {exc}.") from exc
         except (
             jinja2.TemplateError,
@@ -117,7 +117,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             self.globals.pop(name, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Counted().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = _StepCounter().visit(super()._parse(source, name, filename))
         return tree.set_environment(self)  # type: ignore[return-value]
 
     def wrap_str_format(self, value: Any) -> None:
@@ -151,7 +151,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return found
 
 
-class _Counted(NodeTransformer):
+class _StepCounter(NodeTransformer):
     """Puts a step at the beginning of every loop's body and every macro's, and bounds ``a ~ b``."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -205,7 +205,7 @@ def _check_size(size: int) -> None:
 
 
 def _refuse(message: object) -> str:
-    raise Refused(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def _to_json(

@@ -41,7 +41,7 @@ class Delta:
 
 
 @dataclass(slots=True)
-class _Parts:
+class _DeltaParts:
     """Texts of events, by kind."""
 
     reasoning: list[str] = field(default_factory=list)
@@ -112,7 +112,7 @@ class ChatOutput:
         self._pending += token_ids
         if self.ended:
             return None
-        parts = _Parts()
+        parts = _DeltaParts()
         for token in token_ids:
             self._sort(self._parser.feed(token), parts)
             if self.kinds is not None:
@@ -135,18 +135,18 @@ class ChatOutput:
 
     def finish(self) -> Delta:
         """The rest: what was held back, and the ids that no delta has had."""
-        parts = _Parts()
+        parts = _DeltaParts()
         if not self.ended:
             self._sort(self._parser.finish(), parts)
         return self._delta(parts)
 
-    def _delta(self, parts: _Parts) -> Delta:
+    def _delta(self, parts: _DeltaParts) -> Delta:
         calls = _merged(parts.calls) if parts.calls else ()
         delta = Delta(tuple(self._pending), "".join(parts.reasoning), "".join(parts.content), calls)
         self._pending = []
         return delta
 
-    def _sort(self, events: Sequence[Event], parts: _Parts) -> None:
+    def _sort(self, events: Sequence[Event], parts: _DeltaParts) -> None:
         for event in events:
             if isinstance(event, Text):
                 if event.kind is Kind.CALL:

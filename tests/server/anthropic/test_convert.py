@@ -12,7 +12,7 @@ import pytest
 from microscale.server.anthropic.convert import chat_fields
 from microscale.server.anthropic.request import CountRequest
 from microscale.server.anthropic.thinking import carrying, display_of, effort_of
-from microscale.server.limits import Limits
+from microscale.server.options import RequestLimits
 from support.anthropic_client import ASK, WEATHER
 from support.live_server import KEY, MODEL, Live, live
 
@@ -23,7 +23,7 @@ def request(**fields: Any) -> CountRequest:
 
 def told(messages: list[Any], **fields: Any) -> list[dict[str, Any]]:
     """The chat's messages, what is empty left out."""
-    chat = chat_fields(request(messages=messages, **fields), Limits())
+    chat = chat_fields(request(messages=messages, **fields), RequestLimits())
     return [message.model_dump(exclude_none=True) for message in chat.messages]
 
 

@@ -73,12 +73,15 @@ def test_unknown_keys_are_named_at_every_level(server: Live) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "this model reads text only"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "this model reads only text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
-        "messages[0].content[0].source.type: this model reads text only",
+        "messages[0].content[0].source.type: this model reads only text",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type: is not a block"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+        "messages[0].content[0].type: is not a supported block",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
@@ -86,20 +89,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": ASK * 2049}, "2049 messages"),
     ({"max_tokens": None}, "max_tokens"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-    ({"tools": [WEATHER, WEATHER]}, "tools[1] has the name of tools[0]"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1] has the same name as tools[0]"),
     (
         {"tools": [{"type": "bash_20250124", "name": "bash"}, WEATHER | {"strict": True, "input_schema": {"not": {}}}]},
         "tools[1].input_schema",
     ),
     (
         {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "tool", "name": "bash"}},
-        "tool_choice names 'bash', which this server does not run",
+        "tool_choice names 'bash', which does not run here",
     ),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),
     ({"stop_sequences": [""]}, "empty"),
-    ({"thread": {"type": "create"}}, "thread: is not supported: conversations are not kept"),
+    ({"thread": {"type": "create"}}, "thread: is not supported: conversations are not stored"),
     ({"compaction": {"type": "summarize"}}, "compaction: is not supported"),
     ({"thinking": {"type": "always"}}, "thinking.type"),
     ({"output_config": {"effort": "most"}}, "output_config.effort"),
@@ -109,7 +112,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "output_format": {"type": "json_schema", "schema": {}},
             "messages": [*ASK, {"role": "assistant", "content": "{"}],
         },
-        "messages: a last one of the assistant cannot be kept",
+        "messages: a final assistant message cannot be combined",
     ),
 ]
 

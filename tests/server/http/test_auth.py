@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from microscale.errors import MicroscaleError
-from microscale.server.error_replies import error_response
+from microscale.server.app import error_response
+from microscale.server.errors import ResponseNotFound
 from microscale.server.http.auth import AllowedHosts, ApiKeys
 from microscale.server.http.connection import owner_of
-from microscale.server.http.faults import NoSuchResponse
-from microscale.server.limits import Limits
-from microscale.server.openai.responses.store import Kept, ResponseStore
+from microscale.server.openai.responses.store import ResponseStore, StoredResponse
+from microscale.server.options import RequestLimits
 
 
 def call(
@@ -69,10 +69,10 @@ def test_a_foreign_name_is_refused_on_the_loopback_address_alone(name: str) -> N
 
 def test_what_one_keeps_is_nothing_to_another() -> None:
     store = ResponseStore()
-    store.put("r", Kept(b"{}", (), 0, "a"), Limits())
+    store.put("r", StoredResponse(b"{}", (), 0, "a"), RequestLimits())
     assert store.get("r", "a").reply == b"{}"
     for other in ("b", ""):
-        with pytest.raises(NoSuchResponse):
+        with pytest.raises(ResponseNotFound):
             store.get("r", other)
         with pytest.raises(MicroscaleError):
             store.delete("r", other)

@@ -17,9 +17,9 @@ import httpx2 as httpx
 import pytest
 
 from microscale.errors import BadSetting
-from microscale.server.access import read_origins
+from microscale.server.errors import BodyTooLarge
 from microscale.server.http.body import unzip
-from microscale.server.http.faults import BodyTooLarge
+from microscale.server.options import read_origins
 from support.browser import chromium
 from support.live_server import KEY, SEEDS, Live, live
 
@@ -182,7 +182,7 @@ def test_every_page_of_the_web_needs_a_key(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="--api-key-file"):
         read_origins(["*"], has_keys=False)
     for wrong in ("chat.example", "https://chat.example/path", "https://"):
-        with pytest.raises(BadSetting, match="no origin"):
+        with pytest.raises(BadSetting, match="not an origin"):
             read_origins([wrong], has_keys=True)
     assert read_origins(["*", PAGE], has_keys=True) == ("*", PAGE)
     with live(tmp_path / "log", step_s=0, allowed_origins=["*"]) as anybody:

@@ -217,7 +217,7 @@ def test_errors_have_the_clients_classes(client: openai.OpenAI) -> None:
     assert refused.value.response.headers["retry-after"] == "1"
     with pytest.raises(openai.NotFoundError, match="other-model"):
         ask(model="other-model")
-    with pytest.raises(openai.BadRequestError, match="this model writes text only") as wrong:
+    with pytest.raises(openai.BadRequestError, match="this model writes only text") as wrong:
         ask(audio={"voice": "alloy", "format": "wav"})
     assert (wrong.value.param, wrong.value.code) == ("audio", "unsupported_parameter")
     with pytest.raises(openai.InternalServerError, match="not finite"):

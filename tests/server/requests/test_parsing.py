@@ -8,9 +8,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microscale.server.http import faults
-from microscale.server.openai.chat.request import ChatRequest
-from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.errors import BadField
+from microscale.server.openai.chat.schema import ChatRequest
+from microscale.server.openai.completions.schema import CompletionRequest
 from microscale.server.requests.body import Body
 from microscale.server.requests.fields import MARKS, ONLY
 from microscale.server.requests.parsing import parse
@@ -33,5 +33,5 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), st.sampled_from([ChatRequest, CompletionRequest]))
 def test_any_json_is_a_request_or_a_named_fault(body: object, kind: type[Body]) -> None:
-    with contextlib.suppress(faults.BadField):
+    with contextlib.suppress(BadField):
         parse(kind, json.dumps(body).encode())

@@ -10,13 +10,13 @@ import pytest
 
 from microscale.engine.grammar import Vocabulary
 from microscale.errors import QueueFull
-from microscale.server.http.faults import BadField
+from microscale.server.errors import BadField
 from microscale.server.structured import check as structured_check
-from microscale.server.structured.check import GrammarChecker, Part
+from microscale.server.structured.check import GrammarChecker, GrammarPart
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<|stop|>"], [256])
-GOOD = Part('start: "a" <|stop|>', "good")
-SLOW = Part('start: %json {"type": "integer", "multipleOf": 999983} <|stop|>', "slow")
+GOOD = GrammarPart('start: "a" <|stop|>', "good")
+SLOW = GrammarPart('start: %json {"type": "integer", "multipleOf": 999983} <|stop|>', "slow")
 
 
 def pid(checker: GrammarChecker) -> int:
@@ -24,7 +24,7 @@ def pid(checker: GrammarChecker) -> int:
     return checker._process.pid
 
 
-async def fault(checker: GrammarChecker, *parts: Part) -> tuple[str, str]:
+async def fault(checker: GrammarChecker, *parts: GrammarPart) -> tuple[str, str]:
     with pytest.raises(BadField) as caught:
         await checker.check(parts)
     return str(caught.value), caught.value.param or ""
@@ -35,25 +35,25 @@ async def live_and_die(monkeypatch: pytest.MonkeyPatch) -> None:
     await checker.check([GOOD])
     first = pid(checker)
     # The part that is wrong is named, and what is known is not asked again.
-    text, where = await fault(checker, Part("start: x", "one"), Part("start: y", "two"))
+    text, where = await fault(checker, GrammarPart("start: x", "one"), GrammarPart("start: y", "two"))
     assert ('"x"' in text, where) == (True, "one")
     os.kill(first, signal.SIGSTOP)
     async with asyncio.timeout(5):
         await checker.check([GOOD])
-        await fault(checker, Part("start: x", "one"), Part("start: y", "two"))
+        await fault(checker, GrammarPart("start: x", "one"), GrammarPart("start: y", "two"))
     os.kill(first, signal.SIGCONT)
     # One that was killed while it had nothing to do is nobody's fault.
     os.kill(first, signal.SIGKILL)
     assert checker._process is not None
     await checker._process.wait()
-    await checker.check([Part('start: "b" <|stop|>', "")])
+    await checker.check([GrammarPart('start: "b" <|stop|>', "")])
     assert pid(checker) != first
     # A client that leaves in the midst of it does not leave its answer to the next.
     leaving = asyncio.create_task(checker.check([SLOW]))
     await asyncio.sleep(0.1)
     leaving.cancel()
     await asyncio.wait((leaving,))
-    await checker.check([Part('start: "c" <|stop|>', "")])
+    await checker.check([GrammarPart('start: "c" <|stop|>', "")])
     # What takes too long is ended, remembered for a while, and does not hold up the next.
     second = pid(checker)
     checker._within_s = 0.2
@@ -61,17 +61,17 @@ async def live_and_die(monkeypatch: pytest.MonkeyPatch) -> None:
         text, where = await fault(checker, SLOW)
         assert ("0.2 s" in text, where) == (True, "slow")
     checker._within_s = 10
-    await checker.check([Part('start: "d" <|stop|>', "")])
+    await checker.check([GrammarPart('start: "d" <|stop|>', "")])
     assert pid(checker) != second
     # The line before the process is short.
     monkeypatch.setattr(structured_check, "MAX_WAITING", 1)
-    waiting = asyncio.create_task(checker.check([Part('start: "e" <|stop|>', "")]))
+    waiting = asyncio.create_task(checker.check([GrammarPart('start: "e" <|stop|>', "")]))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await checker.check([Part('start: "f" <|stop|>', "")])
+        await checker.check([GrammarPart('start: "f" <|stop|>', "")])
     await waiting
     monkeypatch.setattr(structured_check, "MAX_KNOWN", 2)
-    await checker.check([Part('start: "g" <|stop|>', "")])
+    await checker.check([GrammarPart('start: "g" <|stop|>', "")])
     assert len(checker._known) == 2
     await checker.close()
 

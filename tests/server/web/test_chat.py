@@ -49,7 +49,7 @@ def test_a_conversation(open_page: Open) -> None:
         done(page)
         keep_looks(page, "answer")
         thoughts = page.locator("details.thoughts")
-        assert thoughts.get_attribute("open") is None, "reasoning is messages_of"
+        assert thoughts.get_attribute("open") is None, "reasoning is folded"
         thoughts.locator("summary").click()
         expect(thoughts.locator(".prose strong")).to_have_text("32 numbers")
         answer = page.locator(".answer")

@@ -12,7 +12,7 @@ from microscale.engine.output import Stats
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.speculation import describe_drafts
 from microscale.explain import Question, explain
-from microscale.server.metrics import Metrics
+from microscale.server.monitoring.metrics import Metrics
 from support.live_server import SEEDS as PLAIN
 from support.web_page import Open, keep_looks
 

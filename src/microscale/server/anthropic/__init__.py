@@ -1,6 +1,6 @@
-"""Anthropic's Messages API: its requests become the chat's, its replies are blocks and their events.
+"""Anthropic's Messages API: requests are converted to chat fields, replies are blocks and their events.
 
-Thinking and effort. There are three efforts; ``convert.effort_of`` maps onto them:
+Thinking and effort. The models have three levels of effort, and ``thinking.effort_of`` chooses one:
 
     thinking disabled                          low, and no reasoning is returned
     output_config.effort                       low, medium, high; xhigh and max are high
@@ -9,9 +9,9 @@ Thinking and effort. There are three efforts; ``convert.effort_of`` maps onto th
     thinking enabled, budget from 16384 on     high
     anything else                              medium, the model's own default
 
-The first line that applies decides. Reasoning comes back as ``thinking`` blocks if ``thinking`` asks for it, since
-programs that do not ask read ``content[0].text``. With ``display: omitted`` the blocks are empty and their signature
-carries the text, so that the model still has it when the block is handed back.
+The first line that applies decides. Reasoning is returned in ``thinking`` blocks only if ``thinking`` requests it,
+since other programs read ``content[0].text``. With ``display: omitted`` the blocks are empty and their signature
+carries the text, so that the model still has it when the client sends the block back.
 
-Tool input that is no JSON object comes back as ``{"INVALID_JSON": "<the text>"}``, and ``flaws`` names it.
+Tool input that is not a JSON object is returned as ``{"INVALID_JSON": "<the text>"}``, and ``flaws`` names it.
 """

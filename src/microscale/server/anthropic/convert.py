@@ -1,4 +1,4 @@
-"""A Messages request as a chat: blocks become messages, tools the chat's, so that all APIs share one path."""
+"""Converts a Messages request to chat fields, so that all APIs share one path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from microscale.server import errors
 from microscale.server.anthropic.input_blocks import (
+    AnthropicMessage,
     Block,
     BlocksSource,
     DocumentBlock,
-    InputMessage,
     RedactedBlock,
     ResultBlock,
     SearchResultBlock,
@@ -24,24 +25,28 @@ from microscale.server.anthropic.input_blocks import (
 from microscale.server.anthropic.request import CountRequest, HostedTool, MessagesRequest
 from microscale.server.anthropic.thinking import carried, effort_of
 from microscale.server.anthropic.tools import arguments_of, custom_tools, tool_choice_of, tool_specs
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
-from microscale.server.requests.body import MANY
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.ignored import NAME, Ignored
-from microscale.server.requests.message_builder import MessageBuilder
-from microscale.server.requests.messages import AssistantMessage, ChatMessage, Instruction, ToolMessage
+from microscale.server.errors import BadField
+from microscale.server.options import RequestLimits
+from microscale.server.requests.body import MANY, NAME, Ignored
+from microscale.server.requests.chat import (
+    AssistantMessage,
+    ChatFields,
+    ChatMessage,
+    Instruction,
+    MessageBuilder,
+    ToolMessage,
+)
 from microscale.server.requests.response_format import SchemaFields
 from microscale.server.requests.sampling import SamplingFields
 from microscale.server.structured.output_format import OutputFormat, schema_format
 
 BILLING = "x-anthropic-billing-header:"
-"""How Claude Code begins a system block that is meant for Anthropic's books. It differs from turn to turn in some
-versions, and would keep the prefix cache from ever matching."""
+"""Claude Code begins a system block for Anthropic's billing with this. In some versions it changes with every turn, and
+would keep the prefix cache from matching."""
 
 
-def passed_over(request: CountRequest) -> Iterator[Ignored]:
-    """Parts of the request that are known and still ignored."""
+def ignored_values(request: CountRequest) -> Iterator[Ignored]:
+    """Parts of the request that are known but ignored."""
     for tool in request.tools or ():
         if isinstance(tool, HostedTool):
             yield Ignored(f"tools.{tool.type if NAME.fullmatch(tool.type) else '?'}", False)
@@ -52,13 +57,13 @@ def passed_over(request: CountRequest) -> Iterator[Ignored]:
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
-def chat_fields(request: CountRequest, limits: Limits) -> ChatFields:
+def chat_fields(request: CountRequest, limits: RequestLimits) -> ChatFields:
     messages = [*_instructions(request), *_conversation(request.messages)]
     most = min(limits.max_messages, MANY)
     if not messages:
-        raise BadField("messages: nothing in them can be read.", "messages")
+        raise errors.not_readable("messages")
     if len(messages) > most:
-        raise BadField(f"There are {len(messages)} messages; at most {most} are taken.", "messages")
+        raise errors.too_many("messages", len(messages), most, "messages")
     choice = request.tool_choice
     return ChatFields(
         messages=messages,
@@ -79,7 +84,7 @@ def _instructions(request: CountRequest) -> Iterator[ChatMessage]:
         yield Instruction(role="system", content=text)
 
 
-def _conversation(messages: Sequence[InputMessage]) -> list[ChatMessage]:
+def _conversation(messages: Sequence[AnthropicMessage]) -> list[ChatMessage]:
     builder = MessageBuilder()
     for at, message in enumerate(messages):
         content = message.content
@@ -106,7 +111,7 @@ def _add_assistant(builder: MessageBuilder, blocks: Sequence[Block], where: str)
         elif isinstance(block, ToolUseBlock):
             builder.call(block.id, block.name, arguments_of(block.input))
         elif block is not None and not isinstance(block, RedactedBlock):
-            raise BadField(f"{where}[{at}]: an assistant's message has no {block.type}.", f"{where}[{at}]")
+            raise errors.wrong_block(f"{where}[{at}]", "assistant", block.type)
 
 
 def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks: Sequence[Block], where: str) -> None:
@@ -121,13 +126,13 @@ def _add_other(builder: MessageBuilder, role: Literal["user", "system"], blocks:
         if isinstance(block, ToolResultBlock):
             builder.add(ToolMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id))
         elif block is not None:
-            raise BadField(f"{where}[{at}]: a {role}'s message has no {block.type}.", f"{where}[{at}]")
+            raise errors.wrong_block(f"{where}[{at}]", role, block.type)
 
 
 def _result(block: ToolResultBlock) -> str:
     content = block.content or ""
     text = content if isinstance(content, str) else "\n".join(_readable(part) for part in content)
-    # Chat formats have no mark for it.
+    # Chat formats cannot mark a result as an error.
     return f"Error: {text}" if block.is_error else text
 
 
@@ -138,7 +143,7 @@ def _readable(block: ResultBlock) -> str:
         return "\n".join([block.title, block.source, *(part.text for part in block.content)])
     if isinstance(block, ToolReferenceBlock):
         return block.tool_name
-    assert isinstance(block, DocumentBlock), "all others are refused when they are read"
+    assert isinstance(block, DocumentBlock), "all others are refused when they are parsed"
     source = block.source
     if isinstance(source, TextSource):
         text = source.data
@@ -151,16 +156,16 @@ def _readable(block: ResultBlock) -> str:
 # ---- other fields ----------------------------------------------------------------------------------------------------
 
 
-def output_format_of(request: CountRequest, limits: Limits) -> OutputFormat | None:
-    """The form that the answer shall have."""
+def output_format_of(request: CountRequest, limits: RequestLimits) -> OutputFormat | None:
+    """The output format, under its current or its older name."""
     config = request.output_config
     new = None if config is None else config.format
     if new is not None and request.output_format is not None:
-        raise BadField("output_config.format and output_format each ask for a form; give one.", "output_format")
+        raise errors.two_formats("output_config.format", "output_format")
     wanted, where = (new, "output_config.format") if new is not None else (request.output_format, "output_format")
     if wanted is None:
         return None
-    # Strict: Anthropic promises the schema, so what cannot be kept is refused.
+    # Strict: Anthropic guarantees the schema, so one that cannot be enforced is refused.
     fields = SchemaFields(name="answer", schema=wanted.schema_, strict=True)
     return schema_format(fields, f"{where}.schema", limits)
 
@@ -183,12 +188,12 @@ def sampling_fields(request: MessagesRequest) -> SamplingFields:
 RENAMED = (
     (".function.parameters", ".input_schema"),
     (".function.strict", ".strict"),
-    ("continue_final_message", "messages: a last one of the assistant"),
+    ("continue_final_message", "messages: a final assistant message"),
 )
 
 
 def renamed(error: BadField, request: CountRequest) -> BadField:
-    """The chat's fields under the names and numbers that they have here."""
+    """The error with the names and indices that fields have in this API."""
     places = [at for at, _ in custom_tools(request)]
 
     def place(found: re.Match[str]) -> str:

@@ -15,38 +15,39 @@ from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
+from microscale.server import errors
 from microscale.server.anthropic import convert
-from microscale.server.anthropic.errors import REQUEST_ID, error_reply
-from microscale.server.anthropic.output_blocks import Blocks
+from microscale.server.anthropic.error_replies import REQUEST_ID, error_reply
+from microscale.server.anthropic.output_blocks import MessageBlocks
 from microscale.server.anthropic.replies import (
     BlockDelta,
-    Counted,
-    Ending,
     Event,
-    Message,
     MessageDelta,
+    MessageEnding,
+    MessageReply,
     MessageStart,
     MessageStop,
+    MessageUsage,
     Ping,
     TextDelta,
     ThinkingDelta,
     ThinkingTokens,
-    Usage,
+    TokenCount,
 )
 from microscale.server.anthropic.request import CountRequest, MessagesRequest
 from microscale.server.anthropic.thinking import display_of
 from microscale.server.anthropic.tools import eager_tools
-from microscale.server.choice import Choice, Step, flaws_of
-from microscale.server.encoding import TextSlot, encode
-from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
-from microscale.server.generation import FastPath, generate
+from microscale.server.errors import BadField, SlowReader
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
+from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
+from microscale.server.generation.prompt import ChatPrompt, output_of, render
+from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import TextSlot, encode
+from microscale.server.http.error_replies import code_of
 from microscale.server.http.exchange import Exchange, event_bytes
-from microscale.server.http.faults import BadField, SlowReader, code_of
-from microscale.server.prompts import ChatPrompt, output_of, render
-from microscale.server.reading import tell_ignored
 from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.parsing import parse
+from microscale.server.requests.parsing import parse, refuse_unknown, report_ignored
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import OutputFormat
 from microscale.text.events import Kind
@@ -54,9 +55,9 @@ from microscale.text.output import ChatOutput, Delta
 
 log = logging.getLogger(__name__)
 PING_S = 5.0
-"""How long a stream may be silent while reasoning is hidden or a tool's input is held back."""
+"""How long a stream may be silent while reasoning is hidden or tool input is held back."""
 COMMENT = b":\n\n"
-"""Sent for a token that the client does not see; readers of event streams skip comments."""
+"""Sent for a token that the client does not see; clients skip comments in event streams."""
 Work = Callable[[Host, bytes, Exchange], Awaitable[None]]
 T = TypeVar("T", bound=CountRequest)
 
@@ -70,9 +71,9 @@ class Messages:
         self._exchange = exchange
         self._record = exchange.record
         self._name = host.check_model(request.model)
-        self._blocks = Blocks(display_of(request), eager_tools(request))
+        self._blocks = MessageBlocks(display_of(request), eager_tools(request))
         self._num_thinking = 0
-        self._ending = Ending()
+        self._ending = MessageEnding()
         self._sent_s = 0.0
         """When the last event was sent."""
 
@@ -90,28 +91,26 @@ class Messages:
                     pass
         await self._exchange.json(encode(self._message()))
 
-    async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[Choice, Step], None]:
+    async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]:
         host, request = self._host, self._request
         fields = convert.sampling_fields(request)
         num_choices(fields, 1, host)
         chat, output_format, prompt = await _prompt(host, request, num_bytes)
         room = host.max_model_len - len(prompt.tokens)
         if room < 1:
-            # In these words, by which Claude Code knows that it must shorten the conversation.
-            told = f"prompt is too long: {len(prompt.tokens)} tokens > {host.max_model_len - 1} maximum"
-            raise BadField(told, "messages", "context_length_exceeded")
+            raise errors.anthropic_context_length_exceeded(len(prompt.tokens), host.max_model_len - 1)
         self._is_cut_short = request.max_tokens > room
         grammar = await turn_grammar(host, chat, output_format, fields, prompt.begun)
         params = sampling_params(fields, len(prompt.tokens), host, max(1, request.max_tokens), None)
         params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
-        asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
+        asked = requests(self._record, fields, [PromptParams(prompt.tokens, params)], 1)
         output = output_of(host, prompt, fields.stops)
-        self._choice = Choice(0, output)
+        self._choice = ChoiceOutput(0, output)
         return generate(host, self._record, asked, [self._choice], self._fast_path())
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _advance(self, step: Step) -> Iterator[Event]:
+    def _advance(self, step: ChoiceStep) -> Iterator[Event]:
         if step.delta.reasoning:
             self._num_thinking += len(step.delta.token_ids)
         if self._request.max_tokens:
@@ -120,41 +119,41 @@ class Messages:
             yield from self._blocks.close()
             self._ending = self._end(step.finish)
 
-    def _end(self, finish: Finish) -> Ending:
+    def _end(self, finish: Finish) -> MessageEnding:
         output = self._choice.output
         assert isinstance(output, ChatOutput)
-        reason, told = "end_turn", finish.value
+        reason, logged = "end_turn", finish.value
         if output.stopped is not None:
             reason = "stop_sequence"
         elif finish is Finish.LENGTH:
             reason = "model_context_window_exceeded" if self._is_cut_short else "max_tokens"
         elif output.num_calls:
-            reason, told = "tool_use", "tool_calls"
-        self._record.finishes.append(told)
-        self._host.metrics.finished(told)
-        flaws = [*flaws_of(self._choice, told), *self._blocks.flaws]
-        return Ending(reason, output.stopped, flaws or UNSET)
+            reason, logged = "tool_use", "tool_calls"
+        self._record.finishes.append(logged)
+        self._host.metrics.finished(logged)
+        flaws = [*flaws_of(self._choice, logged), *self._blocks.flaws]
+        return MessageEnding(reason, output.stopped, flaws or UNSET)
 
-    def _usage(self, *, final: bool = True) -> Usage:
+    def _usage(self, *, final: bool = True) -> MessageUsage:
         record = self._record
-        return Usage(
+        return MessageUsage(
             record.prompt_tokens - record.cached_tokens,
             record.cached_tokens,
             record.completion_tokens if self._request.max_tokens else 0,
             ThinkingTokens(self._num_thinking) if final else UNSET,
         )
 
-    def _message(self, *, final: bool = True) -> Message:
+    def _message(self, *, final: bool = True) -> MessageReply:
         content = self._blocks.content if final else []
         end = self._ending
         usage = self._usage(final=final)
-        return Message(
+        return MessageReply(
             self._record.request_id, self._name, content, usage, end.stop_reason, end.stop_sequence, end.flaws
         )
 
     # ---- streamed ----------------------------------------------------------------------------------------------------
 
-    async def _stream(self, steps: AsyncGenerator[tuple[Choice, Step], None]) -> None:
+    async def _stream(self, steps: AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]) -> None:
         async for _, step in steps:
             if step.first:
                 await self._send(MessageStart(self._message(final=False)))
@@ -171,7 +170,7 @@ class Messages:
         await self._exchange.event(encode(event), event.type.encode())
 
     def _fast_path(self) -> FastPath | None:
-        """Events of a plain token: within a block they differ by the text alone."""
+        """Events for plain tokens: within a block they differ only by their text."""
         wire = self._exchange.wire
         if not self._request.stream or not self._request.max_tokens or wire is None:
             return None
@@ -205,27 +204,26 @@ async def _prompt(
     def made() -> tuple[ChatFields, OutputFormat | None, ChatPrompt]:
         output_format = convert.output_format_of(request, host.limits)
         chat = convert.chat_fields(request, host.limits)
-        return chat, output_format, render(host, chat, None if output_format is None else output_format.told)
+        return chat, output_format, render(host, chat, None if output_format is None else output_format.prompt_format)
 
     return await host.off_loop(num_bytes, made)
 
 
 async def _read(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
-    """The request. What was ignored of it, tools that run at Anthropic included, is logged and named."""
+    """Parse a request. What is ignored, including tools that run at Anthropic, is logged and named in the reply."""
     request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
-    ignored = list(dict.fromkeys([*ignored, *convert.passed_over(request)]))
-    for key in ignored:
-        if host.strict_requests and not key.is_harmless:
-            raise BadField(f"{key.path}: is not supported.", key.path, "unknown_parameter")
-    tell_ignored(host, ignored, exchange)
+    ignored = list(dict.fromkeys([*ignored, *convert.ignored_values(request)]))
+    if host.strict_requests:
+        refuse_unknown(ignored)
+    report_ignored(host, ignored, exchange)
     return request
 
 
 def with_anthropic_errors(work: Work) -> Work:
-    """Errors of ``work`` are told in Anthropic's shape, and every reply has a ``request-id``."""
+    """Send errors of ``work`` in Anthropic's shape, and put a ``request-id`` on every reply."""
 
     @wraps(work)
-    async def told(host: Host, body: bytes, exchange: Exchange) -> None:
+    async def wrapped(host: Host, body: bytes, exchange: Exchange) -> None:
         record = exchange.record
         record.request_id = f"msg_{secrets.token_hex(12)}"
         exchange.headers[REQUEST_ID] = record.client_id
@@ -234,15 +232,15 @@ def with_anthropic_errors(work: Work) -> Work:
         except SlowReader:
             raise
         except MicroscaleError as error:
-            await _tell(host, exchange, error)
-        except Exception as error:  # a mistake of ours is told too, and never hangs a client
+            await _send_error(host, exchange, error)
+        except Exception as error:  # a bug of ours gets a reply too, so that no client waits forever
             log.exception("A request failed.")
-            await _tell(host, exchange, MicroscaleError(f"The server made a mistake: {type(error).__name__}."))
+            await _send_error(host, exchange, errors.internal(error))
 
-    return told
+    return wrapped
 
 
-async def _tell(host: Host, exchange: Exchange, error: MicroscaleError) -> None:
+async def _send_error(host: Host, exchange: Exchange, error: MicroscaleError) -> None:
     host.metrics.failed(code_of(error))
     body, status, headers = error_reply(error, exchange.record.client_id)
     if not exchange.status:
@@ -261,11 +259,11 @@ async def messages(host: Host, body: bytes, exchange: Exchange) -> None:
 
 @with_anthropic_errors
 async def count_tokens(host: Host, body: bytes, exchange: Exchange) -> None:
-    """The prompt's tokens, as ``usage`` of the same request would have them, cached ones included."""
+    """The number of prompt tokens, as in ``usage`` of the same request, including cached ones."""
     request = await _read(host, CountRequest, body, exchange)
     host.check_model(request.model)
     try:
         _, _, prompt = await _prompt(host, request, len(body))
     except BadField as error:
         raise convert.renamed(error, request) from None
-    await exchange.json(encode(Counted(len(prompt.tokens))))
+    await exchange.json(encode(TokenCount(len(prompt.tokens))))

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from microscale.server.requests.body import MANY, Body, Only
 from microscale.server.requests.fields import Name
 
-CACHED: Mapping[str, str] = {"cache_control": "is a hint; prefixes are found by their content"}
-CITATIONS = Only(({"enabled": False},), "the model does not cite by block; false is possible")
+CACHED: Mapping[str, str] = {"cache_control": "is a hint; prefixes are matched by content"}
+CITATIONS = Only(({"enabled": False},), "the model does not cite blocks")
 
 
 class TextBlock(Body):
@@ -42,7 +42,7 @@ class ThinkingBlock(Body):
 
 
 class RedactedBlock(Body):
-    """Reasoning that only Anthropic can read: passed over."""
+    """Reasoning that only Anthropic can read: ignored."""
 
     HARMLESS: ClassVar[Mapping[str, str]] = {"data": "only Anthropic can read it"}
 
@@ -81,13 +81,13 @@ class BlocksSource(Body):
 
 
 class Unreadable(Body):
-    """An image, a PDF, a file: whatever holds no text."""
+    """An image, a PDF, a file: anything without text."""
 
     type: str
 
     @model_validator(mode="after")
     def _refuse(self) -> NoReturn:
-        raise PydanticCustomError("unsupported_value", "this model reads text only", {"field": "type"})
+        raise PydanticCustomError("unsupported_value", "this model reads only text", {"field": "type"})
 
 
 def _source_kind(value: object) -> str:
@@ -110,7 +110,7 @@ class DocumentBlock(Body):
 
 
 class ToolReferenceBlock(Body):
-    """What a client's search for tools has found."""
+    """A result of a client's search for tools."""
 
     HARMLESS = CACHED
 
@@ -125,7 +125,7 @@ class UnknownBlock(Body):
     def _refuse(self) -> NoReturn:
         known = ", ".join(BLOCKS)
         raise PydanticCustomError(
-            "unsupported_value", "is not a block that can be read here: {known} are", {"field": "type", "known": known}
+            "unsupported_value", "is not a supported block; supported are {known}", {"field": "type", "known": known}
         )
 
 
@@ -145,7 +145,7 @@ BLOCKS: Mapping[str, str] = {
     "tool_reference": "Reference",
     "image": "Image",
 }
-"""Type → the name of the variant, which no path of an error shows."""
+"""Type → variant. Variant names do not appear in the paths of errors."""
 
 
 def _block_kind(value: object) -> str:
@@ -195,8 +195,8 @@ Block = Annotated[
 ]
 
 
-class InputMessage(Body):
-    """Claude Code also puts messages of the role ``system`` between the others."""
+class AnthropicMessage(Body):
+    """Claude Code also sends messages with the role ``system`` between the others."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[

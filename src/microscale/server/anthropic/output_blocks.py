@@ -1,11 +1,11 @@
-"""Deltas of one output to blocks, and to the events that tell of them.
+"""Turns the deltas of one output into blocks and their events.
 
     content_block_start ── text_delta …                        ── content_block_stop
     content_block_start ── thinking_delta … ── signature_delta ── content_block_stop
     content_block_start ── input_json_delta …                  ── content_block_stop
 
-One block is open at a time. Text of another kind closes it, and so does the end. A tool's input is held back until it
-is whole and known to be JSON, unless the tool asks for it as it is written: clients fail on input that is no JSON.
+One block is open at a time. Text of another kind closes it, and so does the end. Tool input is held back until it is
+complete and known to be JSON, unless the tool requests eager streaming: clients fail on input that is not JSON.
 """
 
 from __future__ import annotations
@@ -14,71 +14,71 @@ import secrets
 from collections.abc import Collection, Iterator
 
 from microscale.server.anthropic.replies import (
-    Block,
     BlockDelta,
     BlockStart,
     BlockStop,
     Event,
     InputDelta,
+    ReplyBlock,
     SignatureDelta,
-    TextBlock,
     TextDelta,
-    ThinkingBlock,
+    TextReplyBlock,
     ThinkingDelta,
-    ToolUseBlock,
+    ThinkingReplyBlock,
+    ToolUseReplyBlock,
 )
 from microscale.server.anthropic.thinking import Display, carrying
 from microscale.server.anthropic.tools import input_of
-from microscale.server.encoding import encode
+from microscale.server.http.encoding import encode
 from microscale.text.events import Kind
 from microscale.text.output import Delta
 
 MALFORMED = "malformed_tool_input"
-"""The flaw of input that is no JSON object."""
+"""The flaw reported for input that is not a JSON object."""
 
 
-class Blocks:
+class MessageBlocks:
     """The blocks of one message."""
 
     def __init__(self, display: Display, eager: Collection[str] = ()) -> None:
-        self.content: list[Block] = []
+        self.content: list[ReplyBlock] = []
         self.flaws: list[str] = []
         self._display = display
         self._eager = eager
-        self._open: Block | None = None
+        self._open: ReplyBlock | None = None
         self._pieces: list[str] = []
-        self._seen: set[type[Block]] = set()
+        self._seen: set[type[ReplyBlock]] = set()
 
     @property
     def index(self) -> int:
-        """Of the open block, or of the last one."""
+        """The index of the open block, or of the last one."""
         return len(self.content) - 1
 
     def add(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta. Run through them, and encode each before the next: the blocks grow meanwhile."""
+        """The events of a delta. Encode each before taking the next: the blocks grow meanwhile."""
         if delta.reasoning and self._display != "hidden":
-            yield from self._text(ThinkingBlock, delta.reasoning)
+            yield from self._text(ThinkingReplyBlock, delta.reasoning)
         if delta.content:
-            yield from self._text(TextBlock, delta.content)
+            yield from self._text(TextReplyBlock, delta.content)
         for call in delta.calls:
             if call.function is not None:
                 yield from self.close()
-                yield self._begin(ToolUseBlock(f"toolu_{secrets.token_hex(12)}", call.function, {}))
-            if call.arguments and isinstance(self._open, ToolUseBlock):
+                yield self._begin(ToolUseReplyBlock(f"toolu_{secrets.token_hex(12)}", call.function, {}))
+            if call.arguments and isinstance(self._open, ToolUseReplyBlock):
                 self._pieces.append(call.arguments)
                 if self._open.name in self._eager:
                     yield BlockDelta(self.index, InputDelta(call.arguments))
 
     def takes_plain(self, kind: Kind, text: str) -> bool:
-        """Take the text of a token if it only adds to the open block. Its event is the caller's."""
-        wanted = ThinkingBlock if kind is Kind.REASONING else TextBlock
+        """Take a token's text if it only adds to the open block. The caller makes its event."""
+        wanted = ThinkingReplyBlock if kind is Kind.REASONING else TextReplyBlock
         if not isinstance(self._open, wanted):
             return False
         self._pieces.append(text)
         return True
 
     def hides(self, kind: Kind) -> bool:
-        """Whether the client gets no text of this kind."""
+        """Whether text of this kind is hidden from the client."""
         return kind is Kind.REASONING and self._display != "shown"
 
     def close(self) -> Iterator[Event]:
@@ -88,9 +88,9 @@ class Blocks:
             return
         text = "".join(self._pieces)
         self._pieces = []
-        if isinstance(block, TextBlock):
+        if isinstance(block, TextReplyBlock):
             block.text = text
-        elif isinstance(block, ThinkingBlock):
+        elif isinstance(block, ThinkingReplyBlock):
             omitted = self._display == "omitted"
             block.thinking = "" if omitted else text
             block.signature = carrying(text) if omitted else secrets.token_urlsafe(24)
@@ -104,21 +104,21 @@ class Blocks:
                 yield BlockDelta(self.index, InputDelta(whole))
         yield BlockStop(self.index)
 
-    def _text(self, kind: type[TextBlock] | type[ThinkingBlock], text: str) -> Iterator[Event]:
+    def _text(self, kind: type[TextReplyBlock] | type[ThinkingReplyBlock], text: str) -> Iterator[Event]:
         if not isinstance(self._open, kind):
             yield from self.close()
             if kind in self._seen:
-                # The break that parts messages of one kind: here they are blocks of their own.
+                # Messages of one kind are separated by a line break; here they are separate blocks.
                 text = text.removeprefix("\n")
             self._seen.add(kind)
-            yield self._begin(TextBlock("") if kind is TextBlock else ThinkingBlock("", ""))
+            yield self._begin(TextReplyBlock("") if kind is TextReplyBlock else ThinkingReplyBlock("", ""))
         self._pieces.append(text)
-        if kind is TextBlock:
+        if kind is TextReplyBlock:
             yield BlockDelta(self.index, TextDelta(text))
         elif self._display == "shown":
             yield BlockDelta(self.index, ThinkingDelta(text))
 
-    def _begin(self, block: Block) -> Event:
+    def _begin(self, block: ReplyBlock) -> Event:
         self._open = block
         self.content.append(block)
         return BlockStart(self.index, block)

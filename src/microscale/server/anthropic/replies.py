@@ -1,4 +1,4 @@
-"""A message, its blocks and the events of its stream, as Anthropic's clients read them."""
+"""Replies of ``/v1/messages``: a message, its blocks, and the events of its stream."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 
-class TextBlock(Struct):
+class TextReplyBlock(Struct):
     text: str
     type: str = "text"
 
 
-class ThinkingBlock(Struct):
+class ThinkingReplyBlock(Struct):
     thinking: str
     signature: str
     type: str = "thinking"
 
 
-class ToolUseBlock(Struct):
+class ToolUseReplyBlock(Struct):
     id: str
     name: str
     input: dict[str, Any]
     type: str = "tool_use"
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock
+ReplyBlock = TextReplyBlock | ThinkingReplyBlock | ToolUseReplyBlock
 
 
 class ThinkingTokens(Struct, frozen=True):
     thinking_tokens: int
 
 
-class Usage(Struct, frozen=True):
-    """All of the prompt is ``input_tokens`` and ``cache_read_input_tokens`` together."""
+class MessageUsage(Struct, frozen=True):
+    """The prompt has ``input_tokens`` plus ``cache_read_input_tokens`` tokens."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -43,20 +43,20 @@ class Usage(Struct, frozen=True):
     service_tier: str = "standard"
 
 
-class Ending(Struct, frozen=True):
-    """How a message ended; empty while it has not."""
+class MessageEnding(Struct, frozen=True):
+    """How a message ended; empty until it has."""
 
     stop_reason: str | None = None
     stop_sequence: str | None = None
     flaws: list[str] | UnsetType = UNSET
-    """What was malformed in the model's output; none of its text is lost."""
+    """What was malformed in the model's output; no text is lost."""
 
 
-class Message(Struct):
+class MessageReply(Struct):
     id: str
     model: str
-    content: list[Block]
-    usage: Usage
+    content: list[ReplyBlock]
+    usage: MessageUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
     flaws: list[str] | UnsetType = UNSET
@@ -64,7 +64,7 @@ class Message(Struct):
     role: str = "assistant"
 
 
-class Counted(Struct, frozen=True):
+class TokenCount(Struct, frozen=True):
     input_tokens: int
 
 
@@ -72,13 +72,13 @@ class Counted(Struct, frozen=True):
 
 
 class MessageStart(Struct):
-    message: Message
+    message: MessageReply
     type: Literal["message_start"] = "message_start"
 
 
 class BlockStart(Struct):
     index: int
-    content_block: Block
+    content_block: ReplyBlock
     type: Literal["content_block_start"] = "content_block_start"
 
 
@@ -114,8 +114,8 @@ class BlockStop(Struct):
 
 
 class MessageDelta(Struct):
-    delta: Ending
-    usage: Usage
+    delta: MessageEnding
+    usage: MessageUsage
     type: Literal["message_delta"] = "message_delta"
 
 
@@ -137,7 +137,7 @@ class ErrorInfo(Struct, frozen=True):
     details: ErrorDetails | UnsetType = UNSET
 
 
-class ErrorReply(Struct, frozen=True):
+class AnthropicErrorReply(Struct, frozen=True):
     error: ErrorInfo
     request_id: str
     type: Literal["error"] = "error"

@@ -1,4 +1,4 @@
-"""Requests of Anthropic's Messages API. What is not read here is passed over or refused; see ``requests.body``."""
+"""Requests of Anthropic's Messages API. Keys that are not listed are ignored or refused; see ``requests.body``."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from microscale.server.anthropic.input_blocks import CACHED, InputMessage, TextOrBlocks, type_of
+from microscale.server.anthropic.input_blocks import CACHED, AnthropicMessage, TextOrBlocks, type_of
 from microscale.server.requests.body import MANY, Body, Only
 from microscale.server.requests.fields import Strings
 
 MARKS: Mapping[str, str] = {
     **CACHED,
     "metadata": "is for the client's own records",
-    "service_tier": "there is one tier",
-    "speed": "there is one speed",
+    "service_tier": "there is only one tier",
+    "speed": "there is only one speed",
     "inference_geo": "the model runs here",
-    "user_profile_id": "names who asks",
-    "workspace_id": "names who asks",
+    "user_profile_id": "identifies the user",
+    "workspace_id": "identifies the user",
     "diagnostics": "asks about a cache that is not Anthropic's",
-    "context_management": "the conversation is taken as it was sent",
+    "context_management": "the conversation is used as sent",
     "container": "belongs to tools that run at Anthropic",
-    "mcp_servers": "tools that run at a server are passed over",
-    "fallbacks": "names other models, and one is served",
+    "mcp_servers": "tools that run on a server are ignored",
+    "fallbacks": "names other models, and only one is served",
     "fallback_credit_token": "there is nothing to pay",
 }
-"""Harmless whatever the value, with the reason."""
+"""Keys that are harmless whatever their value, with the reason."""
 UNMET: Mapping[str, Only] = {
     # Anthropic's client then sends the whole conversation by itself; see ``errors.CODES``.
-    "thread": Only((), "conversations are not kept; send all of the messages"),
+    "thread": Only((), "conversations are not stored; send all messages"),
     "compaction": Only((), "conversations are not summarized; ask for a summary in a message"),
 }
-"""Known, and not to be had."""
+"""Keys that are known but not supported."""
 
 
 # ---- tools -----------------------------------------------------------------------------------------------------------
 
 
-class CustomTool(Body):
+class ClientTool(Body):
     HARMLESS: ClassVar[Mapping[str, str]] = {
         **CACHED,
-        "defer_loading": "the model hears of every tool at once",
+        "defer_loading": "every tool is in the prompt from the beginning",
         "allowed_callers": "the model is the only caller",
         "input_examples": "the model reads the schema",
     }
@@ -53,11 +53,11 @@ class CustomTool(Body):
     input_schema: dict[str, Any]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    """True: input is streamed as the model writes it. Else it is held back until it is known to be JSON."""
+    """If true, input is streamed as the model writes it. Otherwise it is held back until it is known to be JSON."""
 
 
 class HostedTool(Body):
-    """One that Anthropic runs, or whose schema only its models know: passed over."""
+    """A tool that Anthropic runs, or whose schema only its models know: ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -70,20 +70,20 @@ def _tool_kind(value: object) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[CustomTool, Tag("Custom")] | Annotated[HostedTool, Tag("Hosted")],
+    Annotated[ClientTool, Tag("Custom")] | Annotated[HostedTool, Tag("Hosted")],
     Discriminator(_tool_kind),
 ]
 
 
-class ToolChoice(Body):
+class AnthropicToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _tool_has_name(self) -> ToolChoice:
+    def _tool_has_name(self) -> AnthropicToolChoice:
         if self.type == "tool" and self.name is None:
-            raise PydanticCustomError("unsupported_value", "is missing: it says which tool", {"field": "name"})
+            raise PydanticCustomError("unsupported_value", "is missing; it must name a tool", {"field": "name"})
         return self
 
 
@@ -91,36 +91,36 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    HARMLESS: ClassVar[Mapping[str, str]] = {"block_binding": "blocks may be handed back anywhere"}
+    HARMLESS: ClassVar[Mapping[str, str]] = {"block_binding": "blocks may be sent back anywhere"}
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
 
 
-class OutputFormat(Body):
+class SchemaOutputFormat(Body):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: OutputFormat | None = None
+    format: SchemaOutputFormat | None = None
 
 
 class CountRequest(Body):
-    """``/v1/messages/count_tokens``: what becomes a prompt."""
+    """``/v1/messages/count_tokens``: the fields that become a prompt."""
 
     HARMLESS = MARKS
 
     model: str | None = None
-    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MANY, fail_fast=True)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MANY, fail_fast=True)]
     system: TextOrBlocks | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MANY, fail_fast=True)] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: SchemaOutputFormat | None = None
     """The older name of ``output_config.format``."""
 
 
@@ -130,13 +130,13 @@ class MessagesRequest(CountRequest):
     ONLY = UNMET
 
     max_tokens: Annotated[int, Field(ge=0)]
-    """0: read the prompt into the prefix cache and answer nothing. More than fits is cut to what does."""
+    """0 reads the prompt into the prefix cache and answers nothing. A value that does not fit is reduced."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: Strings | None = None
     stream: bool | None = None
-    # Not Anthropic's, as in the other endpoints.
+    # Extensions, as in the other endpoints.
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None

@@ -12,15 +12,15 @@ Effort = Literal["low", "medium", "high"]
 Display = Literal["shown", "omitted", "hidden"]
 EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 LOW_BUDGET = 4096
-"""Thinking tokens below which the effort is low."""
+"""A thinking budget below this means low effort."""
 HIGH_BUDGET = 16384
-"""Thinking tokens from which on it is high."""
+"""A thinking budget from this on means high effort."""
 CARRIED = "reasoning."
-"""A signature that begins so carries the block's text."""
+"""A signature with this prefix carries the block's text."""
 
 
 def effort_of(request: CountRequest) -> Effort | None:
-    """By the table of this package's docstring."""
+    """See the table in this package's docstring."""
     thinking, config = request.thinking, request.output_config
     if thinking is not None and thinking.type == "disabled":
         return "low"
@@ -41,7 +41,7 @@ def display_of(request: CountRequest) -> Display:
 
 
 def carrying(reasoning: str) -> str:
-    """A signature that brings a text back that the client does not see."""
+    """A signature that carries a text that the client does not see."""
     return CARRIED + base64.urlsafe_b64encode(reasoning.encode()).decode()
 
 

@@ -1,20 +1,20 @@
-"""Anthropic's tools and their calls, as the chat has them."""
+"""Converts Anthropic's tools and calls to chat fields, and back."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Literal
 
-from microscale.server.anthropic.request import CountRequest, CustomTool, HostedTool
-from microscale.server.http.faults import BadField
-from microscale.server.requests.tools import Function, FunctionName, NamedTool, ToolSpec
+from microscale.server import errors
+from microscale.server.anthropic.request import ClientTool, CountRequest, HostedTool
+from microscale.server.requests.chat import Function, FunctionName, NamedTool, ToolSpec
 
 INVALID = "INVALID_JSON"
-"""The key of tool input that is no JSON object, as Anthropic's guide to streaming has it."""
+"""The key for tool input that is not a JSON object, from Anthropic's guide to streaming."""
 
 
 def input_of(arguments: str) -> tuple[dict[str, Any], bool]:
-    """A call's arguments as an object, and whether they are one."""
+    """A call's arguments as an object, and whether they were one."""
     if not arguments.strip():
         return {}, True
     try:
@@ -31,8 +31,8 @@ def arguments_of(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def custom_tools(request: CountRequest) -> list[tuple[int, CustomTool]]:
-    return [(at, tool) for at, tool in enumerate(request.tools or ()) if isinstance(tool, CustomTool)]
+def custom_tools(request: CountRequest) -> list[tuple[int, ClientTool]]:
+    return [(at, tool) for at, tool in enumerate(request.tools or ()) if isinstance(tool, ClientTool)]
 
 
 def tool_specs(request: CountRequest) -> list[ToolSpec]:
@@ -56,11 +56,7 @@ def tool_choice_of(request: CountRequest) -> Literal["none", "auto", "required"]
     name = choice.name or ""
     for tool in request.tools or ():
         if isinstance(tool, HostedTool) and name in (tool.name, tool.type):
-            raise BadField(
-                f"tool_choice names {name[:64]!r}, which this server does not run; only tools with an input_schema can "
-                "be called.",
-                "tool_choice",
-            )
+            raise errors.hosted_tool_chosen(name)
     return NamedTool(type="function", function=FunctionName(name=name))
 
 

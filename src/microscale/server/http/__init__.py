@@ -1,1 +1,1 @@
-"""HTTP, whatever API is spoken over it: connections, bodies, replies, auth, CORS, request ids, errors."""
+"""HTTP for every API: connections, bodies, replies, authentication, CORS, request ids, errors."""

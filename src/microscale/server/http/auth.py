@@ -1,6 +1,6 @@
-"""Auth: API keys and whose they are; without keys, the host names that a local server answers to.
+"""Authentication: API keys and their owners; without keys, the host names that a local server answers to.
 
-Errors are told in the shape of the API that a request speaks, so the application says how (``refuse``).
+The application passes ``refuse``, which makes an error reply in the shape of the API that the request uses.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from microscale.errors import MicroscaleError
+from microscale.server import errors
 from microscale.server.http.connection import OWNER
-from microscale.server.http.faults import ForeignName, Unauthorized
 
 Refuse = Callable[[MicroscaleError, Scope], Response]
 
 
 class ApiKeys:
-    """Lets a request with a valid key through. Every key is compared in full, so that timing reveals nothing."""
+    """Lets requests with a valid key through. Every key is compared in full, so that timing reveals nothing."""
 
     def __init__(
         self, app: ASGIApp, keys: tuple[bytes, ...], refuse: Refuse, keyless: Collection[str] = frozenset()
@@ -37,19 +37,16 @@ class ApiKeys:
         if self._keys and scope["type"] == "http" and scope["path"] not in self._keyless:
             owner = self.owner(scope)
             if owner is None:
-                error = Unauthorized(
-                    "The API key is missing or wrong: send the header Authorization: Bearer KEY, or x-api-key: KEY."
-                )
-                await self._refuse(error, scope)(scope, receive, send)
+                await self._refuse(errors.api_key_missing(), scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})[OWNER] = owner
         await self._app(scope, receive, send)
 
     def owner(self, scope: Scope) -> str | None:
-        """Whose key it is, by a digest of it. Owners do not see each other's responses."""
+        """The owner: a digest of the key. Owners do not see each other's responses."""
         headers = dict(scope["headers"])
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
-        # OpenAI's way, and Anthropic's. Clients that know both may send a placeholder in one of them.
+        # OpenAI's header and Anthropic's. Clients that know both may send a placeholder in one of them.
         given = (bearer.strip() if kind.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"").strip())
         found = None
         for known, owner in self._owners:
@@ -60,10 +57,10 @@ class ApiKeys:
 
 
 class AllowedHosts:
-    """Refuses requests to the loopback address whose Host header is a foreign name.
+    """Refuses requests to the loopback address whose Host header is some other name.
 
-    A web page reaches a local server by pointing its own name at this machine (DNS rebinding); the browser then takes
-    both for one site. The page cannot choose the Host header. A server with keys needs no such rule.
+    A web page can reach a local server by pointing its own name at this machine (DNS rebinding); the browser then
+    treats both as one site. The page cannot choose the Host header. A server with keys needs no such check.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], refuse: Refuse) -> None:
@@ -74,14 +71,12 @@ class AllowedHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_loopback((scope.get("server") or ("",))[0]):
             name = _name(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
-            if not self._knows(name):
-                told = f"Without API keys this server answers on this machine as localhost, not as {name[:64]!r}"
-                error = ForeignName(f"{told}; allow that name with --allowed-host.")
-                await self._refuse(error, scope)(scope, receive, send)
+            if not self._allows(name):
+                await self._refuse(errors.host_not_allowed(name), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _knows(self, name: str) -> bool:
+    def _allows(self, name: str) -> bool:
         local = not name or name == "localhost" or name.endswith(".localhost") or _is_here(name)
         return local or name in self._allowed or "*" in self._allowed
 
@@ -94,7 +89,7 @@ def _name(host: str) -> str:
 
 
 def _is_here(address: str) -> bool:
-    """An address, which no other site can claim: loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
+    """Whether no other site can claim this address: loopback, or 0.0.0.0 as `serve --host 0.0.0.0` prints it."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

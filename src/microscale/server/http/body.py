@@ -1,4 +1,4 @@
-"""A request's body: JSON, plain or gzipped, within bounds of size and time."""
+"""Reads a request's body: JSON, plain or gzipped, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from microscale.server.http.faults import BadField, BodyTooLarge, BodyTooSlow, NotJson, UnknownEncoding
-from microscale.server.limits import Limits
+from microscale.server import errors
+from microscale.server.options import RequestLimits
 
 DISCARD_FACTOR = 64
-"""How many times the largest body is read and dropped before a client that sends more is hung up on."""
+"""How many times the maximum body size is read and discarded before the connection is closed."""
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body, unpacked.
+async def read_body(request: Request, limits: RequestLimits) -> bytes:
+    """The body, decompressed.
 
-    Only JSON is accepted: a browser sends other types to a local server from any page, without a preflight.
+    Only JSON is accepted: any web page can make a browser send other types to a local server without a preflight.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise NotJson("Send the body as JSON, with the header Content-Type: application/json.")
+        raise errors.not_json()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip"):
-        raise UnknownEncoding(f"A body with Content-Encoding {encoding[:32]!r} is not taken; gzip and none are.")
+        raise errors.unknown_encoding(encoding)
     stream = request.stream()
     try:
         async with asyncio.timeout(limits.read_timeout_s):
             packed = await _read(request, stream, limits)
     except TimeoutError:
-        raise BodyTooSlow(f"The body did not arrive within {limits.read_timeout_s:g} s.") from None
+        raise errors.body_timeout(limits.read_timeout_s) from None
     return packed if encoding == "identity" else unzip(packed, limits.max_body_bytes)
 
 
-async def _read(request: Request, stream: AsyncIterator[bytes], limits: Limits) -> bytes:
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and len(said) < 20 and int(said) > limits.max_body_bytes:
-        # A client that waits for our consent to send sends nothing after this answer.
+async def _read(request: Request, stream: AsyncIterator[bytes], limits: RequestLimits) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > limits.max_body_bytes:
+        # A client that waits for "100 Continue" sends no body after this reply.
         if request.headers.get("expect", "").lower() != "100-continue":
             await _discard(stream, limits)
-        raise BodyTooLarge(f"The body has {said} bytes; at most {limits.max_body_bytes} are taken.")
+        raise errors.body_too_large(limits.max_body_bytes)
     pieces: list[bytes] = []
     size = 0
     async for piece in stream:
         size += len(piece)
         if size > limits.max_body_bytes:
             await _discard(stream, limits)
-            raise BodyTooLarge(f"The body has more than {limits.max_body_bytes} bytes.")
+            raise errors.body_too_large(limits.max_body_bytes)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def _discard(stream: AsyncIterator[bytes], limits: Limits) -> None:
-    """Read on without keeping anything. Most clients read an answer only after they have sent all of their body; one
-    that is hung up on while it sends sees a reset connection and never the 413."""
+async def _discard(stream: AsyncIterator[bytes], limits: RequestLimits) -> None:
+    """Read on without keeping anything. Most clients read the reply only after sending their whole body; if the
+    connection were closed earlier, they would see a reset and never the 413."""
     left = DISCARD_FACTOR * limits.max_body_bytes
     async for piece in stream:
         left -= len(piece)
@@ -63,14 +63,14 @@ async def _discard(stream: AsyncIterator[bytes], limits: Limits) -> None:
 
 
 def unzip(packed: bytes, most: int) -> bytes:
-    """Unpacks gzip, and stops before it makes more than ``most`` bytes."""
+    """Decompress gzip, and stop at ``most`` bytes."""
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         data = unpacker.decompress(packed, most + 1)
     except zlib.error as error:
-        raise BadField(f"The body is no gzip: {error}.", None) from None
+        raise errors.bad_gzip(str(error)) from None
     if len(data) > most:
-        raise BodyTooLarge(f"The body unpacks to more than {most} bytes.")
+        raise errors.body_too_large(most)
     if not unpacker.eof or unpacker.unused_data:
-        raise BadField("The body is no gzip: it is cut off, or something follows it.", None)
+        raise errors.bad_gzip("it is cut off, or other data follows it")
     return data

@@ -1,4 +1,4 @@
-"""uvicorn's connection with what it lacks: bounds on a request's head, a fast path for events, a way to hang up."""
+"""Adds to uvicorn's connection: limits on a request's head, a fast path for events, and a way to abort."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import asyncio
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from microscale.server.limits import Limits
+from microscale.server.options import RequestLimits
 
 WIRE = "microscale.wire"
-"""In a request's ``scope["state"]``: its ``Wire``."""
+"""The key of a request's ``Wire`` in ``scope["state"]``."""
 
 
 class Wire:
-    """The client's socket, past ASGI, which costs several times as much as a token's event itself.
+    """Writes to the client's socket without ASGI, which costs several times as much as a token's event itself.
 
-    It takes chunks of a body. The head and the last piece go through ASGI. No middleware sees the chunks.
+    It writes chunks of a body; the head and the last piece go through ASGI. No middleware sees the chunks.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.is_full = False
-        """The client reads too slowly. Then events go through ASGI, which waits for it."""
+        """The client reads too slowly. Events then go through ASGI, which waits for it."""
 
     @property
     def writable(self) -> bool:
         return not self.is_full and not self._transport.is_closing()
 
     def write_chunk(self, data: bytes) -> None:
-        """``data`` is not empty: an empty chunk would end the body."""
+        """``data`` must not be empty: an empty chunk would end the body."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
-        """Drop the connection, unsent bytes included."""
+        """Close the connection, discarding unsent bytes."""
         self._transport.abort()
 
 
 OWNER = "microscale.owner"
-"""In the same state: whose API key the request came with."""
+"""The key of the request's owner (by API key) in ``scope["state"]``."""
 
 
 def owner_of(scope: Scope) -> str:
     return str(scope.get("state", {}).get(OWNER, ""))
 
 
-def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """uvicorn makes the instances, so the limits are bound into the class."""
+def bounded_protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
+    """A protocol class with these limits: uvicorn makes the instances."""
 
     class BoundedProtocol(HttpToolsProtocol):
         _head_bytes = 0
         _in_head = True
         _passed = False
-        """Whether the last piece ended a head or a body."""
+        """Whether the last data ended a head or a body."""
         _deadline: asyncio.TimerHandle | None = None
         _wire: Wire
 
@@ -75,15 +75,15 @@ def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
         def data_received(self, data: bytes) -> None:
             if self._in_head and self._deadline is None:
-                # The next request on a connection that was kept.
+                # The next request on a kept-alive connection.
                 self._deadline = self.loop.call_later(limits.read_timeout_s, self.transport.abort)
             self._passed = False
             super().data_received(data)
-            # Counted afterwards: a body may begin in the piece that ends the head.
+            # Counted afterwards: the data that ends the head may also begin the body.
             if self._in_head and not self._passed:
                 self._head_bytes += len(data)
                 if self._head_bytes > limits.max_header_bytes and not self.transport.is_closing():
-                    self.send_400_response(f"The head of a request may have {limits.max_header_bytes} bytes.")
+                    self.send_400_response(f"The head of a request may have at most {limits.max_header_bytes} bytes.")
 
         def on_message_begin(self) -> None:
             super().on_message_begin()

@@ -1,7 +1,7 @@
 """Which web pages may call this server from a browser (CORS).
 
-A page of another origin gets no answer unless ``--allowed-origin`` names that origin: the browser asks first (a
-preflight), and without our consent neither sends the request nor shows the page what came back.
+A page of another origin gets no reply unless ``--allowed-origin`` names that origin: the browser sends a preflight
+first, and without our consent it neither sends the request nor shows the reply to the page.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 EXPOSED = "x-request-id, x-microscale-ignored, retry-after"
 MAX_AGE_S = 600
-"""For how long a browser remembers a consent."""
+"""How long a browser may cache our consent."""
 ANY = "*"
 
 
 class Cors:
-    """Outside of the keys: a browser sends none with a preflight."""
+    """Runs before the API-key check: a browser sends no key with a preflight."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class Cors:
             return Response(status_code=403, headers={"Vary": "Origin"})
         consent = self._consent(origin) | {
             "Access-Control-Allow-Methods": METHODS,
-            # Whatever clients add to a request; SDKs have a dozen headers of their own.
+            # Any header: SDKs add a dozen of their own.
             "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "")[:2048],
             "Access-Control-Max-Age": str(MAX_AGE_S),
         }

@@ -1,6 +1,6 @@
-"""The writing half of one exchange: JSON or events, a client that does not read, and the request's log line.
+"""Writes one reply: JSON or events, a timeout for clients that do not read, and the request's log line.
 
-``answer.Answer`` holds the other half: it runs the work, and cancels it when the client leaves.
+``app.RunningReply`` is the other half: it runs the work, and cancels it when the client disconnects.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from dataclasses import dataclass, field
 from starlette.types import Scope, Send
 
 from microscale.errors import MicroscaleError
+from microscale.server.errors import SlowReader
 from microscale.server.http.connection import WIRE, Wire
-from microscale.server.http.faults import SlowReader, error_headers, error_json, fault_of
-from microscale.server.limits import Limits
+from microscale.server.http.error_replies import error_headers, error_json, status_of
+from microscale.server.options import RequestLimits
 
 log = logging.getLogger(__name__)
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    # Proxies would otherwise gather tokens.
+    # Otherwise proxies would buffer tokens.
     (b"x-accel-buffering", b"no"),
 ]
 CHUNKED = [(b"transfer-encoding", b"chunked")]
-"""As ``Wire`` writes; without it the server below chooses."""
+"""Because ``Wire`` writes chunks; otherwise uvicorn chooses."""
 
 
 @dataclass
 class Record:
-    """What the log and the metrics tell of one request. Never its text."""
+    """What the log and the metrics report about one request. Never its text."""
 
     route: str
     request_id: str = "-"
-    """Ours, which the answer carries."""
+    """Our id, which is in the reply."""
     client_id: str = "-"
-    """The header x-request-id, which the client may choose."""
+    """The header x-request-id, which the client may set."""
     owner: str = ""
-    """Who sent it, by API key; see ``auth.ApiKeys``."""
+    """The sender, by API key; see ``auth.ApiKeys``."""
     started: float = field(default_factory=time.perf_counter)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     drafts: tuple[int, int] | None = None
-    """Tokens that were drafted for its choices, and those that were accepted; ``None`` where nothing is drafted."""
+    """Drafted and accepted tokens of its choices; ``None`` without speculative decoding."""
     first_token_s: float | None = None
     finishes: list[str] = field(default_factory=list)
 
@@ -60,35 +61,35 @@ class Record:
 
 
 class Exchange:
-    """The writing half. ``send`` waits while the socket is full; one that stays full ends the exchange.
+    """Writes one reply. ``send`` waits while the socket is full; if it stays full, the connection is closed.
 
-    One timer watches for that, instead of one around each write: every token is a write.
+    One timer checks that, instead of one timeout per write: every token is a write.
     """
 
-    def __init__(self, scope: Scope, send: Send, limits: Limits, record: Record) -> None:
+    def __init__(self, scope: Scope, send: Send, limits: RequestLimits, record: Record) -> None:
         self.record = record
         self.status = 0
-        """Of the answer; 0 until it has begun."""
+        """The reply's status; 0 until it has begun."""
         self.wire: Wire | None = scope.get("state", {}).get(WIRE)
-        """For the fast path, where the server has one."""
+        """For the fast path; ``None`` if the server underneath has none."""
         self.headers: dict[str, str] = {}
-        """Further headers of the answer. Lower case."""
+        """Additional headers of the reply, in lower case."""
         self._send = send
-        self._patience_s = limits.write_timeout_s
+        self._timeout_s = limits.write_timeout_s
         self._loop = asyncio.get_running_loop()
         self._waits_since: float | None = None
-        """When the write began that has not ended."""
-        self._clock = self._loop.call_later(self._patience_s / 2, self._check_reader)
+        """When the current write began; ``None`` if none is in progress."""
+        self._clock = self._loop.call_later(self._timeout_s / 2, self._check_reader)
 
     def close(self) -> None:
         self._clock.cancel()
 
     def _check_reader(self) -> None:
-        if self._waits_since is not None and self._loop.time() - self._waits_since >= self._patience_s:
-            log.warning("Request %s: the client reads nothing, and is hung up on.", self.record.request_id)
+        if self._waits_since is not None and self._loop.time() - self._waits_since >= self._timeout_s:
+            log.warning("Request %s: the client does not read; closing the connection.", self.record.request_id)
             self.abort()
             return
-        self._clock = self._loop.call_later(self._patience_s / 2, self._check_reader)
+        self._clock = self._loop.call_later(self._timeout_s / 2, self._check_reader)
 
     async def json(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.status = status
@@ -98,7 +99,7 @@ class Exchange:
         await self._write(data, more=False)
 
     async def event(self, data: bytes, name: bytes | None = None) -> None:
-        """One event of a stream; the first begins the answer."""
+        """Send one event of a stream; the first begins the reply."""
         if not self.status:
             self.status = 200
             headers = STREAM_HEADERS + _encoded(self.headers) + ([] if self.wire is None else CHUNKED)
@@ -112,17 +113,17 @@ class Exchange:
         await self._write(last, more=False)
 
     async def error(self, error: MicroscaleError) -> None:
-        """Tell the client: by a status, or by an event if the answer has begun."""
+        """Send an error: as a status, or as an event if the reply has begun."""
         if isinstance(error, SlowReader):
             self.abort()
         elif not self.status:
-            await self.json(error_json(error), fault_of(error).status, error_headers(error))
+            await self.json(error_json(error), status_of(error).status, error_headers(error))
         else:
             await self.event(error_json(error))
             await self._write(b"", more=False)
 
     def abort(self) -> None:
-        """Drop the connection and what it has not read. The server then tells ``Answer`` that the client is gone."""
+        """Close the connection, discarding unread data. ``RunningReply`` then sees a disconnected client."""
         if self.wire is not None:
             self.wire.abort()
 
@@ -137,6 +138,6 @@ def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def event_bytes(data: bytes, name: bytes | None = None) -> bytes:
-    """An event of a stream, as ``text/event-stream`` has it."""
+    """An event in the format of ``text/event-stream``."""
     head = b"" if name is None else b"event: " + name + b"\n"
     return head + b"data: " + data + b"\n\n"

@@ -1,4 +1,4 @@
-"""Request ids: the client's own, or one that we make, on every answer. HEAD is answered as GET, without the body."""
+"""Request ids: the client's own, or one that we make, on every reply. HEAD is answered as GET, without the body."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID = "microscale.request_id"
-"""In a request's ``scope["state"]``: the client's own id of it, or one that we made."""
+"""The key of the request's id in ``scope["state"]``."""
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -17,7 +17,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 class RequestIds:
-    """The outermost middleware: answers of the others carry the header too."""
+    """The outermost middleware: replies of the other middleware carry the header too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,6 +35,6 @@ class RequestIds:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
-        # The server below keeps its own scope, knows of HEAD, and sends the head alone.
+        # uvicorn keeps its own scope, which still says HEAD, and sends only the head.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         await self._app(inner, receive, send_named)

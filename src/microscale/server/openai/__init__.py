@@ -1,4 +1,5 @@
 """OpenAI's APIs: chat, completions, responses, models; and vLLM's tokenize.
 
-In each folder: ``request`` (what comes in), ``replies`` (what goes out), ``handler`` (one request from start to end).
+Each folder has its requests and replies (``schema``, or ``request`` and ``replies``) and a ``handler``, which answers
+one request from start to end.
 """

@@ -1,4 +1,4 @@
-"""Tokens as the API's log-probabilities name them."""
+"""Log-probabilities of a chat's tokens, as OpenAI's clients read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType
 
 from microscale.engine.output import Output
-from microscale.server.choice import Step
+from microscale.server.generation.choice import ChoiceStep
 from microscale.text.events import Kind
 from microscale.text.output import ChatOutput, PlainOutput
 from microscale.text.tokenizer import Tokenizer
@@ -29,25 +29,25 @@ class TokenLogprob(Struct, frozen=True):
 
 class ChatLogprobs(Struct, frozen=True):
     content: list[TokenLogprob]
-    """Of the tokens of ``content``, and of no others."""
+    """Only for the tokens of ``content``."""
     refusal: None = None
     reasoning: list[TokenLogprob] | UnsetType = UNSET
-    """Of the tokens of ``reasoning``."""
+    """For the tokens of ``reasoning``."""
 
 
 FLOOR = -9999.0
-"""Written for the logarithm of zero: JSON has no infinity, and OpenAI's API uses this number."""
+"""Sent for the logarithm of zero: JSON has no infinity, and OpenAI's API uses this number."""
 
 
 def finite(logprob: float | None) -> float:
-    """A log-probability as JSON can hold it."""
+    """A log-probability that JSON can represent."""
     if logprob is None:
         return 0.0
     return min(logprob, 0.0) if logprob >= FLOOR else FLOOR
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token alone: control tokens by name, bytes that are no character of their own as OpenAI writes them."""
+    """The text of one token: control tokens by name, incomplete characters as ``bytes:\\x..``, like OpenAI."""
     name = tokenizer.control_name(token)
     if name is not None:
         return name
@@ -59,10 +59,10 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 class ChatLogprobSorter:
-    """The entries of one choice, by what their tokens show.
+    """Assigns the entries of one choice to content or reasoning.
 
-    Those of content come with the text that they make: text that is held back (it may begin a stop string) holds
-    back its tokens, and text that is cut off at a stop string takes its tokens with it.
+    Entries of content are sent with their text: text that is held back (it may begin a stop string) holds back its
+    entries, and text that is cut off at a stop string drops them.
     """
 
     def __init__(self, tokenizer: Tokenizer, output: ChatOutput | PlainOutput) -> None:
@@ -73,13 +73,13 @@ class ChatLogprobSorter:
             self._kinds = output.kinds = []
         self._num_tokens = 0
         self._held: deque[tuple[int, TokenLogprob]] = deque()
-        """Entries of content, each with the place of its first byte."""
+        """Entries of content, each with the offset of its first byte."""
         self._num_bytes = 0
-        """Of all tokens of content."""
+        """Bytes of all tokens of content."""
         self._num_shown = 0
-        """Bytes of content that the client has."""
+        """Bytes of content that the client has received."""
 
-    def sort(self, step: Step) -> ChatLogprobs:
+    def sort(self, step: ChoiceStep) -> ChatLogprobs:
         reasoning: list[TokenLogprob] = []
         for output in step.outputs:
             kind = self._next_kind()

@@ -8,19 +8,19 @@ from fastapi import FastAPI
 from msgspec import Struct
 from starlette.responses import Response
 
-from microscale.server.encoding import json_response
 from microscale.server.host import Host
+from microscale.server.http.encoding import json_response
 
 
-class Model(Struct, frozen=True):
-    """What OpenAI's clients read of a model, and what Anthropic's do."""
+class ModelInfo(Struct, frozen=True):
+    """The fields that OpenAI's and Anthropic's clients read."""
 
     id: str
     created: int
     max_model_len: int
     display_name: str
     created_at: str
-    """``created`` as Anthropic has it: RFC 3339."""
+    """``created`` in Anthropic's format, RFC 3339."""
     max_input_tokens: int
     max_tokens: int
     object: str = "model"
@@ -30,17 +30,17 @@ class Model(Struct, frozen=True):
 
 
 class ModelList(Struct, frozen=True):
-    data: list[Model]
+    data: list[ModelInfo]
     first_id: str
     last_id: str
     object: str = "list"
     has_more: bool = False
 
 
-def _model(host: Host, name: str) -> Model:
+def _model(host: Host, name: str) -> ModelInfo:
     created = datetime.datetime.fromtimestamp(host.created, datetime.UTC).isoformat().replace("+00:00", "Z")
     most = host.max_model_len
-    return Model(name, host.created, most, name, created, max_input_tokens=most - 1, max_tokens=most - 1)
+    return ModelInfo(name, host.created, most, name, created, max_input_tokens=most - 1, max_tokens=most - 1)
 
 
 def add_models(app: FastAPI, host: Host) -> None:

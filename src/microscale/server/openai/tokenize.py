@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from microscale.server.encoding import encode
+from microscale.server.errors import BadField
+from microscale.server.generation.prompt import render
 from microscale.server.host import Host
+from microscale.server.http.encoding import encode
 from microscale.server.http.exchange import Exchange
-from microscale.server.http.faults import BadField
 from microscale.server.openai.logprobs import token_text
-from microscale.server.prompts import render
-from microscale.server.reading import read_request
 from microscale.server.requests.body import Body
 from microscale.server.requests.chat import ChatFields
 from microscale.server.requests.fields import CHAT_MARKS, MARKS, Tokens
+from microscale.server.requests.parsing import read_request
 
 
 class TokenizeText(Body):
@@ -51,7 +51,7 @@ class Detokenized(Struct, frozen=True):
 
 
 async def tokenize(host: Host, body: bytes, exchange: Exchange) -> None:
-    """A text, or a conversation as it would be rendered."""
+    """Tokenize a text, or a conversation as it would be rendered."""
     try:
         text: TokenizeText | TokenizeChat = await read_request(host, TokenizeText, body, exchange)
     except BadField as error:

@@ -14,7 +14,7 @@ class CachedTokens(Struct, frozen=True):
 class CompletionTokens(Struct, frozen=True):
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
-    """Of the drafts of speculative decoding. Both are 0 for a request that ran without."""
+    """From speculative decoding. Both are 0 for a request that ran without drafts."""
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 

@@ -1,5 +1,5 @@
-"""Requests as JSON: their fields, and what happens to keys that nobody reads.
+"""Requests as JSON: how they are parsed, the fields that all APIs share, and what happens to unknown keys.
 
 The request of every API becomes three records: ``chat.ChatFields`` (what becomes a prompt), ``sampling.SamplingFields``
-and ``response_format.StructuredFields``. So prompts, grammars and generation know one form.
+and ``response_format.StructuredFields``. Prompts, grammars and generation know only these.
 """

@@ -1,43 +1,50 @@
-"""From a body's bytes to a request, or to an error that names the field at fault."""
+"""Parses a body into a request, or raises an error that names the field. Long bodies are parsed off the event loop."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from microscale.server.http.faults import BadField
-from microscale.server.requests.body import MANY, Body
-from microscale.server.requests.ignored import Ignored, ignored_keys
+from microscale.server import errors
+from microscale.server.errors import BadField
+from microscale.server.host import Host
+from microscale.server.http.exchange import Exchange
+from microscale.server.requests.body import IGNORED_HEADER, MANY, Body, Ignored, ignored_header, ignored_keys
 
 T = TypeVar("T", bound=Body)
 MAX_CONTAINERS = 2 * MANY
-"""Lists and objects of one body, 3 us to make each; counted by their brackets, those in text included."""
+"""Maximum number of lists and objects in a body, which take 3 us each; counted by brackets, even those in text."""
 
 
 def parse(kind: type[T], body: bytes, *, strict: bool = False) -> tuple[T, list[Ignored]]:
-    """The request and its ignored keys. ``strict`` refuses those that are not known to be harmless."""
+    """The request and its ignored keys. ``strict`` refuses all but the harmless ones."""
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        raise BadField(f"The body cannot be read: it has more than {MAX_CONTAINERS} brackets.", None)
+        raise errors.unreadable_body(f"it has more than {MAX_CONTAINERS} brackets")
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error) from None
     ignored = ignored_keys(request)
     if strict:
-        for key in ignored:
-            if not key.is_harmless:
-                raise BadField(f"{key.path}: is not supported.", key.path, "unknown_parameter")
+        refuse_unknown(ignored)
     return request, ignored
 
 
-# Pydantic puts the chosen variant of a union into the place of an error.
+def refuse_unknown(ignored: Sequence[Ignored]) -> None:
+    for key in ignored:
+        if not key.is_harmless:
+            raise errors.unknown_field(key.path)
+
+
+# Pydantic includes the chosen variant of a union in the location of an error.
 _VARIANTS = {"str", "int", "float", "bool", "system", "developer", "user", "assistant", "tool"}
 _FIELD = re.compile(r"[a-z_]+")
 _OURS = ("unsupported_value", "unsupported_parameter", "conflict")
-"""Errors that our own validators raise of a key they name."""
+"""Errors that our own validators raise; they name the key."""
 _CODES = {
     "missing": "missing_required_parameter",
     "unsupported_value": "unsupported_value",
@@ -53,12 +60,12 @@ def _explain(error: ValidationError) -> BadField:
     if field is not None and first["type"] in _OURS:
         where = f"{where}.{field}" if where else str(field)
     if not where:
-        return BadField(f"The body cannot be read: {first['msg']}.", None)
+        return errors.unreadable_body(first["msg"])
     return BadField(f"{where[:200]}: {first['msg']}.", where[:200], _code(first))
 
 
 def _code(error: ErrorDetails) -> str:
-    """OpenAI's name for the kind of fault."""
+    """OpenAI's name for the kind of error."""
     kind = error["type"]
     return _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
 
@@ -72,3 +79,16 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif _FIELD.fullmatch(part) and part not in _VARIANTS:
             path += f".{part}" if path else part
     return path
+
+
+async def read_request(host: Host, kind: type[T], body: bytes, exchange: Exchange) -> T:
+    """Parse a request. Ignored keys are logged, and named in the reply."""
+    request, ignored = await host.off_loop(len(body), lambda: parse(kind, body, strict=host.strict_requests))
+    report_ignored(host, ignored, exchange)
+    return request
+
+
+def report_ignored(host: Host, ignored: list[Ignored], exchange: Exchange) -> None:
+    if ignored:
+        host.ignored.log(ignored)
+        exchange.headers[IGNORED_HEADER] = ignored_header(ignored)

@@ -1,4 +1,4 @@
-"""The fields that give an answer its form: OpenAI's ``response_format``, and the names that vLLM's clients know."""
+"""The fields that set the output format: OpenAI's ``response_format``, and the fields of vLLM's clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _known_format(value: object) -> object:
 
 
 class TextFormat(Body):
-    # A format of an unknown type is read as this one, so the error names all that there are.
+    # A format of an unknown type is parsed as this one, so the error lists all types.
     type: Annotated[Literal["text"], BeforeValidator(_known_format)]
 
 
@@ -30,7 +30,7 @@ class JsonFormat(Body):
 
 
 class SchemaFields(Body):
-    """A schema and what the model hears of it."""
+    """A schema, and how it is described to the model."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: Annotated[str, Field(max_length=4096)] | None = None
@@ -44,7 +44,7 @@ class SchemaFormat(Body):
 
 
 def format_kind(value: object) -> str:
-    """By its type, under names that no path of an error shows."""
+    """The variant, by type; variant names do not appear in the paths of errors."""
     kind = value.get("type") if isinstance(value, dict) else None
     return {"json_object": "Json", "json_schema": "Schema"}.get(kind if isinstance(kind, str) else "", "Text")
 
@@ -56,7 +56,7 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(Body):
-    """vLLM's."""
+    """vLLM's ``structured_outputs``."""
 
     ONLY: ClassVar[Mapping[str, Only]] = {"structural_tag": Only((), "use tools, or one of json, regex and grammar")}
 
@@ -68,7 +68,7 @@ class StructuredOutputs(Body):
 
 
 class StructuredFields(Body):
-    """Forms that the answer must have: OpenAI's field, and the names that vLLM's clients know."""
+    """Output formats: OpenAI's field, and the fields of vLLM's clients."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

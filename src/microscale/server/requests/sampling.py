@@ -1,6 +1,6 @@
-"""How to sample, stop and stream: OpenAI's fields, and those that other servers' clients add.
+"""How to sample, stop and stream: OpenAI's fields, and those of other servers' clients.
 
-These are names and types. ``Limits`` bounds the values and ``SamplingParams`` checks them.
+Only names and types are defined here; ``RequestLimits`` and ``SamplingParams`` check the values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's: every chunk carries the usage so far."""
+    """A field of vLLM: every chunk carries the usage so far."""
 
 
 class SamplingFields(Body):
-    """What all APIs share; every request becomes this."""
+    """Sampling fields. Every API's request is converted to these."""
 
     HARMLESS = MARKS
     ONLY = ONLY
@@ -39,7 +39,7 @@ class SamplingFields(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
-    """The same under llama.cpp's name."""
+    """llama.cpp's name for ``repetition_penalty``."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Bias | None = None
@@ -48,13 +48,13 @@ class SamplingFields(Body):
     stop_token_ids: Tokens | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    """False shows the output as the model wrote it, control tokens by name, and for a chat unparsed."""
+    """If false, the output is shown as the model wrote it, with control tokens by name; a chat's is not parsed."""
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     cache_prompt: bool | None = None
-    """False: neither take from the prefix cache nor leave anything in it for others."""
+    """If false, the prefix cache is neither used nor filled."""
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
@@ -74,5 +74,5 @@ class SamplingFields(Body):
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("conflict", "is only there with stream: true", {"field": "stream_options"})
+            raise PydanticCustomError("conflict", "requires stream: true", {"field": "stream_options"})
         return self

@@ -2,5 +2,5 @@
 
 output_format   the fields of all APIs → one ``OutputFormat``
 grammar         output format and tools → the turn's grammar
-check, worker   the grammar is compiled in a process that can be killed, before the engine sees it
+check, worker   compile the grammar in a process that can be killed, before the engine sees it
 """

@@ -1,6 +1,6 @@
-"""The form that an answer must have: a schema, a regex, a choice, a grammar.
+"""The format that an answer must have: a schema, a regex, a choice, a grammar.
 
-OpenAI's and vLLM's fields say the same in several ways; here they become one ``OutputFormat``. Errors name the field.
+OpenAI's and vLLM's fields express it in several ways; here they become one ``OutputFormat``. Errors name the field.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from microscale.server import errors
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
+from microscale.server.options import RequestLimits
 from microscale.server.requests.response_format import JsonFormat, SchemaFields, SchemaFormat, StructuredFields
 from microscale.text import grammar as grammars
 from microscale.text.conversation import ResponseFormat
@@ -23,30 +23,30 @@ from microscale.text.grammar import ANY_OBJECT, Form, Lark, Schema
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """The form that the answer must have, and the field that says so."""
+    """The format that the answer must have, and the field that sets it."""
 
     form: Form
     where: str
-    told: ResponseFormat | None = None
-    """What the model hears of it."""
+    prompt_format: ResponseFormat | None = None
+    """How the prompt describes it to the model."""
 
 
 async def read_output_format(host: Host, fields: StructuredFields) -> OutputFormat | None:
-    """``output_format_of``, off the loop where a grammar is long: 64 KiB of EBNF take 0.3 s to convert (2 cores)."""
+    """``output_format_of``, off the event loop for long grammars: 64 KiB of EBNF take 0.3 s to convert (2 cores)."""
     nested = fields.structured_outputs
     grammar = fields.guided_grammar or (nested and nested.grammar) or ""
     return await host.off_loop(len(grammar), lambda: output_format_of(fields, host.limits))
 
 
-def output_format_of(fields: StructuredFields, limits: Limits) -> OutputFormat | None:
-    """What the request asks of its answer; more than one format is refused."""
+def output_format_of(fields: StructuredFields, limits: RequestLimits) -> OutputFormat | None:
+    """The request's output format; more than one is refused."""
     formats = [*_openai(fields, limits), *_vllm(fields, limits)]
     if len(formats) > 1:
-        raise BadField(f"{formats[0].where} and {formats[1].where} each ask for a form; give one.", formats[1].where)
+        raise errors.two_formats(formats[0].where, formats[1].where)
     return formats[0] if formats else None
 
 
-def _openai(fields: StructuredFields, limits: Limits) -> list[OutputFormat]:
+def _openai(fields: StructuredFields, limits: RequestLimits) -> list[OutputFormat]:
     wanted = fields.response_format
     if isinstance(wanted, JsonFormat):
         return [OutputFormat(ANY_OBJECT, "response_format")]
@@ -55,20 +55,20 @@ def _openai(fields: StructuredFields, limits: Limits) -> list[OutputFormat]:
     return []
 
 
-def text_format(wanted: JsonFormat | SchemaFields | None, where: str, limits: Limits) -> OutputFormat | None:
+def text_format(wanted: JsonFormat | SchemaFields | None, where: str, limits: RequestLimits) -> OutputFormat | None:
     """From ``text.format`` of ``/v1/responses``, which is flat."""
     if isinstance(wanted, JsonFormat):
         return OutputFormat(ANY_OBJECT, where)
     return None if wanted is None else schema_format(wanted, f"{where}.schema", limits)
 
 
-def schema_format(wanted: SchemaFields, where: str, limits: Limits) -> OutputFormat:
+def schema_format(wanted: SchemaFields, where: str, limits: RequestLimits) -> OutputFormat:
     check_schema(wanted.schema_, where, limits)
-    told = ResponseFormat(wanted.name, wanted.description or "", wanted.schema_)
-    return OutputFormat(Schema(wanted.schema_, bool(wanted.strict)), where, told)
+    described = ResponseFormat(wanted.name, wanted.description or "", wanted.schema_)
+    return OutputFormat(Schema(wanted.schema_, bool(wanted.strict)), where, described)
 
 
-def _vllm(fields: StructuredFields, limits: Limits) -> list[OutputFormat]:
+def _vllm(fields: StructuredFields, limits: RequestLimits) -> list[OutputFormat]:
     found: list[tuple[str, str, Any]] = [
         ("json", "guided_json", fields.guided_json),
         ("regex", "guided_regex", fields.guided_regex),
@@ -88,7 +88,7 @@ def _vllm(fields: StructuredFields, limits: Limits) -> list[OutputFormat]:
     return [OutputFormat(_form(kind, where, value, limits), where) for kind, where, value in found if value is not None]
 
 
-def _form(kind: str, where: str, value: Any, limits: Limits) -> Form:
+def _form(kind: str, where: str, value: Any, limits: RequestLimits) -> Form:
     if kind == "json_object":
         return ANY_OBJECT
     if kind == "json":
@@ -97,36 +97,36 @@ def _form(kind: str, where: str, value: Any, limits: Limits) -> Form:
         return Schema(schema)
     size = len(value) if isinstance(value, str) else sum(map(len, value))
     if size > limits.max_schema_bytes:
-        raise BadField(f"{where} has {size} characters; at most {limits.max_schema_bytes} are taken.", where)
+        raise errors.too_long(where, size, "characters", limits.max_schema_bytes)
     if not size:
-        raise BadField(f"{where} is empty.", where)
+        raise errors.empty(where)
     if kind == "regex":
         return grammars.regex(value)
     return grammars.choice(value) if kind == "choice" else Lark(_lark(value, where))
 
 
 def _lark(text: str, where: str) -> str:
-    """A grammar in Lark's dialect, or in EBNF as llama.cpp and vLLM's users write it (``root ::= …``)."""
+    """A grammar in llguidance's Lark dialect, converted from EBNF (``root ::= …``) if necessary."""
     if "::=" not in text:
         return text
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # the library raises the base class itself for a rule that is missing
-        raise BadField(f"{where} is no EBNF grammar: {str(error)[:200]}.", where) from None
+    except Exception as error:  # the library raises the base class itself for a missing rule
+        raise errors.invalid_ebnf(where, str(error)) from None
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise BadField(f"{where} is no JSON schema: {error}.", where) from None
+        raise errors.invalid_schema(where, error) from None
 
 
-def check_schema(schema: Mapping[str, Any], where: str, limits: Limits) -> None:
-    """Refuse one that is too large or too deep, before anything walks through it."""
+def check_schema(schema: Mapping[str, Any], where: str, limits: RequestLimits) -> None:
+    """Refuse a schema that is too large or too deep before anything walks through it."""
     size = len(msgspec.json.encode(schema))
     if size > limits.max_schema_bytes:
-        raise BadField(f"{where} has {size} bytes; at most {limits.max_schema_bytes} are taken.", where)
+        raise errors.too_long(where, size, "bytes", limits.max_schema_bytes)
     level: list[object] = [schema]
     for _ in range(limits.max_schema_depth):
         level = [
@@ -136,4 +136,4 @@ def check_schema(schema: Mapping[str, Any], where: str, limits: Limits) -> None:
         ]
         if not level:
             return
-    raise BadField(f"{where} is nested deeper than {limits.max_schema_depth} levels.", where)
+    raise errors.too_deep(where, limits.max_schema_depth)

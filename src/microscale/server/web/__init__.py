@@ -1,1 +1,1 @@
-"""The web page (``static/``, served by ``pages``) and ``/docs``."""
+"""The web page (``static/``, served by ``pages``), ``/docs`` and ``/openapi.json``."""

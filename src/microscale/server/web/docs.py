@@ -1,4 +1,4 @@
-"""``/docs``: the OpenAPI document as one plain page. It loads nothing, runs nothing, and is made once."""
+"""``/docs``: the OpenAPI document as one plain page, without scripts. It is made once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-# What a schema may say of numbers, texts and lists, beside its type.
+# Constraints of a schema on numbers, texts and lists.
 BOUNDS = {
     "minimum": "from {}",
     "exclusiveMinimum": "above {}",
@@ -40,7 +40,7 @@ BOUNDS = {
     "maxLength": "at most {} characters",
     "minItems": "at least {} items",
     "maxItems": "at most {} items",
-    "default": "else {}",
+    "default": "default {}",
 }
 
 
@@ -62,7 +62,7 @@ def page(document: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n'
-        f'<p>The same for programs: <a href="/openapi.json">/openapi.json</a>. A field that is not listed here is '
+        f'<p>The same for programs: <a href="/openapi.json">/openapi.json</a>. Fields that are not listed are '
         f"ignored, and named in the reply's header <code>x-microscale-ignored</code>.</p>\n{body}\n</body>\n</html>\n"
     )
 
@@ -98,7 +98,7 @@ def _schemas(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A schema in a line, with links to those that have names."""
+    """A schema in one line, with links to named schemas."""
     bounds = [
         text.format(escape(json.dumps(schema[key]))) for key, text in BOUNDS.items() if schema.get(key) is not None
     ]

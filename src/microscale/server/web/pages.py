@@ -1,7 +1,7 @@
-"""The web page at ``/``: plain files of the package, read once, served from memory.
+"""The web page at ``/``: plain files of the package, read once and served from memory.
 
-Nothing of a request ever becomes a path. The browser is told to run and load what comes from here and nothing else, and
-to refuse every string that would become markup.
+No part of a request ever becomes a file path. The Content-Security-Policy lets the browser run and load only what comes
+from this server, and makes it refuse strings that would become markup.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Kept, and asked for again each time: after an update no old file meets a new one.
+    # Cached but revalidated each time, so that old and new files never mix after an update.
     "Cache-Control": "no-cache",
 }
 

@@ -27,7 +27,7 @@ LAYOUT = 2
 MAX_ROLE_CHARS = 32
 
 
-class State(Enum):
+class ChatmlState(Enum):
     TEXT = 0
     THOUGHTS = 1
     CALL = 2
@@ -35,7 +35,7 @@ class State(Enum):
     """A role, up to the line's end."""
 
 
-KINDS = {State.TEXT: Kind.CONTENT, State.THOUGHTS: Kind.REASONING, State.CALL: Kind.CALL}
+KINDS = {ChatmlState.TEXT: Kind.CONTENT, ChatmlState.THOUGHTS: Kind.REASONING, ChatmlState.CALL: Kind.CALL}
 
 
 class ChatmlParser(OutputParser):
@@ -47,8 +47,8 @@ class ChatmlParser(OutputParser):
         self._may_call = tools is None or bool(self._tools)
         self.is_control = tokens.tokenizer.is_control
         self._detokenizer = Detokenizer(tokens.tokenizer)
-        self._state = State.TEXT
-        self._around = State.TEXT
+        self._state = ChatmlState.TEXT
+        self._around = ChatmlState.TEXT
         """What a call stands in: text, or thoughts that nothing closed."""
         self._open: Kind | None = None
         """The message that has begun and not ended."""
@@ -82,7 +82,7 @@ class ChatmlParser(OutputParser):
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
         kind = self._open
-        if kind is None or kind is Kind.CALL or self._breaks or self._state is State.CALL:
+        if kind is None or kind is Kind.CALL or self._breaks or self._state is ChatmlState.CALL:
             return None
         text = self._detokenizer.whole(token)
         if not text or (text[-1] == "\n" and self._holds_breaks):
@@ -98,9 +98,9 @@ class ChatmlParser(OutputParser):
     def finish(self) -> list[Event]:
         self._events = []
         self._add(self._detokenizer.flush())
-        if self._state is not State.TEXT:
+        if self._state is not ChatmlState.TEXT:
             self._flag(Flaw.CUT)
-        if self._state is State.CALL:
+        if self._state is ChatmlState.CALL:
             self._end_call(complete=False)
         self._close(complete=False)
         if not self._has_content and not self._num_calls:
@@ -111,15 +111,15 @@ class ChatmlParser(OutputParser):
 
     def _control(self, token: int) -> None:
         tokens = self._tokens
-        if token == tokens.end_call and self._state is State.CALL:
+        if token == tokens.end_call and self._state is ChatmlState.CALL:
             self._end_call(complete=True)
             return
-        is_inside = State.THOUGHTS in (self._state, self._around if self._state is State.CALL else None)
+        is_inside = ChatmlState.THOUGHTS in (self._state, self._around if self._state is ChatmlState.CALL else None)
         begins = token in (tokens.start, tokens.call) or (token == tokens.think and not is_inside)
         if not begins and token not in tokens.stops and not (token == tokens.end_think and is_inside):
             self._flag(Flaw.STRAY_TOKEN)
             return
-        if self._state is State.CALL:
+        if self._state is ChatmlState.CALL:
             # Nothing closed it: what follows is no part of it.
             self._flag(Flaw.HEADER_IN_TEXT)
             self._end_call(complete=True)
@@ -128,27 +128,27 @@ class ChatmlParser(OutputParser):
         elif token in (tokens.think, tokens.end_think):
             self._breaks = ""
             self._close(complete=True)
-            self._state = State.THOUGHTS if token == tokens.think else State.TEXT
+            self._state = ChatmlState.THOUGHTS if token == tokens.think else ChatmlState.TEXT
         else:
-            if self._state is State.THOUGHTS or (token == tokens.start and self._open is not None):
+            if self._state is ChatmlState.THOUGHTS or (token == tokens.start and self._open is not None):
                 self._flag(Flaw.HEADER_IN_TEXT)
             self._close(complete=True)
-            self._state = State.HEADER if token == tokens.start else State.TEXT
+            self._state = ChatmlState.HEADER if token == tokens.start else ChatmlState.TEXT
 
     def _close(self, *, complete: bool) -> None:
         """End what is open: a message or a header. Text follows, and its first line breaks are the mark's."""
-        if self._state is State.HEADER:
+        if self._state is ChatmlState.HEADER:
             self._leave_header()
         if self._breaks:
             breaks, self._breaks = self._breaks, ""
             self._say(breaks)
         self._end(complete=complete)
-        self._state = State.TEXT
+        self._state = ChatmlState.TEXT
         self._num_skipped = 0
 
     def _leave_header(self) -> None:
         role, self._role = self._role, ""
-        self._state = State.TEXT
+        self._state = ChatmlState.TEXT
         if role.strip() not in (ASSISTANT, ""):
             self._flag(Flaw.WRONG_ROLE, role)
 
@@ -157,9 +157,9 @@ class ChatmlParser(OutputParser):
     def _add(self, text: str) -> None:
         if not text:
             return
-        if self._state is State.CALL:
+        if self._state is ChatmlState.CALL:
             self._add_to_call(text)
-        elif self._state is State.HEADER:
+        elif self._state is ChatmlState.HEADER:
             self._add_to_header(text)
         else:
             self._write(text)
@@ -172,7 +172,7 @@ class ChatmlParser(OutputParser):
         elif len(self._role) > MAX_ROLE_CHARS:
             self._flag(Flaw.TEXT_IN_HEADER)
             text, self._role = self._role, ""
-            self._state = State.TEXT
+            self._state = ChatmlState.TEXT
         if text:
             self._write(text)
 
@@ -193,7 +193,7 @@ class ChatmlParser(OutputParser):
     @property
     def _holds_breaks(self) -> bool:
         """Whether a mark may follow of which line breaks are a part: an answer without tools flows freely."""
-        return self._state is State.THOUGHTS or self._may_call or self._open is None
+        return self._state is ChatmlState.THOUGHTS or self._may_call or self._open is None
 
     def _say(self, text: str) -> None:
         kind = KINDS[self._state]
@@ -212,9 +212,9 @@ class ChatmlParser(OutputParser):
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     def _begin_call(self) -> None:
-        if self._state is State.HEADER:
+        if self._state is ChatmlState.HEADER:
             self._leave_header()
-        self._around, self._state = self._state, State.CALL
+        self._around, self._state = self._state, ChatmlState.CALL
         self._reader = CallReader(self._tools)
 
     def _add_to_call(self, text: str) -> None:
@@ -228,7 +228,7 @@ class ChatmlParser(OutputParser):
     def _open_call(self, function: str) -> None:
         """It is a call: the line breaks before it are its own, and the message before it is over."""
         self._breaks = ""
-        if self._around is State.THOUGHTS:
+        if self._around is ChatmlState.THOUGHTS:
             self._flag(Flaw.HEADER_IN_TEXT)
         self._end(complete=True)
         self._open = Kind.CALL

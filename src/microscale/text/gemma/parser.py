@@ -24,7 +24,7 @@ THOUGHT = "thought"
 MAX_CHANNEL_CHARS = 32
 
 
-class State(Enum):
+class GemmaState(Enum):
     TEXT = 0
     CHANNEL = 1
     """Its name, up to the line's end."""
@@ -40,7 +40,7 @@ class GemmaParser(OutputParser):
         self._tools = None if tools is None else frozenset(tools)
         self.is_control = tokens.tokenizer.is_control
         self._detokenizer = Detokenizer(tokens.tokenizer)
-        self._state = State.TEXT
+        self._state = GemmaState.TEXT
         self._open: Kind | None = None
         """The message that has begun and not ended."""
         self._pending = ""
@@ -67,22 +67,27 @@ class GemmaParser(OutputParser):
         text = self._detokenizer.whole(token)
         if not text:
             return None
-        if self._state is State.TEXT and self._open is Kind.CONTENT:
+        if self._state is GemmaState.TEXT and self._open is Kind.CONTENT:
             self._has_content = self._has_content or not text.isspace()
             return Kind.CONTENT, text
-        if self._state is State.THOUGHTS and self._open is Kind.REASONING and not self._pending and text[-1] != "\n":
+        if (
+            self._state is GemmaState.THOUGHTS
+            and self._open is Kind.REASONING
+            and not self._pending
+            and text[-1] != "\n"
+        ):
             return Kind.REASONING, text
         return None
 
     @property
     def body_kind(self) -> Kind | None:
-        kinds = {State.TEXT: Kind.CONTENT, State.THOUGHTS: Kind.REASONING, State.CALL: Kind.CALL}
+        kinds = {GemmaState.TEXT: Kind.CONTENT, GemmaState.THOUGHTS: Kind.REASONING, GemmaState.CALL: Kind.CALL}
         return kinds.get(self._state)
 
     def finish(self) -> list[Event]:
         self._events = []
         self._add(self._detokenizer.flush())
-        if self._state is not State.TEXT:
+        if self._state is not GemmaState.TEXT:
             self._flag(Flaw.CUT)
             self._leave(complete=False)
         self._end(complete=False)
@@ -93,22 +98,22 @@ class GemmaParser(OutputParser):
     def _add(self, text: str) -> None:
         if not text:
             return
-        if self._state is State.TEXT:
+        if self._state is GemmaState.TEXT:
             self._say(Kind.CONTENT, text)
-        elif self._state is State.THOUGHTS:
+        elif self._state is GemmaState.THOUGHTS:
             self._think(text)
         else:
             self._pending += text
-            if self._state is State.CHANNEL and ("\n" in self._pending or len(self._pending) > MAX_CHANNEL_CHARS):
+            if self._state is GemmaState.CHANNEL and ("\n" in self._pending or len(self._pending) > MAX_CHANNEL_CHARS):
                 self._enter_channel()
 
     def _control(self, token: int) -> None:
         tokens = self._tokens
-        if token == tokens.quote and self._state is State.CALL:
+        if token == tokens.quote and self._state is GemmaState.CALL:
             self._pending += QUOTE
             return
         if token in (tokens.end_channel, tokens.end_call):
-            expected = (State.CALL,) if token == tokens.end_call else (State.CHANNEL, State.THOUGHTS)
+            expected = (GemmaState.CALL,) if token == tokens.end_call else (GemmaState.CHANNEL, GemmaState.THOUGHTS)
             if self._state not in expected:
                 self._flag(Flaw.STRAY_TOKEN)
                 return
@@ -118,23 +123,23 @@ class GemmaParser(OutputParser):
         if not is_end and token not in (tokens.channel, tokens.call):
             self._flag(Flaw.STRAY_TOKEN)
             return
-        if self._state is not State.TEXT:
+        if self._state is not GemmaState.TEXT:
             # Thoughts or a call that nothing closed: what follows is no part of them.
             self._flag(Flaw.HEADER_IN_TEXT)
             self._leave(complete=True)
         self._end(complete=True)
         if not is_end:
-            self._state = State.CHANNEL if token == tokens.channel else State.CALL
+            self._state = GemmaState.CHANNEL if token == tokens.channel else GemmaState.CALL
 
     def _leave(self, *, complete: bool) -> None:
         """End thoughts or a call; text follows."""
-        state, self._state = self._state, State.TEXT
-        if state is State.CHANNEL:
+        state, self._state = self._state, GemmaState.TEXT
+        if state is GemmaState.CHANNEL:
             # The line was not ended: an empty channel, or thoughts that are all header.
-            self._state = State.CHANNEL
+            self._state = GemmaState.CHANNEL
             self._enter_channel()
-            self._state = State.TEXT
-        if state is State.CALL:
+            self._state = GemmaState.TEXT
+        if state is GemmaState.CALL:
             pending, self._pending = self._pending, ""
             self._call(pending, complete)
             return
@@ -146,16 +151,16 @@ class GemmaParser(OutputParser):
         name, newline, rest = self._pending.partition("\n")
         self._pending = ""
         if name.strip() == THOUGHT:
-            self._state = State.THOUGHTS
+            self._state = GemmaState.THOUGHTS
             self._think(rest)
         elif not newline and len(name) > MAX_CHANNEL_CHARS:
             self._flag(Flaw.NO_CHANNEL)
-            self._state = State.THOUGHTS
+            self._state = GemmaState.THOUGHTS
             self._think(name)
         else:
             # A channel that the format has not may hold the answer: better shown than hidden.
             self._flag(Flaw.WRONG_CHANNEL, name)
-            self._state = State.TEXT
+            self._state = GemmaState.TEXT
             if rest:
                 self._say(Kind.CONTENT, rest)
 

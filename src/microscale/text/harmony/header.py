@@ -35,13 +35,13 @@ _WORD = re.compile(r"\S+")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_.+/-]{0,31}")
 
 
-class Part(Enum):
+class HeaderPart(Enum):
     LEAD = 0
     CHANNEL = 1
     CONSTRAIN = 2
 
 
-class Ending(Enum):
+class SegmentEnd(Enum):
     """What follows a segment."""
 
     OPEN = 0
@@ -71,7 +71,7 @@ class HeaderReader:
 
     def __init__(self, *, started: bool) -> None:
         self.started = started
-        self.part = Part.LEAD
+        self.part = HeaderPart.LEAD
         self.segment = ""
         self.fields = _Fields()
         self._raw: list[str] = []
@@ -80,14 +80,14 @@ class HeaderReader:
     @property
     def evident(self) -> bool:
         """Whether anything shows that this is a header at all, and not an answer that has none."""
-        return self.started or self.part is not Part.LEAD or self.segment.lstrip().startswith(TO)
+        return self.started or self.part is not HeaderPart.LEAD or self.segment.lstrip().startswith(TO)
 
     def feed(self, text: str) -> bool:
         """Take text in; false when the message's text has begun, which ``close`` then gives."""
         self.segment += text
-        return _Scan(self, Ending.OPEN).text_at is None
+        return _Scan(self, SegmentEnd.OPEN).text_at is None
 
-    def close(self, ending: Ending) -> str:
+    def close(self, ending: SegmentEnd) -> str:
         """Take the segment's words into the header; what is left is text of the message."""
         scan = _Scan(self, ending)
         self.fields = scan.fields
@@ -98,9 +98,9 @@ class HeaderReader:
         self.segment = ""
         return text
 
-    def next_part(self, part: Part) -> None:
+    def next_part(self, part: HeaderPart) -> None:
         """Begin a segment, after ``close``."""
-        if part is Part.CHANNEL and self.fields.channel is not None:
+        if part is HeaderPart.CHANNEL and self.fields.channel is not None:
             self.flag(Flaw.REPEATED_HEADER)
             self.fields = replace(self.fields, channel=None)
         self.part = part
@@ -117,7 +117,7 @@ class HeaderReader:
 class _Scan:
     """One pass over a segment: the words that belong to the header, and where text begins."""
 
-    def __init__(self, reader: HeaderReader, ending: Ending) -> None:
+    def __init__(self, reader: HeaderReader, ending: SegmentEnd) -> None:
         self.fields = reader.fields
         self.text_at: int | None = None
         self._reader = reader
@@ -130,7 +130,7 @@ class _Scan:
 
     def _run(self, segment: str) -> None:
         past = 0
-        grows = self._ending in (Ending.OPEN, Ending.CUT)
+        grows = self._ending in (SegmentEnd.OPEN, SegmentEnd.CUT)
         for number, found in enumerate(_WORD.finditer(segment)):
             word, start = found.group(), found.start()
             taken = 0
@@ -142,7 +142,7 @@ class _Scan:
                 self._reject(start + taken if past or taken else 0)
                 return
             past = found.end()
-        is_over = self._ending in (Ending.DONE, Ending.CUT)
+        is_over = self._ending in (SegmentEnd.DONE, SegmentEnd.CUT)
         if len(segment) - past > MAX_GAP_CHARS or (is_over and self._unsure is not None):
             self._reject(past)
 
@@ -158,13 +158,13 @@ class _Scan:
     def _take(self, word: str, first: bool, is_open: bool) -> int:
         """How many characters of ``word`` belong to the header."""
         part = self._reader.part
-        if first and part is Part.LEAD:
+        if first and part is HeaderPart.LEAD:
             taken = self._take_role(word, is_open)
             if taken:
                 return taken
         if self._take_recipient(word, is_open):
             return len(word)
-        if part is Part.CHANNEL and self.fields.channel is None:
+        if part is HeaderPart.CHANNEL and self.fields.channel is None:
             return self._take_channel(word, first, is_open)
         return self._take_type(word, first, is_open)
 
@@ -181,12 +181,12 @@ class _Scan:
     def _take_recipient(self, word: str, is_open: bool) -> bool:
         part = self._reader.part
         if word.startswith(TO):
-            self._set_recipient(word.removeprefix(TO), wrong=part is Part.CONSTRAIN)
+            self._set_recipient(word.removeprefix(TO), wrong=part is HeaderPart.CONSTRAIN)
             return True
-        if part is not Part.LEAD and self.fields.recipient is None and word.startswith(NAMESPACE):
+        if part is not HeaderPart.LEAD and self.fields.recipient is None and word.startswith(NAMESPACE):
             self._set_recipient(word, wrong=True)
             return True
-        return is_open and (TO.startswith(word) or (part is not Part.LEAD and NAMESPACE.startswith(word)))
+        return is_open and (TO.startswith(word) or (part is not HeaderPart.LEAD and NAMESPACE.startswith(word)))
 
     def _set_recipient(self, name: str, *, wrong: bool) -> None:
         if wrong or self.fields.recipient is not None or not name:
@@ -219,7 +219,7 @@ class _Scan:
             return len(word)
         if is_open and any(known.startswith(word) for known in CONTENT_TYPES):
             return len(word)
-        expected = (first and self._reader.part is Part.CONSTRAIN) or self.fields.recipient is not None
+        expected = (first and self._reader.part is HeaderPart.CONSTRAIN) or self.fields.recipient is not None
         match = _TYPE.match(word) if expected else None
         if match is None:
             return 0

@@ -18,7 +18,7 @@ from enum import Enum
 from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
 from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
-from microscale.text.harmony.header import CHANNELS, NAMESPACE, Ending, HeaderReader, Part
+from microscale.text.harmony.header import CHANNELS, NAMESPACE, HeaderPart, HeaderReader, SegmentEnd
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.json_text import is_json
 
@@ -26,7 +26,7 @@ from microscale.text.json_text import is_json
 PEOPLE = (ASSISTANT, "user", "all")
 
 
-class State(Enum):
+class HarmonyState(Enum):
     IDLE = 0
     HEADER = 1
     BODY = 2
@@ -41,7 +41,7 @@ class HarmonyParser(OutputParser):
         self.is_control = tokens.tokenizer.is_control
         self._ends = tokens.stops | {tokens.end}
         self._detokenizer = Detokenizer(tokens.tokenizer)
-        self._state = State.HEADER
+        self._state = HarmonyState.HEADER
         self._reader = HeaderReader(started=False)
         self._kind = Kind.CONTENT
         self._arguments: list[str] = []
@@ -67,7 +67,7 @@ class HarmonyParser(OutputParser):
         return self._events
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        if self._state is not State.BODY or self._kind is Kind.CALL:
+        if self._state is not HarmonyState.BODY or self._kind is Kind.CALL:
             return None
         text = self._detokenizer.whole(token)
         if not text:
@@ -78,17 +78,17 @@ class HarmonyParser(OutputParser):
 
     @property
     def body_kind(self) -> Kind | None:
-        return self._kind if self._state is State.BODY else None
+        return self._kind if self._state is HarmonyState.BODY else None
 
     def finish(self) -> list[Event]:
         self._events = []
         self._add_text(self._detokenizer.flush())
-        if self._state is State.HEADER:
-            self._end_header(Flaw.CUT, Ending.CUT)
-        elif self._state is State.BODY:
+        if self._state is HarmonyState.HEADER:
+            self._end_header(Flaw.CUT, SegmentEnd.CUT)
+        elif self._state is HarmonyState.BODY:
             self._flag(Flaw.CUT)
             self._end_body(complete=False)
-        self._state = State.IDLE
+        self._state = HarmonyState.IDLE
         if not self._has_content and not self._num_calls:
             self._flag(Flaw.NO_CONTENT)
         return self._events
@@ -96,14 +96,14 @@ class HarmonyParser(OutputParser):
     def _add_text(self, text: str) -> None:
         if not text:
             return
-        if self._state is State.BODY:
+        if self._state is HarmonyState.BODY:
             self._add_body(text)
             return
-        if self._state is State.IDLE:
+        if self._state is HarmonyState.IDLE:
             self._flag(Flaw.MISSING_START)
             self._begin_header(started=False)
         if not self._reader.feed(text):
-            self._begin_body(self._reader.close(Ending.OPEN))
+            self._begin_body(self._reader.close(SegmentEnd.OPEN))
 
     def _control(self, token: int) -> None:
         ids = self._tokens
@@ -114,50 +114,50 @@ class HarmonyParser(OutputParser):
         elif token == ids.message:
             self._message()
         elif token == ids.channel:
-            self._segment(Part.CHANNEL)
+            self._segment(HeaderPart.CHANNEL)
         elif token == ids.constrain:
-            self._segment(Part.CONSTRAIN)
+            self._segment(HeaderPart.CONSTRAIN)
         else:
             self._flag(Flaw.STRAY_TOKEN)
 
     def _end(self, token: int) -> None:
-        if self._state is State.BODY:
+        if self._state is HarmonyState.BODY:
             if token == self._tokens.call and self._kind is not Kind.CALL:
                 self._flag(Flaw.CALL_WITHOUT_RECIPIENT)
             self._end_body(complete=True)
-        elif self._state is State.HEADER:
-            self._end_header(Flaw.NO_MESSAGE, Ending.DONE)
+        elif self._state is HarmonyState.HEADER:
+            self._end_header(Flaw.NO_MESSAGE, SegmentEnd.DONE)
         else:
             self._flag(Flaw.STRAY_TOKEN)
-        self._state = State.IDLE
+        self._state = HarmonyState.IDLE
 
     def _start(self) -> None:
-        if self._state is State.BODY:
+        if self._state is HarmonyState.BODY:
             self._flag(Flaw.HEADER_IN_TEXT)
             self._end_body(complete=True)
-        elif self._state is State.HEADER:
-            self._end_header(Flaw.REPEATED_HEADER, Ending.DONE)
+        elif self._state is HarmonyState.HEADER:
+            self._end_header(Flaw.REPEATED_HEADER, SegmentEnd.DONE)
         self._begin_header(started=True)
 
     def _message(self) -> None:
-        if self._state is State.IDLE:
+        if self._state is HarmonyState.IDLE:
             self._flag(Flaw.MISSING_START)
             self._begin_header(started=False)
-        if self._state is State.HEADER:
-            self._begin_body(self._reader.close(Ending.CONTROL))
+        if self._state is HarmonyState.HEADER:
+            self._begin_body(self._reader.close(SegmentEnd.CONTROL))
         else:
             self._flag(Flaw.STRAY_TOKEN)
 
-    def _segment(self, part: Part) -> None:
-        if self._state is State.IDLE:
+    def _segment(self, part: HeaderPart) -> None:
+        if self._state is HarmonyState.IDLE:
             self._flag(Flaw.MISSING_START)
             self._begin_header(started=False)
-        if self._state is State.HEADER:
-            text = self._reader.close(Ending.CONTROL)
+        if self._state is HarmonyState.HEADER:
+            text = self._reader.close(SegmentEnd.CONTROL)
             if text:
                 self._begin_body(text)
-        if self._state is State.BODY:
-            if part is Part.CONSTRAIN:
+        if self._state is HarmonyState.BODY:
+            if part is HeaderPart.CONSTRAIN:
                 self._flag(Flaw.STRAY_TOKEN)
                 return
             self._flag(Flaw.HEADER_IN_TEXT)
@@ -166,10 +166,10 @@ class HarmonyParser(OutputParser):
         self._reader.next_part(part)
 
     def _begin_header(self, *, started: bool) -> None:
-        self._state = State.HEADER
+        self._state = HarmonyState.HEADER
         self._reader = HeaderReader(started=started)
 
-    def _end_header(self, flaw: Flaw, ending: Ending) -> None:
+    def _end_header(self, flaw: Flaw, ending: SegmentEnd) -> None:
         """A header that no ``<|message|>`` followed: what in it is text becomes a message all the same."""
         text = self._reader.close(ending)
         if text:
@@ -181,7 +181,7 @@ class HarmonyParser(OutputParser):
             self._flag(flaw, self._reader.header().raw)
 
     def _begin_body(self, text: str) -> None:
-        self._state = State.BODY
+        self._state = HarmonyState.BODY
         self.header = header = self._reader.header()
         for flaw in self._reader.fields.flaws:
             self._flag(flaw)

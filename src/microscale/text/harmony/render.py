@@ -67,7 +67,7 @@ class Laid:
     """What follows the library's text: a section that it does not know."""
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """Text between two control tokens."""
 
     text: str
@@ -75,7 +75,7 @@ class Run(NamedTuple):
     """The checkpoint's, for a run that stays as it is."""
 
 
-Skeleton = tuple[tuple[Run, int | None], ...]
+Skeleton = tuple[tuple[TextRun, int | None], ...]
 """A conversation without its texts: runs, each with the control token after it; after the last there is none."""
 
 
@@ -140,7 +140,7 @@ class HarmonyRenderer:
             # ``lay_out`` drops it: the library keeps what lies between two finals.
             library.RenderConversationConfig(auto_drop_analysis=False),
         )
-        found: list[tuple[Run, int | None]] = []
+        found: list[tuple[TextRun, int | None]] = []
         run: list[int] = []
         for token in skeleton:
             mapped = self._mapped.get(token)
@@ -151,9 +151,9 @@ class HarmonyRenderer:
                 run = []
         return (*found, (self._run(run), None))
 
-    def _run(self, tokens: Sequence[int]) -> Run:
+    def _run(self, tokens: Sequence[int]) -> TextRun:
         text: str = self._library.decode_utf8(tokens)
-        return Run(text, tuple(self._encode(text)))
+        return TextRun(text, tuple(self._encode(text)))
 
     def header(self, channel: str, function: str | None = None) -> list[int]:
         """What the model writes between the end of a prompt and its text, to force a final answer or a certain call."""

@@ -185,7 +185,7 @@ def test_parts_that_are_no_text_are_refused(server: Live, kind: str) -> None:
         {"type": "function_call_output", "call_id": "c", "output": [part]},
     ):
         error = post(server, {"input": [item]}).json()["error"]
-        assert "this model reads text only" in error["message"]
+        assert "this model reads only text" in error["message"]
         assert error["code"] == "unsupported_value"
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
     assert "I will not." in heard_by(server, {"input": [refusal, {"role": "user", "content": "x"}]})

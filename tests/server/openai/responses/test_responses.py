@@ -9,13 +9,13 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.http.faults import NoSuchItem, NoSuchResponse
-from microscale.server.limits import Limits
-from microscale.server.openai.responses.convert import kept_input, messages_of, new_items
+from microscale.server.errors import ItemNotFound, ResponseNotFound
+from microscale.server.openai.responses.convert import messages_of, new_items, stored_input
 from microscale.server.openai.responses.input_items import InputMessage
 from microscale.server.openai.responses.request import ResponsesRequest
-from microscale.server.openai.responses.store import Kept, KeptItem, ResponseStore
+from microscale.server.openai.responses.store import ResponseStore, StoredItem, StoredResponse
 from microscale.server.openai.responses.toolbox import Toolbox
+from microscale.server.options import RequestLimits
 from support.live_server import KEY, MODEL, SEEDS, Live, live
 from support.scripted_service import NOT_FINITE, REFUSE
 
@@ -241,13 +241,13 @@ def test_items_fold_into_messages() -> None:
     assert (made[2].reasoning, made[2].content, made[3].content) == ("three", "four", "five")
 
 
-def _kept(size: int) -> Kept:
-    item = KeptItem("msg", InputMessage(role="user", content=""), size, is_ours=False)
-    return Kept(b"", (item,), 1, "")
+def _kept(size: int) -> StoredResponse:
+    item = StoredItem("msg", InputMessage(role="user", content=""), size, is_ours=False)
+    return StoredResponse(b"", (item,), 1, "")
 
 
 def test_the_store_is_bounded_by_number_and_bytes() -> None:
-    store, limits = ResponseStore(), Limits(max_stored_responses=3, max_stored_bytes=100)
+    store, limits = ResponseStore(), RequestLimits(max_stored_responses=3, max_stored_bytes=100)
     for n in range(5):
         store.put(f"r{n}", _kept(10), limits)
     assert len(store) == 3
@@ -255,24 +255,24 @@ def test_the_store_is_bounded_by_number_and_bytes() -> None:
     store.put("big", _kept(85), limits)
     assert len(store) == 2
     assert store.get("r2", "").size == 10
-    with pytest.raises(NoSuchResponse):
+    with pytest.raises(ResponseNotFound):
         store.get("r4", "")
     store.put("too big", _kept(101), limits)
     assert len(store) == 0
 
 
 def test_items_are_found_while_a_response_that_holds_them_is_kept() -> None:
-    store, limits = ResponseStore(), Limits(max_stored_responses=2)
-    ours = kept_input(InputMessage(role="user", content="x"))
-    theirs = kept_input(InputMessage(role="user", content="x", id="msg_1"))
-    store.put("first", Kept(b"", (ours, theirs), 2, "me"), limits)
-    store.put("second", Kept(b"", (ours,), 1, "me"), limits)
+    store, limits = ResponseStore(), RequestLimits(max_stored_responses=2)
+    ours = stored_input(InputMessage(role="user", content="x"))
+    theirs = stored_input(InputMessage(role="user", content="x", id="msg_1"))
+    store.put("first", StoredResponse(b"", (ours, theirs), 2, "me"), limits)
+    store.put("second", StoredResponse(b"", (ours,), 1, "me"), limits)
     assert store.item(ours.id, "me") is ours
     for item_id, owner in ((ours.id, "you"), ("msg_1", "me"), ("none", "me")):
-        with pytest.raises(NoSuchItem):
+        with pytest.raises(ItemNotFound):
             store.item(item_id, owner)
     store.delete("first", "me")
     assert store.item(ours.id, "me") is ours
     store.delete("second", "me")
-    with pytest.raises(NoSuchItem):
+    with pytest.raises(ItemNotFound):
         store.item(ours.id, "me")

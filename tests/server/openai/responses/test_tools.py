@@ -16,7 +16,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from microscale.server.http.faults import BadField
+from microscale.server.errors import BadField
 from microscale.server.openai.responses.calls import CustomInput, action_of
 from microscale.server.openai.responses.convert import messages_of, new_items
 from microscale.server.openai.responses.output_items import Items

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: messages of an output as reasoning, content and tool calls."""
+"""Answers ``/v1/chat/completions``: an output's messages become reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from microscale.engine.request import Finish
-from microscale.server.choice import Choice, Step, flaws_of
-from microscale.server.encoding import TextSlot, encode
-from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
-from microscale.server.generation import FastPath, generate
+from microscale.server import errors
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
+from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
+from microscale.server.generation.prompt import ChatPrompt, output_of, render
+from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import TextSlot, encode
 from microscale.server.http.exchange import Exchange, event_bytes
-from microscale.server.http.faults import BadField
-from microscale.server.openai.chat.replies import (
-    Call,
+from microscale.server.openai.chat.schema import (
     CalledFunction,
     ChatChoice,
     ChatChunk,
@@ -28,12 +28,12 @@ from microscale.server.openai.chat.replies import (
     ChatDelta,
     ChatMessage,
     ChatReply,
+    ChatRequest,
+    ChatToolCall,
 )
-from microscale.server.openai.chat.request import ChatRequest
 from microscale.server.openai.logprobs import ChatLogprobs, ChatLogprobSorter, joined
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.prompts import ChatPrompt, output_of, render
-from microscale.server.reading import read_request
+from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 from microscale.server.structured.output_format import read_output_format
 from microscale.text.events import Kind
@@ -41,7 +41,7 @@ from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
 @dataclass
-class Gathered:
+class WholeChoice:
     """A choice that is returned as a whole."""
 
     reasoning: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Gathered:
     logprobs: list[ChatLogprobs] = field(default_factory=list)
     finish: str = ""
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ChoiceStep) -> None:
         self.reasoning.append(step.delta.reasoning)
         self.content.append(step.delta.content)
         self.token_ids += step.delta.token_ids
@@ -74,33 +74,33 @@ class Chat:
         self._created = int(time.time())
         self._num_reasoning = 0
         if request.top_logprobs is not None and not request.logprobs:
-            raise BadField("top_logprobs is only there with logprobs: true.", "top_logprobs")
+            raise errors.needs("top_logprobs", "logprobs: true")
 
     async def run(self, num_bytes: int) -> None:
         host, request = self._host, self._request
         n = num_choices(request, 1, host)
         if _most(request) == 0:
-            raise BadField("max_tokens must be at least 1.", "max_tokens")
+            raise errors.out_of_range("max_tokens", "at least 1")
         output_format = await read_output_format(host, request)
         prompt = await host.off_loop(
-            num_bytes, lambda: render(host, request, None if output_format is None else output_format.told)
+            num_bytes, lambda: render(host, request, None if output_format is None else output_format.prompt_format)
         )
         self._prompt = prompt.tokens
         grammar = await turn_grammar(host, request, output_format, request, prompt.begun)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = sampling_params(request, len(prompt.tokens), host, _most(request), logprobs)
         if not params.ignore_eos:
-            # The checkpoint may not name them all; they are where a turn ends.
+            # These end a turn; the checkpoint may not list them all.
             stops = {*params.stop_token_ids, *prompt.stops}
             params = replace(params, stop_token_ids=tuple(sorted(stops)), grammar=grammar)
-        choices = [Choice(index, self._output(prompt), keep_outputs=logprobs is not None) for index in range(n)]
+        choices = [ChoiceOutput(index, self._output(prompt), keep_outputs=logprobs is not None) for index in range(n)]
         if logprobs is not None:
             self._sorters = [ChatLogprobSorter(host.tokenizer, choice.output) for choice in choices]
-        asked = requests(self._record, request, [Ask(prompt.tokens, params)], n)
+        asked = requests(self._record, request, [PromptParams(prompt.tokens, params)], n)
         steps = generate(host, self._record, asked, choices, self._fast_path(choices[0]))
         async with aclosing(steps):
             if not request.stream:
-                gathered = [Gathered() for _ in choices]
+                gathered = [WholeChoice() for _ in choices]
                 async for choice, step in steps:
                     self._count(step)
                     gathered[choice.index].add(step)
@@ -127,17 +127,17 @@ class Chat:
             return PlainOutput(host.tokenizer, stops=request.stops, keep_stop=keep_stop, show_control=True)
         return output_of(host, prompt, request.stops, keep_stop=keep_stop)
 
-    def _hides(self, step: Step) -> bool:
-        """Whether a step has nothing but reasoning, for a client that wants none."""
+    def _hides(self, step: ChoiceStep) -> bool:
+        """Whether a step has only reasoning, and the client wants none."""
         if self._request.include_reasoning is not False or self._request.return_token_ids:
             return False
         return not (step.first or step.finish or step.delta.content or step.delta.calls)
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: ChoiceStep) -> None:
         if step.delta.reasoning:
             self._num_reasoning += len(step.delta.token_ids)
 
-    def _finish(self, choice: Choice, finish: Finish) -> str:
+    def _finish(self, choice: ChoiceOutput, finish: Finish) -> str:
         reason = finish.value
         output = choice.output
         if finish is Finish.STOP and output.stopped is None and isinstance(output, ChatOutput) and output.num_calls:
@@ -148,11 +148,11 @@ class Chat:
 
     # ---- whole -------------------------------------------------------------------------------------------------------
 
-    def _choice(self, choice: Choice, whole: Gathered) -> ChatChoice:
+    def _choice(self, choice: ChoiceOutput, whole: WholeChoice) -> ChatChoice:
         calls = [_called(pieces) for pieces in whole.calls]
         content: str | None = "".join(whole.content)
         reasoning = self._shown("".join(whole.reasoning))
-        # OpenAI's null is for a turn that only calls; an answer that is missing is empty, and flagged.
+        # OpenAI sends null for a turn that only calls tools; a missing answer is empty, and has a flaw.
         message = ChatMessage(
             content or (None if calls else ""),
             reasoning=reasoning,
@@ -187,14 +187,14 @@ class Chat:
 
     # ---- streamed ----------------------------------------------------------------------------------------------------
 
-    def _fast_path(self, choice: Choice) -> FastPath | None:
-        """Chunks of a plain token, made once: later ones differ by the text alone."""
+    def _fast_path(self, choice: ChoiceOutput) -> FastPath | None:
+        """Chunks for plain tokens, encoded once: they differ only by their text."""
         request, wire = self._request, self._exchange.wire
-        told = request.logprobs or request.return_token_ids or request.usage_on_every_chunk
-        if not request.stream or told or request.include_reasoning is False or wire is None:
+        has_extras = request.logprobs or request.return_token_ids or request.usage_on_every_chunk
+        if not request.stream or has_extras or request.include_reasoning is False or wire is None:
             return None
-        reasoning = TextSlot(lambda mark: self._event(choice, Step(Delta((), reasoning=mark), (), False, None)))
-        content = TextSlot(lambda mark: self._event(choice, Step(Delta((), content=mark), (), False, None)))
+        reasoning = TextSlot(lambda mark: self._event(choice, ChoiceStep(Delta((), reasoning=mark), (), False, None)))
+        content = TextSlot(lambda mark: self._event(choice, ChoiceStep(Delta((), content=mark), (), False, None)))
 
         def event(kind: Kind, text: str) -> bytes:
             if kind is Kind.REASONING:
@@ -204,10 +204,10 @@ class Chat:
 
         return FastPath(wire, event)
 
-    def _event(self, choice: Choice, step: Step) -> bytes:
+    def _event(self, choice: ChoiceOutput, step: ChoiceStep) -> bytes:
         return event_bytes(encode(self._chunk([self._piece(choice, step)], step.first)))
 
-    def _piece(self, choice: Choice, step: Step) -> ChatChunkChoice:
+    def _piece(self, choice: ChoiceOutput, step: ChoiceStep) -> ChatChunkChoice:
         finish = None if step.finish is None else self._finish(choice, step.finish)
         ended = finish is not None
         return ChatChunkChoice(
@@ -221,16 +221,16 @@ class Chat:
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], first: bool, *, final: bool = False) -> ChatChunk:
-        said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
+        reported: Usage | UnsetType | None = None if self._request.include_usage else UNSET
         if final or self._request.usage_on_every_chunk:
-            said = usage(self._record, self._num_reasoning)
+            reported = usage(self._record, self._num_reasoning)
         shows_prompt = first and bool(self._request.return_token_ids)
         return ChatChunk(
             self._record.request_id,
             self._created,
             self._name,
             choices,
-            said,
+            reported,
             prompt_token_ids=self._prompt if shows_prompt else UNSET,
         )
 
@@ -241,14 +241,14 @@ def _most(request: ChatRequest) -> int | None:
 
 def _delta(delta: Delta, first: bool, reasoning: str | UnsetType) -> ChatDelta:
     calls = [
-        Call(CalledFunction(call.arguments), index=call.call_idx)
+        ChatToolCall(CalledFunction(call.arguments), index=call.call_idx)
         if call.function is None
-        else Call(CalledFunction(call.arguments, call.function), _call_id(), "function", call.call_idx)
+        else ChatToolCall(CalledFunction(call.arguments, call.function), _call_id(), "function", call.call_idx)
         for call in delta.calls
     ]
     return ChatDelta(
         "assistant" if first else UNSET,
-        # The first has a content even if it is empty, which is how OpenAI's own begins.
+        # The first chunk has content even if it is empty, like OpenAI's.
         delta.content if delta.content or first else UNSET,
         reasoning,
         reasoning,
@@ -256,9 +256,9 @@ def _delta(delta: Delta, first: bool, reasoning: str | UnsetType) -> ChatDelta:
     )
 
 
-def _called(pieces: Sequence[CallDelta]) -> Call:
+def _called(pieces: Sequence[CallDelta]) -> ChatToolCall:
     function = CalledFunction("".join(piece.arguments for piece in pieces), pieces[0].function or "")
-    return Call(function, _call_id(), "function")
+    return ChatToolCall(function, _call_id(), "function")
 
 
 def _call_id() -> str:

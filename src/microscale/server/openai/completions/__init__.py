@@ -1,1 +1,1 @@
-"""``/v1/completions``: a raw prompt and its continuation."""
+"""``/v1/completions``: continues a raw prompt."""

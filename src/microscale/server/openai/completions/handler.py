@@ -1,4 +1,4 @@
-"""``/v1/completions``: a raw prompt, text or token ids, and its continuation."""
+"""Answers ``/v1/completions``: continues a raw prompt, given as text or token ids."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from microscale.server.choice import Choice, Step
-from microscale.server.encoding import TextSlot, encode
-from microscale.server.engine_requests import Ask, num_choices, requests, sampling_params
-from microscale.server.generation import FastPath, generate
+from microscale.server import errors
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
+from microscale.server.generation.engine_requests import PromptParams, num_choices, requests, sampling_params
+from microscale.server.generation.stream import FastPath, generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import TextSlot, encode
 from microscale.server.http.exchange import Exchange, event_bytes
-from microscale.server.http.faults import BadField
 from microscale.server.openai.completions.logprobs import (
     LogprobWriter,
     ScoredToken,
@@ -25,15 +25,14 @@ from microscale.server.openai.completions.logprobs import (
     joined,
     prompt_logprobs,
 )
-from microscale.server.openai.completions.replies import PromptLogprob, TextChoice, TextReply
-from microscale.server.openai.completions.request import CompletionRequest
+from microscale.server.openai.completions.schema import CompletionRequest, PromptLogprob, TextChoice, TextReply
 from microscale.server.openai.usage import Usage, usage
-from microscale.server.reading import read_request
+from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import completion_grammar
 from microscale.text.output import Delta, PlainOutput
 
 DEFAULT_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 
 
 class Completions:
@@ -48,7 +47,7 @@ class Completions:
         self._name = host.check_model(request.model)
         self._created = int(time.time())
         self._writers: dict[int, LogprobWriter] = {}
-        """Of log-probabilities, by choice."""
+        """By choice."""
 
     async def run(self) -> None:
         host, request = self._host, self._request
@@ -63,9 +62,9 @@ class Completions:
         if grammar is not None:
             ends = tuple(sorted({*host.chat_format.stops, *(request.stop_token_ids or ())}))
             all_params = [replace(params, stop_token_ids=ends, grammar=grammar) for params in all_params]
-        asks = [Ask(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
+        asks = [PromptParams(prompt, params) for prompt, params in zip(prompts, all_params, strict=True)]
         choices = [
-            Choice(
+            ChoiceOutput(
                 index,
                 PlainOutput(
                     host.tokenizer,
@@ -95,15 +94,15 @@ class Completions:
             await self._exchange.event(encode(self._reply([], final=True)))
         await self._exchange.end_events()
 
-    def _fast_path(self, choice: Choice) -> FastPath | None:
-        """A reply of a plain token, made once: later ones differ by the text alone."""
+    def _fast_path(self, choice: ChoiceOutput) -> FastPath | None:
+        """Replies for plain tokens, encoded once: they differ only by their text."""
         request, wire = self._request, self._exchange.wire
-        told = request.logprobs is not None or request.return_token_ids or request.usage_on_every_chunk
-        if not request.stream or told or wire is None:
+        has_extras = request.logprobs is not None or request.return_token_ids or request.usage_on_every_chunk
+        if not request.stream or has_extras or wire is None:
             return None
         slot = TextSlot(
             lambda mark: event_bytes(
-                encode(self._reply([self._choice(choice, Step(Delta((), content=mark), (), False, None))]))
+                encode(self._reply([self._choice(choice, ChoiceStep(Delta((), content=mark), (), False, None))]))
             )
         )
         return FastPath(wire, lambda kind, text: slot.filled(text))
@@ -119,7 +118,7 @@ class Completions:
         else:
             lists = [tokens for tokens in prompt if isinstance(tokens, list)]
             if not lists:
-                raise BadField("prompt is empty.", "prompt")
+                raise errors.empty("prompt")
             return lists
         num_choices(self._request, len(texts), host)
         size = sum(map(len, texts))
@@ -128,7 +127,7 @@ class Completions:
             size, lambda: [host.chat_format.encode_text(text, add_special_tokens=adds) for text in texts]
         )
 
-    def _choice(self, choice: Choice, step: Step) -> TextChoice:
+    def _choice(self, choice: ChoiceOutput, step: ChoiceStep) -> TextChoice:
         finish = None
         if step.finish is not None:
             finish = step.finish.value
@@ -152,47 +151,47 @@ class Completions:
             self._prompt_logprobs(choice) if step.first else UNSET,
         )
 
-    def _text_of(self, choice: Choice) -> str:
-        """The prompt of a choice, as it was sent."""
+    def _text_of(self, choice: ChoiceOutput) -> str:
+        """The prompt of a choice as text."""
         text = self._sent(choice)
         return self._host.tokenizer.decode(self._prompt_of[choice.index], show_control=True) if text is None else text
 
-    def _sent(self, choice: Choice) -> str | None:
-        """The prompt of a choice, if it was sent as a text."""
+    def _sent(self, choice: ChoiceOutput) -> str | None:
+        """The prompt of a choice, if it was sent as text."""
         prompt = self._request.prompt
         text = prompt if isinstance(prompt, str) else prompt[choice.index // (self._request.n or 1)]
         return text if isinstance(text, str) else None
 
-    def _writer(self, choice: Choice) -> LogprobWriter:
+    def _writer(self, choice: ChoiceOutput) -> LogprobWriter:
         if choice.index not in self._writers:
             shows_control = self._request.skip_special_tokens is False or bool(self._request.echo)
             self._writers[choice.index] = LogprobWriter(self._host.tokenizer, shows_control=shows_control)
         return self._writers[choice.index]
 
-    def _echoed(self, choice: Choice) -> list[ScoredToken]:
+    def _echoed(self, choice: ChoiceOutput) -> list[ScoredToken]:
         prompt = self._prompt_of[choice.index]
         return echoed(prompt, choice.scored, self._request.logprobs or 0, self._num_added(choice))
 
-    def _prompt_logprobs(self, choice: Choice) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+    def _prompt_logprobs(self, choice: ChoiceOutput) -> list[dict[str, PromptLogprob] | None] | UnsetType:
         most = self._request.prompt_logprobs
         return UNSET if most is None else prompt_logprobs(self._host.tokenizer, choice.scored, most)
 
-    def _num_added(self, choice: Choice) -> int:
-        """Tokens that the chat format has put before a text prompt."""
+    def _num_added(self, choice: ChoiceOutput) -> int:
+        """How many tokens the chat format has added before a text prompt."""
         text = self._sent(choice)
         if text is None or self._request.add_special_tokens is False:
             return 0
         return len(self._host.chat_format.added_to(text))
 
     def _reply(self, choices: list[TextChoice], *, final: bool = False) -> TextReply:
-        said: Usage | UnsetType | None = None if self._request.include_usage else UNSET
+        reported: Usage | UnsetType | None = None if self._request.include_usage else UNSET
         if final or self._request.usage_on_every_chunk:
-            said = usage(self._record)
-        return TextReply(self._record.request_id, self._created, self._name, choices, said)
+            reported = usage(self._record)
+        return TextReply(self._record.request_id, self._created, self._name, choices, reported)
 
 
 def _scored(request: CompletionRequest) -> int | None:
-    """How many of the likeliest tokens are wanted at each place of the prompt; ``None``: not even its own."""
+    """How many top tokens to return per position of the prompt; ``None`` if the prompt is not scored."""
     wanted = [] if request.prompt_logprobs is None else [request.prompt_logprobs]
     if request.echo and (request.logprobs is not None or request.max_tokens == 0):
         wanted.append(request.logprobs or 0)
@@ -200,7 +199,7 @@ def _scored(request: CompletionRequest) -> int | None:
 
 
 def _whole(pieces: Sequence[TextChoice]) -> TextChoice:
-    """The pieces of one choice as one."""
+    """Join the pieces of one choice."""
     first, last = pieces[0], pieces[-1]
     logprobs = None
     if first.logprobs is not None:

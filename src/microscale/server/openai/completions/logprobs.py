@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from microscale.engine.output import Output, Scored
-from microscale.server.openai.completions.replies import PromptLogprob, TextLogprobs
+from microscale.server.openai.completions.schema import PromptLogprob, TextLogprobs
 from microscale.server.openai.logprobs import finite, token_text
 from microscale.text.detokenize import Detokenizer
 from microscale.text.tokenizer import Tokenizer
@@ -17,21 +17,21 @@ class ScoredToken(NamedTuple):
 
     token: int
     logprob: float | None
-    """``None`` for the first token of a prompt: nothing stands before it."""
+    """``None`` for the first token of a prompt."""
     top: tuple[tuple[int, float], ...]
     was_added: bool = False
-    """Before the prompt, by the chat format: it is no part of the text."""
+    """Added before the prompt by the chat format, and so not part of its text."""
 
 
 class LogprobWriter:
-    """The log-probabilities of one choice, in order, each with the place where its token's text begins."""
+    """Writes the log-probabilities of one choice, each with the offset of its token's text."""
 
     def __init__(self, tokenizer: Tokenizer, *, shows_control: bool) -> None:
-        """``shows_control``: the text has control tokens by name."""
+        """``shows_control``: the text includes control tokens by name."""
         self._tokenizer = tokenizer
         self._shows_control = shows_control
         self._detokenizer = Detokenizer(tokenizer)
-        """A character may come in several tokens."""
+        """A character may be spread over several tokens."""
         self._offset = 0
 
     def write(self, tokens: Sequence[ScoredToken]) -> TextLogprobs:
@@ -54,7 +54,7 @@ def generated(output: Output) -> ScoredToken:
 
 
 def echoed(prompt: Sequence[int], scored: Sequence[Scored], most: int, num_added: int) -> list[ScoredToken]:
-    """A prompt's tokens, each with at most ``most`` others. The first ``num_added`` are the chat format's."""
+    """A prompt's tokens, each with up to ``most`` alternatives. The chat format added the first ``num_added``."""
     first = ScoredToken(prompt[0], None, (), num_added > 0)
     others = [
         ScoredToken(token, finite(logprob), top[:most], at < num_added)
@@ -64,22 +64,22 @@ def echoed(prompt: Sequence[int], scored: Sequence[Scored], most: int, num_added
 
 
 def prompt_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int) -> list[dict[str, PromptLogprob] | None]:
-    """For every token but the first: the most likely in its place, and itself."""
-    told: list[dict[str, PromptLogprob] | None] = [None]
+    """For every token but the first: the most likely tokens in its position, and itself."""
+    positions: list[dict[str, PromptLogprob] | None] = [None]
     for token, logprob, top in scored:
         ranked = {other: (likely, rank) for rank, (other, likely) in enumerate(top[:most], 1)}
         entries = {token: ranked.get(token, (logprob, None)), **ranked}
-        told.append(
+        positions.append(
             {
                 str(other): PromptLogprob(finite(likely), rank, token_text(tokenizer, other))
                 for other, (likely, rank) in entries.items()
             }
         )
-    return told
+    return positions
 
 
 def joined(pieces: Sequence[TextLogprobs]) -> TextLogprobs:
-    """The pieces of one choice as one."""
+    """Join the pieces of one choice."""
     whole = TextLogprobs([], [], [], [])
     for piece in pieces:
         for name in TextLogprobs.__struct_fields__:
@@ -91,5 +91,5 @@ def _top(tokenizer: Tokenizer, token: ScoredToken) -> dict[str, float] | None:
     if token.logprob is None:
         return None
     top = {token_text(tokenizer, other): finite(logprob) for other, logprob in token.top}
-    # The chosen one is always there, as OpenAI has it.
+    # The chosen token is always included, like OpenAI's.
     return top | {token_text(tokenizer, token.token): token.logprob}

@@ -1,4 +1,4 @@
-"""Calls of tools that are more than a function, between their JSON arguments and their items."""
+"""Converts calls of custom and built-in tools between JSON arguments and items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Patch(Struct):
 
 
 def action_of(kind: ToolKind, arguments: str) -> dict[str, Any] | None:
-    """What a client runs, or ``None`` if the arguments do not say it."""
+    """The action that the client runs, or ``None`` if the arguments are not valid."""
     try:
         if kind is ToolKind.LOCAL_SHELL:
             return _exec(msgspec.json.decode(arguments, type=_LocalShell))
@@ -52,41 +52,41 @@ def action_of(kind: ToolKind, arguments: str) -> dict[str, Any] | None:
     return None if patch.diff is None else {"type": patch.type, "path": patch.path, "diff": patch.diff}
 
 
-def _exec(asked: _LocalShell) -> dict[str, Any]:
-    command = ["bash", "-lc", asked.command] if isinstance(asked.command, str) else asked.command
+def _exec(shell: _LocalShell) -> dict[str, Any]:
+    command = ["bash", "-lc", shell.command] if isinstance(shell.command, str) else shell.command
     return {
         "type": "exec",
         "command": command,
-        "env": asked.env or {},
-        "timeout_ms": asked.timeout_ms,
-        "user": asked.user,
-        "working_directory": asked.working_directory,
+        "env": shell.env or {},
+        "timeout_ms": shell.timeout_ms,
+        "user": shell.user,
+        "working_directory": shell.working_directory,
     }
 
 
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 WHOLE = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]|\\u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F]))*', re.DOTALL)
-"""What of a JSON string can be decoded without what follows."""
+"""The part of a JSON string that can be decoded without what follows."""
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 HIGH = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
 MOST_HEAD = 256
-"""Characters within which the text begins, or else all is read at the end."""
+"""If the text does not begin within so many characters, everything is read at the end."""
 PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 
 
 class CustomInput:
-    """The text in ``{"input": "..."}`` as its JSON arrives. What is no such JSON is the input as it stands."""
+    """Decodes the text in ``{"input": "..."}`` as its JSON arrives. Anything else is taken as the input itself."""
 
     def __init__(self) -> None:
         self._held = ""
         self._late: list[str] = []
-        """What follows a beginning that was looked at long enough."""
+        """Pieces after ``MOST_HEAD`` characters without a beginning."""
         self._in_string = False
         self._is_raw = False
         self._ended = False
 
     def feed(self, piece: str) -> str:
-        """The text that can be told now."""
+        """The text that is certain now."""
         if self._ended:
             return ""
         if self._is_raw:
@@ -115,7 +115,7 @@ class CustomInput:
         return _clean(given) if isinstance(given, str) else held
 
     def _begun_raw(self) -> str:
-        """Text that is no object is the input itself; one that begins otherwise is read at its end."""
+        """Text that is not an object is the input itself; an object with another beginning is read at its end."""
         if not self._held.strip() or self._held.lstrip().startswith("{"):
             return ""
         self._is_raw = True
@@ -124,7 +124,7 @@ class CustomInput:
 
     def _decoded(self) -> str:
         found = WHOLE.match(self._held)
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # the pattern also matches the empty string
         end = found.end()
         self._ended = self._held[end : end + 1] == '"'
         if not self._ended and (high := HIGH.search(self._held, 0, end)) is not None:
@@ -140,7 +140,7 @@ def _unescaped(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Pairs of surrogates as the characters that they are; a half that stands alone is none."""
+    """Join pairs of surrogates; a lone one is replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -150,7 +150,7 @@ ACTION_KEYS = ("command", "commands", "working_directory", "timeout_ms", "max_ou
 
 
 def arguments_of(kind: str, action: dict[str, Any]) -> str:
-    """An earlier call's arguments, as the model wrote them or could have."""
+    """An earlier call's arguments, as the model could have written them."""
     if kind == ToolKind.APPLY_PATCH:
         kept = {name: action[name] for name in ("type", "path", "diff") if action.get(name) is not None}
     else:

@@ -1,4 +1,4 @@
-"""A Responses request as a chat: items become messages, and the fields those of the chat."""
+"""Converts a Responses request to chat fields: items become messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from microscale.server.encoding import encode
-from microscale.server.http.faults import BadField
+from microscale.server import errors
+from microscale.server.http.encoding import encode
 from microscale.server.openai.responses.calls import arguments_of, custom_arguments
 from microscale.server.openai.responses.input_items import (
     AnyItem,
@@ -27,13 +27,11 @@ from microscale.server.openai.responses.input_items import (
     Reference,
     TextOrParts,
 )
-from microscale.server.openai.responses.replies import Item as SaidItem
+from microscale.server.openai.responses.replies import ReplyItem
 from microscale.server.openai.responses.request import ResponsesRequest
-from microscale.server.openai.responses.store import KeptItem, ResponseStore
+from microscale.server.openai.responses.store import ResponseStore, StoredItem
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.message_builder import MessageBuilder
-from microscale.server.requests.messages import ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.chat import ChatFields, ChatMessage, Instruction, MessageBuilder, ToolMessage
 from microscale.server.requests.sampling import SamplingFields
 
 ITEM: TypeAdapter[Any] = TypeAdapter(AnyItem)
@@ -44,41 +42,41 @@ PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_
 
 
 def new_items(
-    request: ResponsesRequest, before: Sequence[KeptItem], store: ResponseStore, owner: str
-) -> list[KeptItem]:
-    """What the request adds to the conversation. Raise ``NoSuchItem`` for a reference to what is not kept."""
+    request: ResponsesRequest, before: Sequence[StoredItem], store: ResponseStore, owner: str
+) -> list[StoredItem]:
+    """What the request adds to the conversation. Raises ``ItemNotFound`` for a reference to an unknown item."""
     if isinstance(request.input, str):
-        return [kept_input(InputMessage(role="user", content=request.input))]
-    there = {item.id for item in before}
+        return [stored_input(InputMessage(role="user", content=request.input))]
+    known = {item.id for item in before}
     items = []
     for item in request.input:
         if isinstance(item, Reference):
-            # One that ``previous_response_id`` brings along is in its place already.
-            if item.id not in there:
+            # An item of the previous response is already in its place.
+            if item.id not in known:
                 items.append(store.item(item.id, owner))
         elif not isinstance(item, PassedItem):
-            items.append(kept_input(item))
+            items.append(stored_input(item))
     return items
 
 
-def kept_input(item: Item) -> KeptItem:
+def stored_input(item: Item) -> StoredItem:
     item_id = item.id or f"{PREFIXES.get(item.type or 'message', 'item')}_{secrets.token_hex(12)}"
-    return KeptItem(item_id, item, _size(item), is_ours=item.id is None)
+    return StoredItem(item_id, item, _size(item), is_ours=item.id is None)
 
 
-def said_items(items: Sequence[SaidItem]) -> list[KeptItem]:
+def reply_items(items: Sequence[ReplyItem]) -> list[StoredItem]:
     """What a response adds to the conversation."""
-    read: list[Item] = [ITEM.validate_python(msgspec.to_builtins(item)) for item in items]
-    return [KeptItem(said.id, item, _size(item), is_ours=True) for said, item in zip(items, read, strict=True)]
+    parsed: list[Item] = [ITEM.validate_python(msgspec.to_builtins(item)) for item in items]
+    return [StoredItem(reply.id, item, _size(item), is_ours=True) for reply, item in zip(items, parsed, strict=True)]
 
 
 def _size(item: Item) -> int:
-    """Bytes that an item takes in memory, about: its text, and what objects cost."""
+    """Approximate bytes of an item in memory: its text, and the overhead of objects."""
     return 1024 + 4 * len(encode(shown(item)))
 
 
 def shown(item: Item) -> dict[str, Any]:
-    """An item as it came."""
+    """An item as it was sent."""
     return item.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
@@ -86,21 +84,21 @@ def shown(item: Item) -> dict[str, Any]:
 
 
 class ItemConverter:
-    """Items, one after the other, to the chat's messages."""
+    """Converts items to messages, one at a time."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
         self._builder = MessageBuilder()
         self._call_ids: dict[str, str] = {}
-        """By the item's id: a local shell's result may name either."""
+        """Item id → call id: a local shell's result may name either."""
 
     def add(self, item: Item) -> None:
         builder = self._builder
         if isinstance(item, CallItem):
-            builder.call(item.call_id, self._toolbox.heard(item.name, item.namespace), item.arguments)
+            builder.call(item.call_id, self._toolbox.model_name(item.name, item.namespace), item.arguments)
         elif isinstance(item, CustomCallItem):
-            heard = self._toolbox.heard(item.name, item.namespace)
-            builder.call(item.call_id, heard, custom_arguments(item.input))
+            name = self._toolbox.model_name(item.name, item.namespace)
+            builder.call(item.call_id, name, custom_arguments(item.input))
         elif isinstance(item, BuiltInCallItem):
             kind = item.type.removesuffix("_call")
             call_id = item.call_id or item.id or ""
@@ -122,10 +120,10 @@ class ItemConverter:
         return self._builder.messages()
 
 
-def messages_of(items: Sequence[KeptItem], toolbox: Toolbox) -> list[ChatMessage]:
+def messages_of(items: Sequence[StoredItem], toolbox: Toolbox) -> list[ChatMessage]:
     builder = ItemConverter(toolbox)
-    for kept in items:
-        builder.add(kept.item)
+    for stored in items:
+        builder.add(stored.item)
     return builder.messages()
 
 
@@ -134,7 +132,7 @@ def _text(content: TextOrParts) -> str:
 
 
 def _result(item: BuiltInOutputItem) -> str:
-    """What a shell or a patch returned, in the words that the client has for it."""
+    """What a shell or a patch returned, as the client reports it."""
     if isinstance(item.output, str):
         return item.output
     return (item.status or "") if item.output is None else json.dumps(item.output, ensure_ascii=False)
@@ -148,7 +146,7 @@ def chat_fields(request: ResponsesRequest, messages: Sequence[ChatMessage], tool
     if request.instructions:
         instructions.append(Instruction(role="developer", content=request.instructions))
     if not instructions and not messages:
-        raise BadField("input: nothing in it can be read by the model.", "input")
+        raise errors.not_readable("input")
     wanted = None if request.reasoning is None else request.reasoning.effort
     return ChatFields(
         messages=[*instructions, *messages],

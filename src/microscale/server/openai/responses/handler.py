@@ -1,4 +1,4 @@
-"""``/v1/responses``: a conversation as items, kept so that the next request can go on from it."""
+"""Answers ``/v1/responses`` and ``/v1/responses/input_tokens``."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from msgspec.structs import replace
 
 from microscale.engine.request import Finish
 from microscale.errors import MicroscaleError
-from microscale.server.choice import Choice, Step, flaws_of
-from microscale.server.encoding import encode
-from microscale.server.engine_requests import Ask, requests, sampling_params
-from microscale.server.generation import generate
+from microscale.server.errors import SlowReader
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep, flaws_of
+from microscale.server.generation.engine_requests import PromptParams, requests, sampling_params
+from microscale.server.generation.prompt import output_of
+from microscale.server.generation.stream import generate
 from microscale.server.host import Host
+from microscale.server.http.encoding import encode
+from microscale.server.http.error_replies import code_of, status_of
 from microscale.server.http.exchange import Exchange
-from microscale.server.http.faults import SlowReader, code_of, fault_of
 from microscale.server.openai.logprobs import ChatLogprobSorter
-from microscale.server.openai.responses.convert import said_items, sampling_fields
+from microscale.server.openai.responses.convert import reply_items, sampling_fields
 from microscale.server.openai.responses.output_items import Items
 from microscale.server.openai.responses.prompt import named_as_sent, response_prompt
 from microscale.server.openai.responses.replies import (
-    Cached,
     Event,
-    Failure,
-    Incomplete,
+    IncompleteDetails,
     InputTokens,
+    InputTokensDetails,
+    OutputTokensDetails,
     Response,
+    ResponseError,
     ResponseEvent,
     ResponseUsage,
-    Thought,
 )
 from microscale.server.openai.responses.request import SEALED_THOUGHTS, ResponsesRequest
-from microscale.server.openai.responses.store import Kept
+from microscale.server.openai.responses.store import StoredResponse
 from microscale.server.openai.responses.tool_specs import PassedTool
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.prompts import output_of
-from microscale.server.reading import read_request
 from microscale.server.requests.body import Body
+from microscale.server.requests.parsing import read_request
 from microscale.server.structured.grammar import turn_grammar
 
 
@@ -70,12 +71,12 @@ class Responses:
                 for _event in self._advance(step):
                     pass
         data = encode(self._response)
-        self._keep(data)
+        self._store(data)
         await self._exchange.json(data)
 
     # ---- start -------------------------------------------------------------------------------------------------------
 
-    async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[Choice, Step], None]:
+    async def _start(self, num_bytes: int) -> AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]:
         host, request = self._host, self._request
         made = await response_prompt(host, request, self._toolbox, self._record.owner, num_bytes)
         self._conversation, prompt = made.items, made.prompt
@@ -86,9 +87,9 @@ class Responses:
             params = sampling_params(fields, len(prompt.tokens), host, request.max_output_tokens, logprobs)
         if not params.ignore_eos:
             params = replace(params, stop_token_ids=tuple(sorted(prompt.stops)), grammar=grammar)
-        asked = requests(self._record, fields, [Ask(prompt.tokens, params)], 1)
+        asked = requests(self._record, fields, [PromptParams(prompt.tokens, params)], 1)
         output = output_of(host, prompt)
-        self._choice = Choice(0, output, keep_outputs=logprobs is not None)
+        self._choice = ChoiceOutput(0, output, keep_outputs=logprobs is not None)
         self._sorter = None if logprobs is None else ChatLogprobSorter(host.tokenizer, output)
         return generate(host, self._record, asked, [self._choice])
 
@@ -132,7 +133,7 @@ class Responses:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _advance(self, step: Step) -> Iterator[Event]:
+    def _advance(self, step: ChoiceStep) -> Iterator[Event]:
         if step.delta.reasoning:
             self._num_reasoning += len(step.delta.token_ids)
         logprobs = () if self._sorter is None else self._sorter.sort(step).content
@@ -149,7 +150,7 @@ class Responses:
         self._host.metrics.finished(finish)
         response.status = "incomplete" if cut else "completed"
         response.completed_at = None if cut else int(time.time())
-        response.incomplete_details = Incomplete("max_output_tokens") if cut else None
+        response.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
         response.output = self._items.items
         response.usage = self._usage()
         response.flaws = flaws_of(self._choice, finish) or UNSET
@@ -158,13 +159,13 @@ class Responses:
         record = self._record
         return ResponseUsage(
             record.prompt_tokens,
-            Cached(record.cached_tokens),
+            InputTokensDetails(record.cached_tokens),
             record.completion_tokens,
-            Thought(self._num_reasoning),
+            OutputTokensDetails(self._num_reasoning),
             record.prompt_tokens + record.completion_tokens,
         )
 
-    async def _stream(self, steps: AsyncGenerator[tuple[Choice, Step], None]) -> None:
+    async def _stream(self, steps: AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]) -> None:
         try:
             async for _, step in steps:
                 if step.first:
@@ -179,18 +180,18 @@ class Responses:
                 raise
             self._fail(error)
         else:
-            # Before its end is told: the client may go on from it at once.
-            self._keep(encode(self._response))
+            # Before the last event is sent: the client may continue it immediately.
+            self._store(encode(self._response))
         await self._send(ResponseEvent(type=f"response.{self._response.status}", response=self._response))
         await self._exchange.end_events(b"")
 
     def _fail(self, error: MicroscaleError) -> None:
-        fault = fault_of(error)
+        status = status_of(error).status
         self._host.metrics.failed(code_of(error))
         self._response.status = "failed"
         self._response.output = self._items.items
-        # The type knows few codes; what happened is in the sentence.
-        self._response.error = Failure("server_error" if fault.status >= 500 else "invalid_prompt", str(error))
+        # OpenAI's type has few codes; the message says what happened.
+        self._response.error = ResponseError("server_error" if status >= 500 else "invalid_prompt", str(error))
         self._response.usage = self._usage()
 
     async def _send(self, event: Event) -> None:
@@ -200,16 +201,16 @@ class Responses:
 
     # ---- store -------------------------------------------------------------------------------------------------------
 
-    def _keep(self, data: bytes) -> None:
+    def _store(self, data: bytes) -> None:
         if self._request.store is False:
             return
-        whole = (*self._conversation, *said_items(self._items.items))
-        kept = Kept(data, whole, len(self._conversation), self._record.owner)
-        self._host.stored.put(self._response.id, kept, self._host.limits)
+        whole = (*self._conversation, *reply_items(self._items.items))
+        stored = StoredResponse(data, whole, len(self._conversation), self._record.owner)
+        self._host.stored.put(self._response.id, stored, self._host.limits)
 
 
 def _sent(part: Body) -> dict[str, Any]:
-    """A part of the request, as it came."""
+    """A part of the request, as it was sent."""
     return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
@@ -224,7 +225,7 @@ async def respond(host: Host, body: bytes, exchange: Exchange) -> None:
 
 
 async def count_input(host: Host, body: bytes, exchange: Exchange) -> None:
-    """``/v1/responses/input_tokens``: what a request's prompt would have."""
+    """``/v1/responses/input_tokens``: the number of tokens in a request's prompt."""
     host.check_open()
     request = await read_request(host, ResponsesRequest, body, exchange)
     host.check_model(request.model)

@@ -1,7 +1,7 @@
 """The items of a Responses request's ``input``, by type.
 
-What a server has returned is sent back whole, with keys that say nothing to the model. An item that only OpenAI's own
-tools make is passed over and named.
+Clients send back whole items, including keys that mean nothing to the model. Items that only OpenAI's own tools make
+are ignored and named in the reply.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from microscale.server.requests.body import MANY, Body
 from microscale.server.requests.fields import Name, only_text
 
 SENT_BACK: Mapping[str, str] = {
-    "status": "is what the server returned",
-    "annotations": "is what the server returned",
-    "logprobs": "is what the server returned",
-    "parsed": "is what the client made of the text",
-    "parsed_arguments": "is what the client made of the arguments",
-    "phase": "is what other servers return",
-    "caller": "is what other servers return",
-    "created_by": "is what other servers return",
-    "async": "is what other servers return",
+    "status": "was returned by the server",
+    "annotations": "was returned by the server",
+    "logprobs": "was returned by the server",
+    "parsed": "is the client's parse of the text",
+    "parsed_arguments": "is the client's parse of the arguments",
+    "phase": "is returned by other servers",
+    "caller": "is returned by other servers",
+    "created_by": "is returned by other servers",
+    "async": "is returned by other servers",
 }
 
 
@@ -53,7 +53,7 @@ InputPart = Annotated[Annotated[InputText, Tag("Text")] | Annotated[Refusal, Tag
 InputParts = Annotated[list[InputPart], Field(max_length=MANY, fail_fast=True)]
 TextOrParts = Annotated[
     Annotated[str, Tag("Text")] | Annotated[InputParts, Tag("Parts")],
-    # By hand: an error is then of the parts, and not that they are no string.
+    # Explicit, so that errors are about the parts and not about a missing string.
     Discriminator(lambda value: "Parts" if isinstance(value, list) else "Text"),
 ]
 ItemId = Annotated[str, Field(max_length=256)]
@@ -63,7 +63,7 @@ class InputItem(Body):
     HARMLESS = SENT_BACK
 
     id: ItemId | None = None
-    """The client's or ours; ours can be referred to while the response is kept."""
+    """The client's id or ours; ours can be referred to while the response is stored."""
 
 
 class InputMessage(InputItem):
@@ -106,7 +106,7 @@ class BuiltInCallItem(InputItem):
 
 
 class BuiltInOutputItem(InputItem):
-    """What such a call returned. A local shell's result names its call by ``id``, the others by ``call_id``."""
+    """What a built-in call returned. A local shell's result names its call by ``id``, the others by ``call_id``."""
 
     type: Literal["local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
     call_id: Name | None = None
@@ -135,30 +135,30 @@ class ReasoningItem(InputItem):
         sealed = None if self.encrypted_content is None else unsealed(self.encrypted_content)
         return sealed or "\n".join(part.text for part in self.summary or [])
 
-    def passed_over(self) -> Iterable[str]:
-        # Another server's thoughts, for that server's eyes.
+    def ignored_values(self) -> Iterable[str]:
+        # Reasoning that only another server can read.
         sealed = self.encrypted_content
         return ["encrypted_content"] if sealed and not self.content and unsealed(sealed) is None else []
 
 
 class Reference(Body):
-    """An item that was kept, by its id."""
+    """A stored item, by its id."""
 
     type: Literal["item_reference"] | None = None
     id: ItemId
 
 
 def _only_type(value: object) -> object:
-    """The rest of it is of no use, and is not named key by key."""
+    """Drops all other keys, so that they are not reported one by one."""
     return {"type": value["type"]} if isinstance(value, dict) and isinstance(value.get("type"), str) else value
 
 
 class PassedItem(Body):
-    """An item that says nothing to the model: of a tool that runs on another server."""
+    """An item of a tool that runs on another server: ignored."""
 
     type: str
 
-    def passed_over(self) -> Iterable[str]:
+    def ignored_values(self) -> Iterable[str]:
         return [self.type]
 
 
@@ -180,18 +180,18 @@ KINDS = {
 
 
 def _item_kind(value: object) -> str:
-    """By its type, under names that no path of an error shows."""
+    """The variant, by type; variant names do not appear in the paths of errors."""
     if not isinstance(value, dict):
         return "Message"
     kind = value.get("type")
     if kind is None:
-        # OpenAI lets a message and a reference go without.
+        # OpenAI allows messages and references without a type.
         return "Reference" if "id" in value and not {"role", "content"} & value.keys() else "Message"
     return KINDS.get(kind, "Passed") if isinstance(kind, str) else "Message"
 
 
 Item = InputMessage | CallItem | CustomCallItem | CallOutputItem | BuiltInCallItem | BuiltInOutputItem | ReasoningItem
-"""What a conversation consists of. References and what is passed over are gone by then."""
+"""What a conversation consists of, after references are resolved and ignored items removed."""
 AnyItem = Annotated[
     Annotated[InputMessage, Tag("Message")]
     | Annotated[CallItem, Tag("Call")]
@@ -205,19 +205,19 @@ AnyItem = Annotated[
     Discriminator(_item_kind),
 ]
 
-# ---- thoughts for clients that keep nothing else ---------------------------------------------------------------------
+# ---- reasoning as encrypted_content ----------------------------------------------------------------------------------
 
 SEAL = "microscale:"
 
 
 def sealed(text: str) -> str:
-    """Thoughts as ``encrypted_content``. The item shows them anyway, so this hides nothing: it is for clients that
-    send back this field alone."""
+    """Reasoning as ``encrypted_content``, for clients that send back only this field. It hides nothing: the item
+    contains the same text."""
     return SEAL + base64.b64encode(text.encode()).decode()
 
 
 def unsealed(content: str) -> str | None:
-    """``None`` for another server's."""
+    """The reasoning, or ``None`` if another server made it."""
     if not content.startswith(SEAL):
         return None
     try:

@@ -1,9 +1,9 @@
-"""Deltas of one output to items, and to the events that tell of them.
+"""Turns the deltas of one output into items and their events.
 
     output_item.added ── content_part.added ── *_text.delta … ── *_text.done ── content_part.done ── output_item.done
     output_item.added ── function_call_arguments.delta … ── function_call_arguments.done ── output_item.done
     output_item.added ── custom_tool_call_input.delta … ── custom_tool_call_input.done ── output_item.done
-    output_item.added ── output_item.done  (a shell's call, which is told when it is complete)
+    output_item.added ── output_item.done  (a shell call, which is sent when it is complete)
 
 One item is open at a time. Text of another kind closes it, and so does the end.
 """
@@ -20,26 +20,26 @@ from microscale.server.openai.responses.calls import CustomInput, action_of
 from microscale.server.openai.responses.input_items import sealed
 from microscale.server.openai.responses.replies import (
     ArgumentsEvent,
-    CallItem,
-    CustomCallItem,
+    CallReplyItem,
+    CustomCallReplyItem,
     Event,
     InputEvent,
-    Item,
     ItemEvent,
     MessageItem,
     OutputText,
     PartEvent,
     PatchCallItem,
-    ReasoningItem,
-    ReasoningText,
+    ReasoningReplyItem,
+    ReasoningReplyText,
+    ReplyItem,
     ShellCallItem,
     Status,
     TextEvent,
 )
-from microscale.server.openai.responses.toolbox import Offered, Toolbox, ToolKind
+from microscale.server.openai.responses.toolbox import OfferedTool, Toolbox, ToolKind
 from microscale.text.output import CallDelta, Delta
 
-NAMES = {MessageItem: "response.output_text", ReasoningItem: "response.reasoning_text"}
+NAMES = {MessageItem: "response.output_text", ReasoningReplyItem: "response.reasoning_text"}
 PREFIXES = {ToolKind.LOCAL_SHELL: "lsh", ToolKind.SHELL: "sh", ToolKind.APPLY_PATCH: "apc"}
 
 
@@ -47,25 +47,25 @@ class Items:
     """The items of one response."""
 
     def __init__(self, toolbox: Toolbox, *, seals: bool = False) -> None:
-        """``seals``: thoughts are given as ``encrypted_content``, too."""
-        self.items: list[Item] = []
+        """``seals``: reasoning is also returned as ``encrypted_content``."""
+        self.items: list[ReplyItem] = []
         self._toolbox = toolbox
         self._seals = seals
-        self._open: Item | None = None
-        self._built_in: Offered | None = None
-        """The tool of a call that is told when it is complete."""
+        self._open: ReplyItem | None = None
+        self._built_in: OfferedTool | None = None
+        """The tool of a call that is sent when it is complete."""
         self._input = CustomInput()
         self._pieces: list[str] = []
-        self._seen: set[type[Item]] = set()
+        self._seen: set[type[ReplyItem]] = set()
 
     def add(self, delta: Delta, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
-        """The events of a delta. Run through them, and encode each before the next: the items grow meanwhile."""
+        """The events of a delta. Encode each before taking the next: the items grow meanwhile."""
         if delta.reasoning:
-            yield from self._text(ReasoningItem, delta.reasoning)
+            yield from self._text(ReasoningReplyItem, delta.reasoning)
         if delta.content:
             yield from self._text(MessageItem, delta.content, logprobs)
         elif logprobs and isinstance(self._open, MessageItem):
-            # Of a token whose text an earlier delta had.
+            # For a token whose text was in an earlier delta.
             self._open.content[0].logprobs += logprobs
         for call in delta.calls:
             yield from self._call(call)
@@ -73,16 +73,16 @@ class Items:
     def close(self, status: Status) -> Iterator[Event]:
         """The last events of the open item."""
         if self._built_in is not None:
-            yield from self._tell_built_in(self._built_in, status)
+            yield from self._send_built_in(self._built_in, status)
         item, self._open = self._open, None
         if item is None:
             return
         index = self._index
-        if isinstance(item, CustomCallItem):
+        if isinstance(item, CustomCallReplyItem):
             yield from self._more_input(item, self._input.finish())
         text, self._pieces = "".join(self._pieces), []
         item.status = status
-        if isinstance(item, CallItem):
+        if isinstance(item, CallReplyItem):
             item.arguments = text
             yield ArgumentsEvent(
                 type="response.function_call_arguments.done",
@@ -91,11 +91,11 @@ class Items:
                 arguments=text,
                 name=item.name,
             )
-        elif isinstance(item, CustomCallItem):
+        elif isinstance(item, CustomCallReplyItem):
             item.input = text
             name = "response.custom_tool_call_input.done"
             yield InputEvent(type=name, item_id=item.id, output_index=index, input=text)
-        elif isinstance(item, MessageItem | ReasoningItem):
+        elif isinstance(item, MessageItem | ReasoningReplyItem):
             yield from self._end_text(item, text)
         yield ItemEvent(type="response.output_item.done", output_index=index, item=item)
 
@@ -106,45 +106,45 @@ class Items:
     # ---- text --------------------------------------------------------------------------------------------------------
 
     def _text(
-        self, kind: type[MessageItem] | type[ReasoningItem], text: str, logprobs: Sequence[Any] = ()
+        self, kind: type[MessageItem] | type[ReasoningReplyItem], text: str, logprobs: Sequence[Any] = ()
     ) -> Iterator[Event]:
         if self._built_in is not None or not isinstance(self._open, kind):
             yield from self.close("completed")
             if kind in self._seen:
-                # The break that parts messages of one kind: here they are items of their own.
+                # Messages of one kind are separated by a line break; here they are separate items.
                 text = text.removeprefix("\n")
             self._seen.add(kind)
             if kind is MessageItem:
                 yield from self._begin(MessageItem(_new_id("msg"), "in_progress", []))
             else:
-                yield from self._begin(ReasoningItem(_new_id("rs"), "in_progress", []))
+                yield from self._begin(ReasoningReplyItem(_new_id("rs"), "in_progress", []))
         self._pieces.append(text)
         item = self.items[-1]
-        told: list[Any] | UnsetType = UNSET
+        entries: list[Any] | UnsetType = UNSET
         if isinstance(item, MessageItem):
-            told = list(logprobs)
-            item.content[0].logprobs += told
+            entries = list(logprobs)
+            item.content[0].logprobs += entries
         name = NAMES[kind] + ".delta"
-        yield TextEvent(type=name, item_id=item.id, output_index=self._index, delta=text, logprobs=told)
+        yield TextEvent(type=name, item_id=item.id, output_index=self._index, delta=text, logprobs=entries)
 
-    def _end_text(self, item: MessageItem | ReasoningItem, text: str) -> Iterator[Event]:
+    def _end_text(self, item: MessageItem | ReasoningReplyItem, text: str) -> Iterator[Event]:
         part = item.content[0]
         part.text = text
-        if isinstance(item, ReasoningItem) and self._seals:
+        if isinstance(item, ReasoningReplyItem) and self._seals:
             item.encrypted_content = sealed(text)
         logprobs: list[Any] | UnsetType = part.logprobs if isinstance(part, OutputText) else UNSET
         name = NAMES[type(item)] + ".done"
         yield TextEvent(type=name, item_id=item.id, output_index=self._index, text=text, logprobs=logprobs)
         yield PartEvent(type="response.content_part.done", item_id=item.id, output_index=self._index, part=part)
 
-    def _begin(self, item: Item) -> Iterator[Event]:
+    def _begin(self, item: ReplyItem) -> Iterator[Event]:
         self._open = item
         self.items.append(item)
         yield ItemEvent(type="response.output_item.added", output_index=self._index, item=item)
         if isinstance(item, MessageItem):
             item.content.append(OutputText(""))
-        elif isinstance(item, ReasoningItem):
-            item.content.append(ReasoningText(""))
+        elif isinstance(item, ReasoningReplyItem):
+            item.content.append(ReasoningReplyText(""))
         else:
             return
         part = item.content[0]
@@ -158,39 +158,41 @@ class Items:
             yield from self._begin_call(call.function)
         if not call.arguments:
             return
-        if isinstance(self._open, CustomCallItem):
+        if isinstance(self._open, CustomCallReplyItem):
             yield from self._more_input(self._open, self._input.feed(call.arguments))
             return
         self._pieces.append(call.arguments)
-        if self._built_in is None and isinstance(self._open, CallItem):
+        if self._built_in is None and isinstance(self._open, CallReplyItem):
             yield self._arguments(self._open, call.arguments)
 
     def _begin_call(self, function: str) -> Iterator[Event]:
-        tool = self._toolbox.called(function)
+        tool = self._toolbox.tool_called(function)
         name = function if tool is None else tool.name
         namespace: str | UnsetType = UNSET if tool is None or tool.namespace is None else tool.namespace
         if tool is None or tool.kind is ToolKind.FUNCTION:
-            item = CallItem(_new_id("fc"), "in_progress", _new_id("call"), name, "", namespace)
+            item = CallReplyItem(_new_id("fc"), "in_progress", _new_id("call"), name, "", namespace)
             yield from self._begin(item)
         elif tool.kind is ToolKind.CUSTOM:
             self._input = CustomInput()
-            yield from self._begin(CustomCallItem(_new_id("ctc"), "in_progress", _new_id("call"), name, "", namespace))
+            yield from self._begin(
+                CustomCallReplyItem(_new_id("ctc"), "in_progress", _new_id("call"), name, "", namespace)
+            )
         else:
             self._built_in = tool
 
-    def _more_input(self, item: CustomCallItem, text: str) -> Iterator[Event]:
+    def _more_input(self, item: CustomCallReplyItem, text: str) -> Iterator[Event]:
         if text:
             self._pieces.append(text)
             name = "response.custom_tool_call_input.delta"
             yield InputEvent(type=name, item_id=item.id, output_index=self._index, delta=text)
 
-    def _tell_built_in(self, tool: Offered, status: Status) -> Iterator[Event]:
-        """Begin the item of a complete call. Arguments that say no action are those of a function: nothing is lost."""
+    def _send_built_in(self, tool: OfferedTool, status: Status) -> Iterator[Event]:
+        """Begin the item of a complete call. With invalid arguments it becomes a function call: nothing is lost."""
         self._built_in = None
         text = "".join(self._pieces)
         action = action_of(tool.kind, text) if status == "completed" else None
         if action is None:
-            item = CallItem(_new_id("fc"), "in_progress", _new_id("call"), tool.name, "")
+            item = CallReplyItem(_new_id("fc"), "in_progress", _new_id("call"), tool.name, "")
             yield from self._begin(item)
             if text:
                 yield self._arguments(item, text)
@@ -201,7 +203,7 @@ class Items:
         else:
             yield from self._begin(ShellCallItem(item_id, "in_progress", call_id, action, f"{tool.kind}_call"))
 
-    def _arguments(self, item: CallItem, text: str) -> Event:
+    def _arguments(self, item: CallReplyItem, text: str) -> Event:
         name = "response.function_call_arguments.delta"
         return ArgumentsEvent(type=name, item_id=item.id, output_index=self._index, delta=text)
 

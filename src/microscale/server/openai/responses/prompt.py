@@ -1,5 +1,5 @@
-"""From a Responses request to its prompt: the conversation found, the tools sorted, the oldest items left out if they
-must be."""
+"""Builds the prompt of a Responses request: looks up the conversation, converts it, and drops its oldest messages if it
+is too long and ``truncation`` allows that."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from microscale.server import errors
+from microscale.server.errors import BadField, PreviousResponseNotFound, ResponseNotFound
+from microscale.server.generation.prompt import ChatPrompt, render
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField, NoSuchPrevious, NoSuchResponse
 from microscale.server.openai.responses.convert import chat_fields, messages_of, new_items
 from microscale.server.openai.responses.request import ResponsesRequest
-from microscale.server.openai.responses.store import KeptItem
+from microscale.server.openai.responses.store import StoredItem
 from microscale.server.openai.responses.toolbox import Toolbox
-from microscale.server.prompts import ChatPrompt, render
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.messages import AssistantMessage, ChatMessage, Instruction, ToolMessage
+from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, Instruction, ToolMessage
 from microscale.server.requests.response_format import TextFormat
 from microscale.server.structured.output_format import OutputFormat, text_format
 
 RESERVE = 8
-"""With ``truncation: auto`` a conversation that is cut leaves at least one part of so many for the answer, or what
-``max_output_tokens`` says if that is less."""
+"""With ``truncation: auto``, a truncated conversation leaves 1/8 of the context for the answer, or
+``max_output_tokens`` if that is less."""
 
 
 @dataclass(frozen=True)
@@ -30,42 +30,42 @@ class ResponsePrompt:
     prompt: ChatPrompt
     chat: ChatFields
     output_format: OutputFormat | None
-    items: tuple[KeptItem, ...]
-    """The conversation so far, whole."""
+    items: tuple[StoredItem, ...]
+    """The whole conversation so far."""
 
 
 async def response_prompt(
     host: Host, request: ResponsesRequest, toolbox: Toolbox, owner: str, num_bytes: int
 ) -> ResponsePrompt:
-    """Raise ``BadField`` under the names that fields have here."""
+    """Raises ``BadField`` with the names that fields have in this API."""
     before = _previous(host, request, owner)
     size = num_bytes + sum(item.size for item in before)
     with named_as_sent(toolbox):
         return await host.off_loop(size, lambda: _prepared(host, request, toolbox, owner, before))
 
 
-def _previous(host: Host, request: ResponsesRequest, owner: str) -> tuple[KeptItem, ...]:
+def _previous(host: Host, request: ResponsesRequest, owner: str) -> tuple[StoredItem, ...]:
     before = request.previous_response_id
     if before is None:
         return ()
     try:
         return host.stored.get(before, owner).items
-    except NoSuchResponse as error:
-        raise NoSuchPrevious(f"previous_response_id: {error}") from None
+    except ResponseNotFound as error:
+        raise PreviousResponseNotFound(f"previous_response_id: {error}") from None
 
 
 def _prepared(
-    host: Host, request: ResponsesRequest, toolbox: Toolbox, owner: str, before: tuple[KeptItem, ...]
+    host: Host, request: ResponsesRequest, toolbox: Toolbox, owner: str, before: tuple[StoredItem, ...]
 ) -> ResponsePrompt:
     items = (*before, *new_items(request, before, host.stored, owner))
     messages = messages_of(items, toolbox)
     most = host.limits.max_messages
     if len(messages) > most:
-        raise BadField(f"The conversation has {len(messages)} messages; at most {most} are taken.", "input")
+        raise errors.too_many("messages", len(messages), most, "input")
     chat = chat_fields(request, messages, toolbox)
     wanted = None if request.text is None else request.text.format
     output_format = text_format(None if isinstance(wanted, TextFormat) else wanted, "text.format", host.limits)
-    prompt = render(host, chat, None if output_format is None else output_format.told)
+    prompt = render(host, chat, None if output_format is None else output_format.prompt_format)
     if request.truncation == "auto" and len(prompt.tokens) >= host.max_model_len:
         chat, prompt = _shortened(host, chat, output_format, request.max_output_tokens)
     return ResponsePrompt(prompt, chat, output_format, items)
@@ -77,14 +77,14 @@ def _prepared(
 def _shortened(
     host: Host, chat: ChatFields, output_format: OutputFormat | None, max_output_tokens: int | None
 ) -> tuple[ChatFields, ChatPrompt]:
-    """Without the fewest of its oldest messages that must go. Instructions and the end always stay."""
+    """Drop as few of the oldest messages as possible. Instructions and the end always stay."""
     reserve = host.max_model_len // RESERVE
     room = host.max_model_len - max(1, min(max_output_tokens or reserve, reserve))
     low, high = 0, sum(not _instructs(message) for message in chat.messages[: _end(chat.messages)])
 
     def without(num_dropped: int) -> tuple[ChatFields, ChatPrompt]:
         shorter = chat.model_copy(update={"messages": without_oldest(chat.messages, num_dropped)})
-        return shorter, render(host, shorter, None if output_format is None else output_format.told)
+        return shorter, render(host, shorter, None if output_format is None else output_format.prompt_format)
 
     best = without(high)
     while low < high:
@@ -98,7 +98,7 @@ def _shortened(
 
 
 def _end(messages: Sequence[ChatMessage]) -> int:
-    """Where the part begins that cannot go: the last message, and the call that it answers."""
+    """Where the part begins that must stay: the last message, and the call that it answers."""
     last = len(messages) - 1
     answered = messages[last]
     if isinstance(answered, ToolMessage):
@@ -111,7 +111,7 @@ def _end(messages: Sequence[ChatMessage]) -> int:
 
 
 def without_oldest(messages: Sequence[ChatMessage], num_dropped: int) -> list[ChatMessage]:
-    """Without so many of the oldest messages that are no instructions, and without results of calls that are gone."""
+    """Drop the oldest messages that are not instructions, and results of calls that were dropped."""
     kept: list[ChatMessage] = []
     called: set[str] = set()
     for message in messages:
@@ -136,7 +136,7 @@ PLACE = re.compile(r"\btools\[(\d+)\](?:\.function)?")
 
 @contextmanager
 def named_as_sent(toolbox: Toolbox) -> Iterator[None]:
-    """The chat's fields in errors, under the names that they have in this request."""
+    """Errors about chat fields get the names that the fields have in this request."""
     try:
         yield
     except BadField as error:

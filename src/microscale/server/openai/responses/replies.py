@@ -1,4 +1,4 @@
-"""A response, its items and the events of its stream, as OpenAI's clients read them."""
+"""Replies of ``/v1/responses``: a response, its items, and the events of its stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OutputText(Struct):
     type: str = "output_text"
 
 
-class ReasoningText(Struct):
+class ReasoningReplyText(Struct):
     text: str
     type: str = "reasoning_text"
 
@@ -29,16 +29,16 @@ class MessageItem(Struct):
     type: str = "message"
 
 
-class ReasoningItem(Struct):
+class ReasoningReplyItem(Struct):
     id: str
     status: Status
-    content: list[ReasoningText]
+    content: list[ReasoningReplyText]
     summary: list[Any] = field(default_factory=list)
     encrypted_content: str | UnsetType = UNSET
     type: str = "reasoning"
 
 
-class CallItem(Struct):
+class CallReplyItem(Struct):
     id: str
     status: Status
     call_id: str
@@ -48,7 +48,7 @@ class CallItem(Struct):
     type: str = "function_call"
 
 
-class CustomCallItem(Struct):
+class CustomCallReplyItem(Struct):
     id: str
     status: Status
     call_id: str
@@ -59,7 +59,7 @@ class CustomCallItem(Struct):
 
 
 class ShellCallItem(Struct):
-    """A call of either kind of shell."""
+    """A call of a shell of either kind."""
 
     id: str
     status: Status
@@ -76,42 +76,42 @@ class PatchCallItem(Struct):
     type: str = "apply_patch_call"
 
 
-Item = MessageItem | ReasoningItem | CallItem | CustomCallItem | ShellCallItem | PatchCallItem
+ReplyItem = MessageItem | ReasoningReplyItem | CallReplyItem | CustomCallReplyItem | ShellCallItem | PatchCallItem
 
 
-class Cached(Struct, frozen=True):
+class InputTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
-class Thought(Struct, frozen=True):
+class OutputTokensDetails(Struct, frozen=True):
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct, frozen=True):
     input_tokens: int
-    input_tokens_details: Cached
+    input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: Thought
+    output_tokens_details: OutputTokensDetails
     total_tokens: int
 
 
-class Failure(Struct, frozen=True):
+class ResponseError(Struct, frozen=True):
     code: str
     message: str
 
 
-class Incomplete(Struct, frozen=True):
+class IncompleteDetails(Struct, frozen=True):
     reason: str
 
 
 class Response(Struct):
-    """What was asked stands beside what came of it."""
+    """A response, together with the fields of its request."""
 
     id: str
     created_at: int
     model: str
     status: Status
-    output: list[Item]
+    output: list[ReplyItem]
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -125,22 +125,21 @@ class Response(Struct):
     top_p: float
     truncation: str
     parallel_tool_calls: bool
-    """As it was asked for."""
     max_tool_calls: int | None
-    """As it was asked for: OpenAI's own tools are meant, of which there are none here."""
+    """From the request. It is about OpenAI's own tools, which do not exist here."""
     top_logprobs: int
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
     usage: ResponseUsage | None = None
-    error: Failure | None = None
-    incomplete_details: Incomplete | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
     completed_at: int | None = None
     background: bool = False
     service_tier: str = "default"
     object: str = "response"
     flaws: list[str] | UnsetType = UNSET
-    """What was malformed in the model's output; none of its text is lost."""
+    """What was malformed in the model's output; no text is lost."""
 
 
 class Deleted(Struct, frozen=True):
@@ -177,18 +176,18 @@ class ResponseEvent(Event, kw_only=True):
 
 class ItemEvent(Event, kw_only=True):
     output_index: int
-    item: Item
+    item: ReplyItem
 
 
 class PartEvent(Event, kw_only=True):
     item_id: str
     output_index: int
     content_index: int = 0
-    part: OutputText | ReasoningText
+    part: OutputText | ReasoningReplyText
 
 
 class TextEvent(Event, kw_only=True):
-    """Some text, or with ``done`` all of it."""
+    """A piece of text, or with ``done`` all of it."""
 
     item_id: str
     output_index: int
@@ -207,7 +206,7 @@ class ArgumentsEvent(Event, kw_only=True):
 
 
 class InputEvent(Event, kw_only=True):
-    """Of a custom tool's call."""
+    """Input of a custom tool's call."""
 
     item_id: str
     output_index: int

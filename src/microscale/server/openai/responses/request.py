@@ -1,4 +1,4 @@
-"""Requests of ``/v1/responses``: the fields of OpenAI's Responses API. Items and tools have their own modules."""
+"""Requests of ``/v1/responses``. Items and tools have their own modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reasoning(Body):
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Reasoning is returned as it is, so there is nothing to sum up."""
+    """Has no effect: reasoning is returned in full."""
 
 
 class FlatSchemaFormat(SchemaFields):
@@ -52,19 +52,19 @@ class ResponseStreamOptions(Body):
 SEALED_THOUGHTS = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 REFUSED: Mapping[str, Only] = {
-    "background": Only((False,), "an answer is made while its client waits; stream it"),
+    "background": Only((False,), "answers are not made in the background; stream them"),
     "conversation": Only((), "conversations are continued with previous_response_id"),
-    "prompt": Only((), "no prompt templates are stored here; send instructions and input"),
+    "prompt": Only((), "prompt templates are not stored; send instructions and input"),
     "max_tokens": Only((), "use max_output_tokens"),
     "max_completion_tokens": Only((), "use max_output_tokens"),
     "messages": Only((), "use input"),
     "response_format": Only((), "use text.format"),
     "reasoning_effort": Only((), "use reasoning.effort"),
-    "n": Only((1,), "a response is one"),
-    "stop": Only(([], ""), "the chat API has it"),
+    "n": Only((1,), "there is one response"),
+    "stop": Only(([], ""), "use /v1/chat/completions"),
     "logprobs": Only((False,), f"use include with {LOGPROBS}"),
 }
-"""Would change the answer: other API's names, and what needs a store of more than responses."""
+"""Keys that would change the answer: names from other APIs, and features that are not available."""
 
 
 class ResponsesRequest(Body):
@@ -92,7 +92,7 @@ class ResponsesRequest(Body):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
-    """Kept unless it is false, as OpenAI has it."""
+    """Responses are stored unless this is false, like OpenAI's."""
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     metadata: (
         Annotated[
@@ -102,7 +102,7 @@ class ResponsesRequest(Body):
     ) = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64, fail_fast=True)] | None = None
-    # Not OpenAI's, as in the other two endpoints.
+    # Extensions, as in the other endpoints.
     seed: int | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -112,7 +112,7 @@ class ResponsesRequest(Body):
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
-    def passed_over(self) -> Iterable[str]:
+    def ignored_values(self) -> Iterable[str]:
         known = (SEALED_THOUGHTS, LOGPROBS)
         return [f"include.{name}" for name in self.include or [] if name not in known]
 

@@ -1,7 +1,7 @@
-"""Responses that were kept, to be continued or fetched: in memory, least recently used dropped first.
+"""Stored responses, to be continued or fetched: in memory, the least recently used are dropped first.
 
-response ──► its conversation: items shared with the responses before it
-item id ───► the item, while a response that holds it is kept
+response ──► its conversation: items, shared with the responses before it
+item id ───► the item, while a response that contains it is stored
 """
 
 from __future__ import annotations
@@ -9,81 +9,78 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from microscale.server.http.faults import NoSuchItem, NoSuchResponse
-from microscale.server.limits import Limits
+from microscale.server import errors
 from microscale.server.openai.responses.input_items import Item
+from microscale.server.options import RequestLimits
 
 
 @dataclass(frozen=True)
-class KeptItem:
+class StoredItem:
     """One item of a conversation."""
 
     id: str
     item: Item
     size: int
-    """Bytes that it takes, about."""
+    """Approximate bytes in memory."""
     is_ours: bool
-    """The id was made here, so nobody can have guessed or chosen it: it may be referred to."""
+    """The id was made here, so that no client can have chosen or guessed it: it may be referred to."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResponse:
     reply: bytes
     """The response, as JSON."""
-    items: tuple[KeptItem, ...]
-    """The conversation up to its end, without the instructions: they are each request's own."""
+    items: tuple[StoredItem, ...]
+    """The conversation including the response, without instructions, which belong to each request."""
     num_input: int
-    """Items that stood before the response's own."""
+    """Number of items before the response's own."""
     owner: str
-    """Whose key it was made with: to all others it does not exist."""
+    """The owner of the API key; to all others the response does not exist."""
 
     @property
     def size(self) -> int:
-        """Bytes. What a conversation shares with an earlier one is counted in each."""
+        """Bytes. Items that conversations share are counted in each."""
         return len(self.reply) + sum(item.size for item in self.items)
 
 
 @dataclass
 class _Shared:
-    item: KeptItem
-    num_holders: int
+    item: StoredItem
+    num_responses: int
 
 
 class ResponseStore:
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._items: dict[tuple[str, str], _Shared] = {}
         """By owner and id."""
         self._size = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._responses)
 
-    def put(self, response_id: str, kept: Kept, limits: Limits) -> None:
-        self._kept[response_id] = kept
-        self._size += kept.size
-        for item in kept.items:
+    def put(self, response_id: str, response: StoredResponse, limits: RequestLimits) -> None:
+        self._responses[response_id] = response
+        self._size += response.size
+        for item in response.items:
             if item.is_ours:
-                self._items.setdefault((kept.owner, item.id), _Shared(item, 0)).num_holders += 1
-        while len(self._kept) > limits.max_stored_responses or self._size > limits.max_stored_bytes:
-            self._forget(next(iter(self._kept)))
+                self._items.setdefault((response.owner, item.id), _Shared(item, 0)).num_responses += 1
+        while len(self._responses) > limits.max_stored_responses or self._size > limits.max_stored_bytes:
+            self._forget(next(iter(self._responses)))
 
-    def get(self, response_id: str, owner: str) -> Kept:
-        """Raise ``NoSuchResponse`` for one that was never kept, or not any more, or for another."""
-        kept = self._kept.get(response_id)
-        if kept is None or kept.owner != owner:
-            raise NoSuchResponse(f"There is no response {response_id[:64]!r} here, or not any more.")
-        self._kept.move_to_end(response_id)
-        return kept
+    def get(self, response_id: str, owner: str) -> StoredResponse:
+        """Raises ``ResponseNotFound`` for a response that is not stored, or belongs to another owner."""
+        response = self._responses.get(response_id)
+        if response is None or response.owner != owner:
+            raise errors.response_not_found(response_id)
+        self._responses.move_to_end(response_id)
+        return response
 
-    def item(self, item_id: str, owner: str) -> KeptItem:
-        """Raise ``NoSuchItem`` for one of no response that is kept for ``owner``."""
+    def item(self, item_id: str, owner: str) -> StoredItem:
+        """Raises ``ItemNotFound`` unless a stored response of ``owner`` contains the item."""
         shared = self._items.get((owner, item_id))
         if shared is None:
-            raise NoSuchItem(
-                f"There is no item {item_id[:64]!r} here, or not any more: items are kept with their response, "
-                "and not at all with store: false."
-            )
+            raise errors.item_not_found(item_id)
         return shared.item
 
     def delete(self, response_id: str, owner: str) -> None:
@@ -91,12 +88,12 @@ class ResponseStore:
         self._forget(response_id)
 
     def _forget(self, response_id: str) -> None:
-        kept = self._kept.pop(response_id)
-        self._size -= kept.size
-        for item in kept.items:
+        response = self._responses.pop(response_id)
+        self._size -= response.size
+        for item in response.items:
             if not item.is_ours:
                 continue
-            shared = self._items[kept.owner, item.id]
-            shared.num_holders -= 1
-            if not shared.num_holders:
-                del self._items[kept.owner, item.id]
+            shared = self._items[response.owner, item.id]
+            shared.num_responses -= 1
+            if not shared.num_responses:
+                del self._items[response.owner, item.id]

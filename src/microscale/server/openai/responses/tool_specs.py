@@ -1,6 +1,6 @@
 """The tools and the ``tool_choice`` of a Responses request, by type.
 
-A type that runs on OpenAI's machines, or that is not known here, is passed over and named.
+Types that run on OpenAI's machines, and unknown types, are ignored and named in the reply.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from microscale.server.requests.body import MANY, Body
 
 HINTS: Mapping[str, str] = {
-    "defer_loading": "every tool is there from the beginning",
+    "defer_loading": "every tool is in the prompt from the beginning",
     "allowed_callers": "only the model itself calls tools",
-    "async": "results come with the next request",
-    "output_schema": "describes results, which the model reads as they are",
+    "async": "results arrive with the next request",
+    "output_schema": "describes results, which the model reads unchanged",
 }
 
 
@@ -31,7 +31,7 @@ class FunctionTool(Body):
 
 
 class InputFormat(Body):
-    """Of a custom tool's input: text, or text of a grammar."""
+    """The format of a custom tool's input: text, or text that follows a grammar."""
 
     type: str
     syntax: str | None = None
@@ -48,8 +48,8 @@ class CustomTool(Body):
     description: str | None = None
     format: InputFormat | None = None
 
-    def passed_over(self) -> Iterable[str]:
-        # The model is told of a grammar, and nothing forces it to follow.
+    def ignored_values(self) -> Iterable[str]:
+        # The prompt describes the grammar, but it is not enforced.
         return ["format"] if self.format is not None and self.format.type != "text" else []
 
 
@@ -65,16 +65,16 @@ class BuiltInTool(Body):
 
 
 def _only_type(value: object) -> object:
-    """The rest of it is of no use, and is not named key by key."""
+    """Drops all other keys, so that they are not reported one by one."""
     return {"type": value["type"]} if isinstance(value, dict) and isinstance(value.get("type"), str) else value
 
 
 class PassedTool(Body):
-    """A tool that nothing here can run."""
+    """A tool that cannot run here: ignored."""
 
     type: str
 
-    def passed_over(self) -> Iterable[str]:
+    def ignored_values(self) -> Iterable[str]:
         return [self.type]
 
 
@@ -84,7 +84,7 @@ BUILT_IN = ("local_shell", "shell", "apply_patch")
 
 
 def _nested_kind(value: object) -> str:
-    """By its type, under names that no path of an error shows."""
+    """The variant, by type; variant names do not appear in the paths of errors."""
     kind = value.get("type") if isinstance(value, dict) else None
     return NAMES.get(kind, "Passed") if isinstance(kind, str) else "Function"
 
@@ -96,7 +96,7 @@ NestedTool = Annotated[
 
 
 class NamespaceTool(Body):
-    """Some tools under a common name."""
+    """Several tools under a common name."""
 
     type: Literal["namespace"]
     name: str
@@ -109,7 +109,7 @@ def _tool_kind(value: object) -> str:
     if kind == "namespace":
         return "Namespace"
     if kind in BUILT_IN:
-        # A shell in a container is OpenAI's; one that the client runs is local, or has no place.
+        # A shell in a container runs at OpenAI; the client's own is local, or has no environment.
         place = value.get("environment") if isinstance(value, dict) else None
         is_hosted = isinstance(place, dict) and place.get("type") != "local"
         return "Passed" if is_hosted else "BuiltIn"
@@ -131,7 +131,7 @@ ResponseTools = Annotated[list[ResponseTool], Field(max_length=MANY, fail_fast=T
 
 
 class NamedChoice(Body):
-    """A call of this tool. A tool that OpenAI names by its type alone has no name."""
+    """Requires a call of this tool. Built-in tools have a type but no name."""
 
     type: str
     name: str | None = None
@@ -139,7 +139,7 @@ class NamedChoice(Body):
 
 
 class AllowedChoice(Body):
-    """Some of the tools, as if the others were not there."""
+    """Allows some of the tools, as if there were no others."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

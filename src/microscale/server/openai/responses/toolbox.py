@@ -1,9 +1,9 @@
-"""The tools of a Responses request as the functions that a model hears of, and the way back from its calls.
+"""The tools of a Responses request as functions for the model, and the way back from its calls.
 
 function, namespace ── as they are ─────────────────► function_call
 custom ─────────────── one text, "input" ───────────► custom_tool_call
 local_shell, shell, apply_patch ── fixed schemas ───► local_shell_call, shell_call, apply_patch_call
-all others ─────────── passed over
+all others ─────────── ignored
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Literal
 
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
+from microscale.server import errors
 from microscale.server.openai.responses.tool_specs import (
     AllowedChoice,
     BuiltInTool,
@@ -29,7 +28,8 @@ from microscale.server.openai.responses.tool_specs import (
     ResponseTool,
     ToolChoice,
 )
-from microscale.server.requests.tools import Function, FunctionName, NamedTool, ToolSpec
+from microscale.server.options import RequestLimits
+from microscale.server.requests.chat import Function, FunctionName, NamedTool, ToolSpec
 
 
 class ToolKind(StrEnum):
@@ -87,68 +87,68 @@ BUILT_IN: dict[ToolKind, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""What the model hears of the tools that have no description of their own, and the schemas of their arguments."""
+"""Descriptions and argument schemas of the built-in tools, which clients send without."""
 
 
 @dataclass(frozen=True)
-class Offered:
-    """One tool."""
+class OfferedTool:
+    """One tool that the model may call."""
 
     kind: ToolKind
     name: str
     """The client's name for it."""
     namespace: str | None
     spec: ToolSpec
-    """As the model hears of it. Its name here is the one in the model's calls."""
+    """As described to the model. The model calls the tool by the name in it."""
     where: str
-    """The place in the request."""
+    """Its path in the request, for errors."""
 
     @property
-    def heard(self) -> str:
+    def model_name(self) -> str:
         return self.spec.function.name
 
 
 class Toolbox:
-    """One request's tools, and what ``tool_choice`` leaves of them."""
+    """One request's tools, and those that ``tool_choice`` allows."""
 
     def __init__(
-        self, tools: Sequence[ResponseTool], choice: ToolChoice | None = None, most: int = Limits.max_tools
+        self, tools: Sequence[ResponseTool], choice: ToolChoice | None = None, most: int = RequestLimits.max_tools
     ) -> None:
-        """``most``: as many tools are taken, and as many named in a choice."""
+        """``most``: maximum number of tools, and of tools named in a choice."""
         found = list(islice(_unwrapped(tools), most + 1))
         if len(found) > most:
-            raise BadField(f"There are more than {most} tools; at most so many are taken.", "tools")
-        counts = Counter(tool.heard for tool in found)
-        self._all = [_told_apart(tool) if counts[tool.heard] > 1 else tool for tool in found]
+            raise errors.too_many("or more tools", len(found), most, "tools")
+        counts = Counter(tool.model_name for tool in found)
+        self._all = [_with_namespace(tool) if counts[tool.model_name] > 1 else tool for tool in found]
         self._passed = {tool.type for tool in tools if isinstance(tool, PassedTool)}
         self.offered = self._all
         self.choice: Literal["none", "auto", "required"] | NamedTool | None = None
         if isinstance(choice, AllowedChoice):
             if len(choice.tools) > most:
-                raise BadField(f"tool_choice names more than {most} tools.", "tool_choice")
+                raise errors.too_long("tool_choice", len(choice.tools), "tools", most)
             self.offered, self.choice = self._allowed(choice), choice.mode
         elif isinstance(choice, NamedChoice):
-            heard = self._chosen(choice, "tool_choice").heard
-            self.choice = NamedTool(type="function", function=FunctionName(name=heard))
+            name = self._chosen(choice, "tool_choice").model_name
+            self.choice = NamedTool(type="function", function=FunctionName(name=name))
         else:
             self.choice = choice
-        self._by_heard = {tool.heard: tool for tool in self.offered}
+        self._by_model_name = {tool.model_name: tool for tool in self.offered}
         self._by_name = {(tool.namespace, tool.name): tool for tool in self._all}
 
     @property
     def specs(self) -> list[ToolSpec]:
         return [tool.spec for tool in self.offered]
 
-    def called(self, heard: str) -> Offered | None:
+    def tool_called(self, model_name: str) -> OfferedTool | None:
         """The tool that the model calls by this name."""
-        return self._by_heard.get(heard)
+        return self._by_model_name.get(model_name)
 
-    def heard(self, name: str, namespace: str | None) -> str:
+    def model_name(self, name: str, namespace: str | None) -> str:
         """The model's name for the tool of an earlier call."""
         tool = self._by_name.get((namespace, name))
-        return name if tool is None else tool.heard
+        return name if tool is None else tool.model_name
 
-    def _allowed(self, choice: AllowedChoice) -> list[Offered]:
+    def _allowed(self, choice: AllowedChoice) -> list[OfferedTool]:
         places = [
             self._chosen(named, f"tool_choice.tools[{number}]").where
             for number, named in enumerate(choice.tools)
@@ -156,28 +156,28 @@ class Toolbox:
         ]
         return [tool for tool in self._all if tool.where in places]
 
-    def _chosen(self, choice: NamedChoice, where: str) -> Offered:
+    def _chosen(self, choice: NamedChoice, where: str) -> OfferedTool:
         name = choice.type if choice.name is None else choice.name
         for tool in self._all:
             if tool.kind == choice.type and tool.name == name and choice.namespace in (None, tool.namespace):
                 return tool
         if choice.type in ("function", "custom"):
-            told = "no name" if choice.name is None else f"{name[:64]!r}, which is not in tools"
-            raise BadField(f"{where} names {told}.", where)
-        why = "is not run here: functions, custom tools and the client's own shell can be called"
-        raise BadField(f"{where}: {choice.type[:64]!r} {why}.", where, "unsupported_value")
+            if choice.name is None:
+                raise errors.tool_choice_without_name(where)
+            raise errors.tool_not_in_tools(where, name)
+        raise errors.tool_not_callable(where, choice.type)
 
 
-def _told_apart(tool: Offered) -> Offered:
-    """With its namespace in its name: another has the same one."""
+def _with_namespace(tool: OfferedTool) -> OfferedTool:
+    """Put the namespace into the model's name for a tool, since another tool has the same name."""
     if tool.namespace is None:
         return tool
     function = tool.spec.function.model_copy(update={"name": f"{tool.namespace}__{tool.name}"})
     spec = ToolSpec(type="function", function=function)
-    return Offered(tool.kind, tool.name, tool.namespace, spec, tool.where)
+    return OfferedTool(tool.kind, tool.name, tool.namespace, spec, tool.where)
 
 
-def _unwrapped(tools: Sequence[ResponseTool]) -> Iterator[Offered]:
+def _unwrapped(tools: Sequence[ResponseTool]) -> Iterator[OfferedTool]:
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
         if isinstance(tool, NamespaceTool):
@@ -185,23 +185,23 @@ def _unwrapped(tools: Sequence[ResponseTool]) -> Iterator[Offered]:
             for below, nested in enumerate(tool.tools):
                 if not isinstance(nested, PassedTool):
                     yield _offered(nested, f"{where}.tools[{below}]", tool.name, about)
-                    about = ""  # said once
+                    about = ""  # only in the first description
         elif isinstance(tool, BuiltInTool):
             kind = ToolKind(tool.type)
             about, schema = BUILT_IN[kind]
-            yield Offered(kind, tool.type, None, _spec(tool.type, about, schema, False), where)
+            yield OfferedTool(kind, tool.type, None, _spec(tool.type, about, schema, False), where)
         elif not isinstance(tool, PassedTool):
             yield _offered(tool, where, None, "")
 
 
-def _offered(tool: FunctionTool | CustomTool, where: str, namespace: str | None, about: str) -> Offered:
+def _offered(tool: FunctionTool | CustomTool, where: str, namespace: str | None, about: str) -> OfferedTool:
     if isinstance(tool, CustomTool):
-        texts = [tool.description, about, "" if tool.format is None else _told(tool.format)]
+        texts = [tool.description, about, "" if tool.format is None else _grammar_text(tool.format)]
         spec = _spec(tool.name, _joined(texts), CUSTOM_INPUT, False)
-        return Offered(ToolKind.CUSTOM, tool.name, namespace, spec, where)
+        return OfferedTool(ToolKind.CUSTOM, tool.name, namespace, spec, where)
     description = _joined([tool.description, about]) if about else tool.description
     spec = _spec(tool.name, description, tool.parameters, tool.strict)
-    return Offered(ToolKind.FUNCTION, tool.name, namespace, spec, where)
+    return OfferedTool(ToolKind.FUNCTION, tool.name, namespace, spec, where)
 
 
 def _spec(name: str, description: str | None, schema: dict[str, Any] | None, strict: bool | None) -> ToolSpec:
@@ -209,8 +209,8 @@ def _spec(name: str, description: str | None, schema: dict[str, Any] | None, str
     return ToolSpec(type="function", function=function)
 
 
-def _told(wanted: InputFormat) -> str:
-    """A grammar, in words."""
+def _grammar_text(wanted: InputFormat) -> str:
+    """The description of an input grammar."""
     if not wanted.definition:
         return ""
     return f"The input must match this {wanted.syntax or wanted.type} grammar:\n{wanted.definition}"

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, and who gets them in it."""
+"""Errors in Anthropic's shape, and which requests get them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from starlette.types import Scope
 
 from microscale import errors
 from microscale.errors import MicroscaleError
-from microscale.server.anthropic.replies import ErrorDetails, ErrorInfo, ErrorReply
-from microscale.server.encoding import encode
-from microscale.server.http.faults import error_headers, fault_of
+from microscale.server.anthropic.replies import AnthropicErrorReply, ErrorDetails, ErrorInfo
+from microscale.server.http import error_replies as common
+from microscale.server.http.encoding import encode
 
 ROUTE = "/v1/messages"
 VERSION = b"anthropic-version"
-"""A header that every client of Anthropic's sends, to shared routes such as ``/v1/models`` too."""
+"""A header that every Anthropic client sends, also to shared routes such as ``/v1/models``."""
 REQUEST_ID = "request-id"
-"""Anthropic's name of the header x-request-id."""
+"""Anthropic's name for the header x-request-id."""
 OVERLOADED = 529
-"""Anthropic's own status for it, which its clients retry as they do any of the 500s."""
+"""Anthropic's own status, which its clients retry like any 5xx."""
 BUSY = (errors.Draining, errors.OutOfPages)
 TYPES = {
     401: "authentication_error",
@@ -29,7 +29,7 @@ TYPES = {
 }
 
 CODES = {"thread": "thread_unsupported_request"}
-"""Field → Anthropic's code for what is wrong with it, where its clients act on one."""
+"""Field → Anthropic's code, for fields where its clients act on the code."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -39,20 +39,18 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def status_of(error: MicroscaleError) -> int:
-    return OVERLOADED if isinstance(error, BUSY) else fault_of(error).status
+    return OVERLOADED if isinstance(error, BUSY) else common.status_of(error).status
 
 
 def reply_json(message: str, status: int, request_id: str, code: str | None = None) -> bytes:
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-    # A message may quote what the client sent, lone surrogates included, which are no UTF-8.
-    clean = message.encode("utf-8", "backslashreplace").decode()
     details = UNSET if code is None else ErrorDetails(code)
-    return encode(ErrorReply(ErrorInfo(kind, clean, details), request_id))
+    return encode(AnthropicErrorReply(ErrorInfo(kind, common.valid_unicode(message), details), request_id))
 
 
 def error_reply(error: MicroscaleError, request_id: str) -> tuple[bytes, int, dict[str, str]]:
     """Body, status and headers."""
     status = status_of(error)
     code = CODES.get(getattr(error, "param", None) or "")
-    headers = {**error_headers(error), REQUEST_ID: request_id}
+    headers = {**common.error_headers(error), REQUEST_ID: request_id}
     return reply_json(str(error), status, request_id, code), status, headers

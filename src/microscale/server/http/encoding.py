@@ -1,6 +1,6 @@
-"""Replies as JSON. They are msgspec structs, encoded in about a microsecond: each token sends a chunk.
+"""Encodes replies as JSON. They are msgspec structs and take about a microsecond each: every token sends a chunk.
 
-``UNSET`` leaves a field out; ``None`` is sent as null, where OpenAI's clients expect one.
+``UNSET`` omits a field; ``None`` is sent as null, where OpenAI's clients expect one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ encode = msgspec.json.Encoder().encode
 
 
 class TextSlot:
-    """JSON that was encoded once, with a gap for one text."""
+    """JSON that is encoded once, with a slot for one text."""
 
     def __init__(self, encoded: Callable[[str], bytes]) -> None:
-        """``encoded`` makes the JSON for a text. It is called once, with a mark that occurs nowhere else."""
+        """``encoded`` makes the JSON for a text. It is called once, with a marker that occurs nowhere else."""
         mark = secrets.token_hex(16)
         self._around = encoded(mark).split(encode(mark))
 

@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's requests: sampling parameters, bounds, one request per choice."""
+"""Builds the engine's requests from a request's fields: sampling parameters, limits, one request per choice."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
+from microscale.server import errors
 from microscale.server.host import Host
 from microscale.server.http.exchange import Record
-from microscale.server.http.faults import BadField
 from microscale.server.requests.sampling import SamplingFields
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A prompt and its sampling parameters, which all of its choices share."""
+class PromptParams:
+    """A prompt and the sampling parameters of all its choices."""
 
     prompt: list[int]
     params: SamplingParams
@@ -32,25 +32,18 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """What the request asks for, with no more tokens than fit. The defaults are OpenAI's, not the engine's."""
+    """The request's parameters, with no more tokens than fit. The defaults are OpenAI's, not the engine's."""
     room = host.max_model_len - num_prompt
-    # A prompt whose own log-probabilities are all that is wanted needs no room for an answer.
+    # A request that only scores its prompt needs no room for an answer.
     if room < (0 if max_tokens == 0 else 1):
-        raise BadField(
-            f"The prompt has {num_prompt} tokens, and this model's maximum context length is {host.max_model_len} "
-            "tokens, with room for an answer: shorten the prompt.",
-            "prompt",
-            "context_length_exceeded",
-        )
+        raise errors.context_length_exceeded(num_prompt, host.max_model_len)
     bias = fields.logit_bias or {}
     if len(bias) > host.limits.max_logit_bias:
-        raise BadField(
-            f"logit_bias has {len(bias)} tokens; at most {host.limits.max_logit_bias} are taken.", "logit_bias"
-        )
+        raise errors.too_long("logit_bias", len(bias), "tokens", host.limits.max_logit_bias)
     num_tokens = room if max_tokens is None else min(max_tokens, room)
     least = fields.min_tokens or 0
     if max_tokens is not None and least > max_tokens:
-        raise BadField(f"min_tokens is {least}, more than the most, {max_tokens}.", "min_tokens")
+        raise errors.min_tokens_above_max(least, max_tokens)
     return SamplingParams(
         max_tokens=num_tokens,
         temperature=1.0 if fields.temperature is None else fields.temperature,
@@ -76,21 +69,23 @@ def _repetition_penalty(fields: SamplingFields) -> float:
 
 
 def num_choices(fields: SamplingFields, num_prompts: int, host: Host) -> int:
-    """``n``, if it and the number of stop strings are within bounds."""
+    """``n``, after checking it and the number of stop strings against the limits."""
     limits = host.limits
     n = fields.n or 1
     if n > limits.max_n:
-        raise BadField(f"n is {n}; at most {limits.max_n} choices are made.", "n")
+        raise errors.out_of_range("n", f"at most {limits.max_n}")
     if n * num_prompts > limits.max_choices:
-        raise BadField(f"{num_prompts} prompts times n = {n} is more than {limits.max_choices} choices.", "prompt")
+        raise errors.too_many(
+            f"choices ({num_prompts} prompts times n = {n})", n * num_prompts, limits.max_choices, "prompt"
+        )
     if len(fields.stops) > limits.max_stop_strings:
-        raise BadField(f"stop has {len(fields.stops)} strings; at most {limits.max_stop_strings} are taken.", "stop")
+        raise errors.too_long("stop", len(fields.stops), "strings", limits.max_stop_strings)
     return n
 
 
-def requests(record: Record, fields: SamplingFields, asks: Sequence[Ask], n: int) -> list[Request]:
-    """One for each choice: all choices of the first prompt, then of the second. Seeds count up within a prompt."""
-    # Owners share no cache: a reply says how much was cached, which would reveal what others sent.
+def requests(record: Record, fields: SamplingFields, asks: Sequence[PromptParams], n: int) -> list[Request]:
+    """One request per choice: all of the first prompt, then of the second. Within a prompt the seed counts up."""
+    # API keys share no cache: a reply says how much was cached, which would reveal what others have sent.
     salt = record.owner + (fields.cache_salt or "")
     if fields.cache_prompt is False:
         salt = secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""The chat protocol's messages and tools as the records that ``text`` renders."""
+"""Builds a prompt: the messages and tools of a request become the records that ``text`` renders."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from microscale.server import errors
 from microscale.server.host import Host
-from microscale.server.http.faults import BadField
-from microscale.server.limits import Limits
-from microscale.server.requests.chat import ChatFields
-from microscale.server.requests.messages import AssistantMessage, ChatMessage, Content, ToolMessage
+from microscale.server.options import RequestLimits
+from microscale.server.requests.chat import AssistantMessage, ChatFields, ChatMessage, Content, ToolMessage
 from microscale.server.structured.output_format import check_schema
 from microscale.text.conversation import (
     Effort,
@@ -27,15 +26,15 @@ from microscale.text.output import ChatOutput
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Token ids, and how to read the output that follows them."""
+    """Token ids, and how to parse the output that follows them."""
 
     tokens: list[int]
     tools: frozenset[str]
-    """Functions that may be called."""
+    """The functions that may be called."""
     stops: frozenset[int]
     """Tokens at which the output ends."""
     begun: tuple[int, ...] = ()
-    """What the output's parser reads first; see ``Rendered``."""
+    """Tokens that the output's parser reads first; see ``Rendered``."""
     one_call: bool = False
     """The output ends with its first call."""
 
@@ -48,13 +47,13 @@ EFFORTS = {
     "high": Effort.HIGH,
     "xhigh": Effort.HIGH,
 }
-"""OpenAI's names to the three that the models have."""
+"""OpenAI's levels → the three that the models have."""
 VERBOSITY = {"low": "Keep the final answer short.", "high": "Make the final answer detailed."}
-"""The models have no such setting, so they are told in words. Medium is how they answer anyway."""
+"""The models have no such setting, so the prompt says it in words. They answer at medium by default."""
 
 
 def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None) -> ChatPrompt:
-    """Takes time with the length of the text: run it off the loop."""
+    """Takes time in proportion to the text: run it off the event loop."""
     tools = offered(chat, host.limits)
     options = RenderOptions(
         effort=effort_of(chat),
@@ -64,9 +63,7 @@ def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None)
         end=_end(chat),
     )
     if len(chat.messages) > host.limits.max_messages:
-        raise BadField(
-            f"There are {len(chat.messages)} messages; at most {host.limits.max_messages} are taken.", "messages"
-        )
+        raise errors.too_many("messages", len(chat.messages), host.limits.max_messages, "messages")
     prompt = host.chat_format.rendered(_conversation(chat), options)
     one_call = bool(tools) and chat.parallel_tool_calls is False
     stops = host.chat_format.stops | ({host.chat_format.call_end} if one_call else set())
@@ -74,7 +71,7 @@ def render(host: Host, chat: ChatFields, response: ResponseFormat | None = None)
 
 
 def output_of(host: Host, prompt: ChatPrompt, stops: Sequence[str] = (), *, keep_stop: bool = False) -> ChatOutput:
-    """What becomes of the model's tokens after a prompt. ``stops``: stop strings."""
+    """The parser for the model's tokens after a prompt. ``stops``: stop strings."""
     parser = host.chat_format.parser(prompt.tools)
     return ChatOutput(parser, stops=stops, keep_stop=keep_stop, begun=prompt.begun, one_call=prompt.one_call)
 
@@ -95,19 +92,19 @@ def _end(chat: ChatFields) -> PromptEnd:
 
 def _conversation(chat: ChatFields) -> list[Message]:
     messages = [_message(message) for message in chat.messages]
-    told = VERBOSITY.get(chat.verbosity or "")
-    if told is None:
+    instruction = VERBOSITY.get(chat.verbosity or "")
+    if instruction is None:
         return messages
     instructions = (Role.SYSTEM, Role.DEVELOPER)
     leading = next((at for at, message in enumerate(messages) if message.role not in instructions), len(messages))
-    return [*messages[:leading], Message(Role.DEVELOPER, told), *messages[leading:]]
+    return [*messages[:leading], Message(Role.DEVELOPER, instruction), *messages[leading:]]
 
 
-def offered(chat: ChatFields, limits: Limits) -> tuple[Tool, ...]:
-    """The tools that the model hears of. With ``tool_choice: none`` it hears of none, so it cannot call one."""
+def offered(chat: ChatFields, limits: RequestLimits) -> tuple[Tool, ...]:
+    """The tools in the prompt. With ``tool_choice: none`` there are none, so the model cannot call one."""
     specs = chat.tools or []
     if len(specs) > limits.max_tools:
-        raise BadField(f"There are {len(specs)} tools; at most {limits.max_tools} are taken.", "tools")
+        raise errors.too_many("tools", len(specs), limits.max_tools, "tools")
     for number, spec in enumerate(specs):
         if spec.function.parameters is not None:
             check_schema(spec.function.parameters, f"tools[{number}].function.parameters", limits)

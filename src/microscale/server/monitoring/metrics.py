@@ -1,4 +1,4 @@
-"""Counters and histograms for Prometheus, under the names that dashboards of this field know."""
+"""Counters and histograms for Prometheus, under the names that existing dashboards use."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
 class Metrics:
-    """The metrics of one server. ``prefix`` stands before the colon."""
+    """The metrics of one server. ``prefix`` is the part of their names before the colon."""
 
     def __init__(self, model: str, prefix: str = "microscale") -> None:
         if not _PREFIX.fullmatch(prefix):
-            raise BadSetting(f"--metrics-prefix {prefix[:80]!r} is no name; use letters, digits and '_'.")
+            raise BadSetting(f"--metrics-prefix {prefix[:80]!r} is not a valid name; use letters, digits and '_'.")
         self._registry = CollectorRegistry()
         self._stats = _EngineCounters(model, prefix)
         self._registry.register(self._stats)
         self._gauges = {
             name: self._gauge(f"{prefix}:{name}", text).labels(model)
             for name, text in (
-                ("num_requests_running", "Requests that the engine computes."),
+                ("num_requests_running", "Requests that the engine is computing."),
                 ("num_requests_waiting", "Requests in the engine's queue."),
-                ("kv_cache_usage_perc", "The part of the KV pages in use, 0 to 1; of the kind with least left."),
-                ("cuda_graphs", "Kinds of step that are captured as CUDA graphs."),
+                ("kv_cache_usage_perc", "Fraction of KV pages in use, 0 to 1, of the layer kind with the fewest left."),
+                ("cuda_graphs", "Steps captured as CUDA graphs."),
             )
         }
         self.first_token = self._histogram(f"{prefix}:time_to_first_token_seconds", FIRST_TOKEN).labels(model)
@@ -55,7 +55,7 @@ class Metrics:
         self._refused.labels(self._model, code).inc()
 
     def text(self, stats: Stats | None) -> bytes:
-        """The exposition; without ``stats`` the engine's numbers stay as they were last seen."""
+        """The exposition. Without ``stats``, the engine's numbers stay as they were."""
         if stats is not None:
             self._stats.last = stats
             self._gauges["num_requests_running"].set(stats.num_running)
@@ -79,7 +79,7 @@ class Metrics:
 class TokenGaps(Collector):
     """A histogram without a lock that takes many values at once: only the event loop's thread uses it.
 
-    prometheus_client's takes 3 us for each (2 cores), which is for every token; this takes less than 1.
+    prometheus_client's histogram takes 3 us per token (2 cores); this one takes less than 1 us.
     """
 
     def __init__(self, model: str, name: str) -> None:
@@ -138,7 +138,7 @@ class _EngineCounters(Collector):
         return families
 
     def _drafts(self, last: Stats) -> list[Metric]:
-        """By the place in a draft, from 0 on, and how long drafts are now."""
+        """Counts by position in a draft, from 0 on, and the current draft length."""
         families: list[Metric] = []
         by_place = {"draft_tokens": last.drafted_per_pos, "accepted_tokens": last.accepted_per_pos}
         for name, counts in by_place.items():
@@ -147,7 +147,7 @@ class _EngineCounters(Collector):
                 family.add_metric([self._model, str(place)], value)
             families.append(family)
         length = GaugeMetricFamily(
-            f"{self._prefix}:spec_decode_draft_length", "Drafted tokens of a sequence in a step, lately.",
+            f"{self._prefix}:spec_decode_draft_length", "Recent number of drafted tokens per sequence and step.",
             labels=["model_name"],
         )  # fmt: skip
         length.add_metric([self._model], last.draft_length)

@@ -1,13 +1,32 @@
-"""Replies of ``/v1/chat/completions``, whole and streamed. See ``encoding`` for ``UNSET`` and null."""
+"""Requests and replies of ``/v1/chat/completions``. See ``http.encoding`` for ``UNSET`` and null."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+from pydantic import BeforeValidator, Field
 
 from microscale.server.openai.logprobs import ChatLogprobs
 from microscale.server.openai.usage import Usage
+from microscale.server.requests.body import Only
+from microscale.server.requests.chat import ChatFields
+from microscale.server.requests.fields import CHAT_MARKS, ONLY, unset_if_minus_one
+from microscale.server.requests.response_format import StructuredFields
+from microscale.server.requests.sampling import SamplingFields
+
+
+class ChatRequest(SamplingFields, StructuredFields, ChatFields):
+    """``/v1/chat/completions``."""
+
+    HARMLESS = CHAT_MARKS
+    ONLY: ClassVar[Mapping[str, Only]] = {**ONLY, "prompt_logprobs": Only((), "use /v1/completions")}
+
+    max_completion_tokens: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(unset_if_minus_one)] = None
+    include_reasoning: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
 
 
 class CalledFunction(Struct, frozen=True):
@@ -15,12 +34,12 @@ class CalledFunction(Struct, frozen=True):
     name: str | UnsetType = UNSET
 
 
-class Call(Struct, frozen=True):
+class ChatToolCall(Struct, frozen=True):
     function: CalledFunction
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
     index: int | UnsetType = UNSET
-    """In a stream: a call comes in pieces."""
+    """In a stream, where a call arrives in pieces."""
 
 
 class ChatDelta(Struct, frozen=True):
@@ -28,8 +47,8 @@ class ChatDelta(Struct, frozen=True):
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    """The same text under the older name."""
-    tool_calls: list[Call] | UnsetType = UNSET
+    """The same text under an older name."""
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
@@ -57,7 +76,7 @@ class ChatMessage(Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -68,7 +87,7 @@ class ChatChoice(Struct, frozen=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
     stop_reason: str | UnsetType = UNSET
     flaws: list[str] | UnsetType = UNSET
-    """What was malformed in the model's output; none of its text is lost."""
+    """What was malformed in the model's output; no text is lost."""
 
 
 class ChatReply(Struct, frozen=True):

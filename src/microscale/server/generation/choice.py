@@ -1,6 +1,6 @@
-"""One output on its way to the client: the engine's tokens in, steps with text out.
+"""One choice of a reply: the engine's tokens in, steps with text out.
 
-Every token id is on exactly one step, in order, whether its text shows at once, later, or never.
+Every token id is in exactly one step, in order, whether its text is shown immediately, later, or never.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from itertools import groupby
 
 from microscale.engine.output import Output, Scored
 from microscale.engine.request import Finish
-from microscale.errors import BadLogits, Draining
+from microscale.server import errors
 from microscale.text.events import Flaw, Kind
 from microscale.text.output import CallDelta, ChatOutput, Delta, PlainOutput
 
 
 @dataclass(frozen=True)
-class Step:
-    """What some tokens added to a choice."""
+class ChoiceStep:
+    """What a few tokens add to a choice."""
 
     delta: Delta
     outputs: Sequence[Output]
-    """Of the delta's tokens, where log-probabilities are wanted."""
+    """The engine's outputs for the delta's tokens, if log-probabilities are requested."""
     first: bool
     finish: Finish | None
 
 
-class Choice:
-    """One output on its way to the client. Every token id is on exactly one step."""
+class ChoiceOutput:
+    """Turns the engine's outputs for one choice into steps."""
 
     def __init__(self, index: int, output: ChatOutput | PlainOutput, *, keep_outputs: bool = False) -> None:
         self.index = index
@@ -36,14 +36,14 @@ class Choice:
         self.num_tokens = 0
         self.done = False
         self.scored: list[Scored] = []
-        """Log-probabilities of the prompt's tokens after its first, where they were asked for."""
+        """Log-probabilities of the prompt's tokens from the second on, if requested."""
         self._keep_outputs = keep_outputs
         self._outputs: list[Output] = []
         self._skip = 0
-        """Ids at the beginning of the next delta that were sent before their text was known."""
+        """How many ids at the start of the next delta were already sent, before their text was known."""
 
-    def advance_all(self, outputs: Sequence[Output]) -> Iterator[Step]:
-        """The steps of outputs that arrived together: the same text in the same order as one by one."""
+    def advance_all(self, outputs: Sequence[Output]) -> Iterator[ChoiceStep]:
+        """The steps for outputs that arrived together: the same text in the same order as one at a time."""
         first = 0
         for end, output in enumerate(outputs, 1):
             if end < len(outputs) and (output.token is None or not self.output.ends_part(output.token)):
@@ -55,8 +55,8 @@ class Choice:
             if self.done:
                 return
 
-    def advance(self, outputs: Sequence[Output]) -> Step | None:
-        """What outputs of one kind of text add, if it shows."""
+    def advance(self, outputs: Sequence[Output]) -> ChoiceStep | None:
+        """The step for outputs of one kind of text, or ``None`` if they show nothing yet."""
         ids = [output.token for output in outputs if output.token is not None]
         finish = _ending(outputs[-1])
         first = self.num_tokens == 0
@@ -73,23 +73,23 @@ class Choice:
             delta = replace(delta, token_ids=delta.token_ids[self._skip :]) if self._skip else delta
             self._skip = 0
         elif first:
-            # Prefill is over, and clients time it by the first chunk: the header's ids go out before its text does.
+            # Clients measure prefill by the first chunk, so the header's ids are sent before its text.
             self._skip += len(ids)
             delta = Delta(tuple(ids))
         else:
             return None
         kept = self._outputs[: len(delta.token_ids)]
         del self._outputs[: len(delta.token_ids)]
-        return Step(delta, kept, first, finish)
+        return ChoiceStep(delta, kept, first, finish)
 
     def take_scores(self, outputs: Sequence[Output]) -> list[Output]:
-        """Keep what outputs say of the prompt; the others."""
+        """Keep the prompt's log-probabilities; return the other outputs."""
         for output in outputs:
             self.scored += output.prompt_logprobs
         return [output for output in outputs if not output.prompt_logprobs]
 
     def advance_plain(self, token: int) -> tuple[Kind, str] | None:
-        """As ``advance``, for a token that is its own text and nothing else. For any other: ``None``, and no change."""
+        """Like ``advance``, for a token that adds only its own text. For any other: ``None``, and no change."""
         if not self.num_tokens or self._keep_outputs:
             return None
         plain = self.output.feed_plain(token)
@@ -100,9 +100,9 @@ class Choice:
 
 def _ending(last: Output) -> Finish | None:
     if last.finish is Finish.ERROR:
-        raise last.error or BadLogits("The engine gave up on this request.")
+        raise last.error or errors.failed_in_engine()
     if last.finish is Finish.ABORT:
-        raise Draining("The server stops, and this answer was not complete in time.")
+        raise errors.cut_off_by_shutdown()
     return last.finish
 
 
@@ -123,8 +123,8 @@ def _joined_calls(calls: Sequence[CallDelta]) -> Iterator[CallDelta]:
         yield CallDelta(call_idx, pieces[0].function, "".join(piece.arguments for piece in pieces))
 
 
-def flaws_of(choice: Choice, finish: str | None) -> list[str]:
-    """What was malformed. That an output was cut is said by its finish reason."""
+def flaws_of(choice: ChoiceOutput, finish: str | None) -> list[str]:
+    """What was malformed. Truncation is not listed where the finish reason already shows it."""
     output = choice.output
     if not isinstance(output, ChatOutput):
         return []

@@ -1,7 +1,4 @@
-"""From prompts to outputs: submits choices to the engine, merges what comes back, keeps count.
-
-All APIs share this; what a choice looks like to the client is theirs.
-"""
+"""Submits requests to the engine, merges the streams that come back, and counts tokens. All APIs share this."""
 
 from __future__ import annotations
 
@@ -16,40 +13,40 @@ from microscale.engine.client.client import EngineClient
 from microscale.engine.client.stream import Stream
 from microscale.engine.output import Output
 from microscale.engine.request import Request
-from microscale.server.choice import Choice, Step
+from microscale.server import errors
+from microscale.server.generation.choice import ChoiceOutput, ChoiceStep
 from microscale.server.host import Host
 from microscale.server.http.connection import Wire
 from microscale.server.http.exchange import Record
-from microscale.server.http.faults import SlowReader
 from microscale.text.events import Kind
 
 MAX_QUEUED = 4
-"""Batches of outputs that wait, for each choice, until the client has taken those before."""
+"""Batches of outputs per choice that may wait for a slow client."""
 
-TOLD_TOGETHER = 64
-TOLD_AFTER_S = 0.5
-"""Tokens, and time, between two updates of the metrics: rare enough to be cheap, often enough for a dashboard."""
+FLUSH_TOKENS = 64
+FLUSH_S = 0.5
+"""Tokens and seconds between two updates of the metrics: rare enough to be cheap, often enough for a dashboard."""
 
 
 @dataclass(frozen=True)
 class FastPath:
-    """For a token that only adds text: from the engine's message to the client's socket in one call."""
+    """Sends a token that only adds text: from the engine's message to the client's socket in one call."""
 
     wire: Wire
     event: Callable[[Kind, str], bytes]
-    """The bytes that the client gets for a token. It also counts: call it once a token, and send the result."""
+    """Returns the bytes to send for a token. It also counts: call it once per token, and send the result."""
 
 
 async def generate(
     host: Host,
     record: Record,
     asked: Sequence[Request],
-    choices: Sequence[Choice],
+    choices: Sequence[ChoiceOutput],
     fast_path: FastPath | None = None,
-) -> AsyncGenerator[tuple[Choice, Step], None]:
-    """Steps of all choices as they come. Leaving it early aborts what still runs.
+) -> AsyncGenerator[tuple[ChoiceOutput, ChoiceStep], None]:
+    """The steps of all choices as they come. Closing the generator early aborts what still runs.
 
-    Plain tokens of an only choice take the ``fast_path``, if there is one, and are in no step.
+    If there is one choice and a ``fast_path``, plain tokens take it and appear in no step.
     """
     host.check_open()
     streams = await _submit_all(host.engine, asked)
@@ -70,12 +67,12 @@ async def generate(
                 if not outputs:
                     continue
                 if len(outputs) > host.limits.max_unread_tokens:
-                    raise SlowReader(f"The client is {len(outputs)} tokens behind.")
+                    raise errors.slow_reader(len(outputs))
                 if clock.is_first(at):
                     prompt = id(asked[at].prompt)
                     cached[prompt] = max(cached.get(prompt, 0), outputs[0].num_cached)
                     record.cached_tokens = sum(cached.values())
-                # The end of a prompt that was only scored has no token.
+                # A request that only scores its prompt ends without a token.
                 num_tokens = len(outputs) - (outputs[-1].token is None)
                 if num_tokens or clock.is_first(at):
                     clock.tick(at, num_tokens)
@@ -85,27 +82,27 @@ async def generate(
                         record.drafts = _sum_drafts(streams) if host.drafts else None
                     yield choice, step
     finally:
-        clock.tell()
+        clock.flush()
         for stream in streams:
             stream.close()
 
 
 def _sum_drafts(streams: Sequence[Stream]) -> tuple[int, int]:
-    """Tokens that were drafted for all choices, and those that were accepted."""
+    """The numbers of drafted and of accepted tokens, over all choices."""
     drafted, accepted = zip(*(stream.drafts for stream in streams), strict=True)
     return sum(drafted), sum(accepted)
 
 
 class _Clock:
-    """When tokens came. Metrics are updated for many at once, to keep locks and buckets off each token's path."""
+    """Times the tokens. Metrics are updated for many tokens at once, to keep locks off each token's path."""
 
     def __init__(self, host: Host, record: Record, num_choices: int) -> None:
         self._metrics = host.metrics
         self._record = record
         self._last = [0.0] * num_choices
         self._gaps: list[float] = []
-        self._num_told = 0
-        self._told_s = 0.0
+        self._num_flushed = 0
+        self._flushed_s = 0.0
 
     def is_first(self, at: int) -> bool:
         return not self._last[at]
@@ -118,24 +115,24 @@ class _Clock:
                 self._gaps.append(now - last)
             else:
                 self._gaps += [(now - last) / num_tokens] * num_tokens
-            if len(self._gaps) >= TOLD_TOGETHER or now - self._told_s >= TOLD_AFTER_S:
-                self.tell()
-                self._told_s = now
+            if len(self._gaps) >= FLUSH_TOKENS or now - self._flushed_s >= FLUSH_S:
+                self.flush()
+                self._flushed_s = now
         elif self._record.first_token_s is None:
             self._record.first_token_s = now - self._record.started
             self._metrics.first_token.observe(self._record.first_token_s)
         self._last[at] = now
         self._record.completion_tokens += num_tokens
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         self._metrics.between_tokens.observe_all(self._gaps)
         self._gaps.clear()
-        self._metrics.generated_tokens.inc(self._record.completion_tokens - self._num_told)
-        self._num_told = self._record.completion_tokens
+        self._metrics.generated_tokens.inc(self._record.completion_tokens - self._num_flushed)
+        self._num_flushed = self._record.completion_tokens
 
 
-def _take_plain(fast_path: FastPath, choice: Choice, clock: _Clock, token: int) -> bool:
-    """Whether a token could take the fast path, and has been sent."""
+def _take_plain(fast_path: FastPath, choice: ChoiceOutput, clock: _Clock, token: int) -> bool:
+    """Send a token by the fast path; false if it must take the slow one."""
     if not fast_path.wire.writable:
         return False
     plain = choice.advance_plain(token)
@@ -147,10 +144,10 @@ def _take_plain(fast_path: FastPath, choice: Choice, clock: _Clock, token: int) 
 
 
 async def _submit_all(engine: EngineClient, asked: Sequence[Request]) -> list[Stream]:
-    """All or none: one that is refused takes the others with it."""
+    """Submit all or none: if one is refused, the others are withdrawn."""
     if len(asked) == 1:
         return [await engine.submit(asked[0])]
-    # Together: the engine answers between steps, and one after the other would wait for a step each.
+    # In parallel: the engine answers between steps, so each one in sequence would wait for a step.
     results = await asyncio.gather(*map(engine.submit, asked), return_exceptions=True)
     streams = [result for result in results if isinstance(result, Stream)]
     for result in results:
@@ -162,7 +159,7 @@ async def _submit_all(engine: EngineClient, asked: Sequence[Request]) -> list[St
 
 
 async def _taken(stream: Stream) -> AsyncGenerator[list[Output], None]:
-    """What a stream gives, the first token by itself: clients time prefill by the first chunk."""
+    """A stream's outputs, with the first token alone: clients measure prefill by the first chunk."""
     first = True
     while outputs := await stream.take():
         if first and len(outputs) > 1:
@@ -175,7 +172,7 @@ async def _taken(stream: Stream) -> AsyncGenerator[list[Output], None]:
 async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, list[Output]], None]:
     """Outputs of all streams as they arrive, until all have ended."""
     if len(streams) == 1:
-        # Without ``_taken``: one generator less on every token's path.
+        # Without ``_taken``: one generator less per token.
         [stream] = streams
         if outputs := await stream.take():
             yield 0, outputs[:1]

@@ -1,0 +1,1 @@
+"""What the server reports about itself: /health, /load, /version, /plan, and /metrics for Prometheus."""
