@@ -100,6 +100,7 @@ def generate(
         moe_activations=moe_activations,
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len or len(prompt) + max_tokens,
+        max_num_seqs=1,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
