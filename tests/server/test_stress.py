@@ -17,6 +17,7 @@ import pytest
 from support.live_server import KEY, MODEL, SEEDS, Live, live
 from support.scripted_service import CRASH
 
+pytestmark = pytest.mark.nightly
 HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

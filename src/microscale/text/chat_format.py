@@ -101,7 +101,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def parser(self, tools: Collection[str] | None = None) -> OutputParser:
-        """A parser for one output. ``tools``: the functions that may be called (``None``: all); other calls are text."""
+        """A parser for one output. ``tools``: functions that may be called (``None``: all). Other calls are text."""
 
     @abstractmethod
     def turn(self, message: Message) -> list[int]:
