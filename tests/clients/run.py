@@ -5,7 +5,7 @@
     make test-clients ARGS='--json results.json'   the results as JSON too
 
 Two servers run meanwhile: ``microscale serve`` with the embedded model, and the same server over the rules engine of
-``support.rules_service``. The status is 1 if a check failed, 2 if only an installation did.
+``support.scripted_service``. The status is 1 if a check failed, 2 if only an installation did.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
     scripted = live_server.live(
         folder / "scripted.log",
         max_model_len=131072,
-        factory="support.rules_service:load",
         rules=RULES,
         more_names=MORE_NAMES,
         allowed_origins=["*"],

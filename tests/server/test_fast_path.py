@@ -25,8 +25,8 @@ HUNG_UP = "the client does not read"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
+def long_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    log = tmp_path_factory.mktemp("long") / "log"
     limits = {"write_timeout_s": 4.0, "max_unread_tokens": 2**20}
     with live(log, step_s=0.0001, max_model_len=2**20, turns=[LONG], limits=limits) as running:
         yield running
@@ -129,11 +129,12 @@ def paused(server: Live, num_tokens: int) -> list[str]:
     return [event["choices"][0]["delta"].get("content", "") for event in found]
 
 
-def test_clients_that_do_not_read(server: Live) -> None:
+@pytest.mark.nightly
+def test_clients_that_do_not_read(long_server: Live) -> None:
     """One that pauses loses nothing, one that never reads is hung up on."""
     script = LONG.partition("<|message|>")[2]
     for num_tokens in NUM_TOKENS:
-        texts = paused(server, num_tokens)
+        texts = paused(long_server, num_tokens)
         assert len("".join(texts)) > len(script)
         assert "".join(texts).startswith(script)
         if max(map(len, texts)) > 1000:

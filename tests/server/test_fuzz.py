@@ -17,7 +17,6 @@ from schemathesis import GenerationMode
 from support.live_server import KEY, SEEDS, Live, live
 
 pytestmark = pytest.mark.nightly
-
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 GOOD = {"messages": [{"role": "user", "content": "Hi"}], "seed": SEEDS["answer"]}
 PATHS = [

@@ -22,7 +22,6 @@ from support.live_server import KEY, MODEL, Live, live
 from support.sdk_bodies import bodies
 
 pytestmark = pytest.mark.nightly
-
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 EXAMPLES = 50
 GOOD: dict[str, dict[str, Any]] = {
@@ -49,7 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("path", "kind"), KINDS, ids=[path for path, _ in KINDS])
 @pytest.mark.parametrize("answerable", [False, True], ids=["", "with a good question"])
 def test_what_the_types_allow_is_answered_or_refused(server: Live, path: str, kind: Any, answerable: bool) -> None:

@@ -1,5 +1,5 @@
-"""Requests that real clients sent, as they were recorded (keys, types and nesting theirs, texts ours): each must be
-taken, and answered with a stream that the client can read. The clients themselves run in ``make test-clients``."""
+"""Recorded requests of real clients (keys, types and nesting are theirs, texts ours): each must be accepted, and
+answered with a stream that the client can read. ``make test-clients`` runs the clients themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reply:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     log = tmp_path_factory.mktemp("recorded") / "log"
-    with live(log, max_model_len=131072, factory="support.rules_service:load", rules=RULES) as running:
+    with live(log, max_model_len=131072, rules=RULES) as running:
         yield running
 
 
@@ -162,7 +162,8 @@ def test_a_recorded_conversation(server: Live, name: str) -> None:
         replies.append(answer)
 
 
-def test_what_is_passed_over_is_named(server: Live) -> None:
+def test_ignored_keys_are_named(server: Live) -> None:
     request = json.loads((FOLDER / "codex_shell.json").read_text())["requests"][0]
     reply = post(server, request, request["body"])
-    assert "client_metadata" in reply.headers["x-microscale-ignored"]
+    ignored = set(reply.headers["x-microscale-ignored"].split(", "))
+    assert {"client_metadata", "prompt_cache_key", "tools.web_search"} <= ignored

@@ -16,7 +16,7 @@ import pytest
 PATIENCE_S = 120
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_serve_the_tiny_model(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "microscale", "serve", "gpt-oss-tiny", "--load-format", "dummy"]

@@ -18,7 +18,6 @@ from support.live_server import KEY, MODEL, SEEDS, Live, live
 from support.scripted_service import CRASH
 
 pytestmark = pytest.mark.nightly
-
 HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -15,23 +15,10 @@ WEATHER: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 THINKING: Any = {"type": "adaptive"}
-CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-MORE = {
-    "broken": CALL + '{"city": <|call|>',
-    "no object": CALL + '["Paris"]<|call|>',
-    "no input": CALL + "<|call|>",
-    "preamble": "<|channel|>analysis<|message|>Hm.<|end|>"
-    "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
-    "<|start|>assistant<|channel|>analysis<|message|>Now.<|end|>"
-    f'<|start|>assistant{CALL}{{"city":"Rome"}}<|call|>',
-    "stop": "<|channel|>final<|message|>one two STOP three<|return|>",
-    "continued": "and so on.<|return|>",
-}
-SCRIPTS = SEEDS | {name: len(SEEDS) + at for at, name in enumerate(MORE)}
 
 
 def asked(script: str | int, options: dict[str, Any]) -> dict[str, Any]:
-    seed = SCRIPTS[script] if isinstance(script, str) else script
+    seed = SEEDS[script] if isinstance(script, str) else script
     extra = {"seed": seed} | options.pop("extra", {})
     return {"model": MODEL, "max_tokens": 500, "messages": ASK, "extra_body": extra} | options
 

@@ -1,4 +1,4 @@
-"""A real server in a process of its own over ``scripted_service``: started by tests, and runnable as a module."""
+"""A real server in its own process over ``scripted_service``: started by tests, and runnable as a module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,21 @@ from support.ending import end
 
 TESTS = Path(__file__).parents[1]
 KEY = "sk-test"
+OTHER_KEY = "sk-other"
 MODEL = "scripted"
+CONTEXT = 4096
+PAGE = "https://chat.example"
+"""An origin that may call the shared server."""
+CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+PATCH = '*** Begin Patch\n*** Add File: a.txt\n+naïve "👩‍👧"\n*** End Patch\n'
+TOOL_CALLS = {
+    "apply_patch": json.dumps({"input": PATCH}),
+    "spawn_agent": '{"message": "go"}',
+    "local_shell": '{"command": ["ls", "-l"], "timeout_ms": 5}',
+    "shell": '{"commands": ["ls", "pwd"]}',
+    "apply_patch_file": '{"type": "delete_file", "path": "a.txt"}',
+    "broken shell": "ls -l",
+}
 
 TURNS = {
     "answer": "<|channel|>analysis<|message|>Let me think: naïve 👩‍👧.<|end|>"
@@ -30,6 +44,21 @@ TURNS = {
     "no header": "Just text.<|return|>",
     "only thoughts": "<|channel|>analysis<|message|>Hm.<|return|>",
     "plain": "one two STOP three<|endoftext|>",
+    "stop": "<|channel|>final<|message|>one two STOP three<|return|>",
+    "continued": "and so on.<|return|>",
+    "sum": '<|channel|>final<|message|>{"total": 4}<|return|>',
+    "broken": CALL + '{"city": <|call|>',
+    "no object": CALL + '["Paris"]<|call|>',
+    "no input": CALL + "<|call|>",
+    "preamble": "<|channel|>analysis<|message|>Hm.<|end|>"
+    "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
+    "<|start|>assistant<|channel|>analysis<|message|>Now.<|end|>"
+    f'<|start|>assistant{CALL}{{"city":"Rome"}}<|call|>',
+    **{
+        name: "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.{name.removesuffix('_file').removeprefix('broken ')} <|constrain|>json<|message|>{call}<|call|>"
+        for name, call in TOOL_CALLS.items()
+    },
 }
 SEEDS = {name: seed for seed, name in enumerate(TURNS)}
 
@@ -73,17 +102,17 @@ def command(arguments: Sequence[str], log: Path, under: Sequence[str] = ()) -> I
 
 
 def live(
-    log: Path, *, step_s: float = 0.001, max_model_len: int = 4096, under: Sequence[str] = (), **options: Any
+    log: Path, *, step_s: float = 0.001, max_model_len: int = CONTEXT, under: Sequence[str] = (), **options: Any
 ) -> Any:
-    """``options``: those of ``ServeOptions`` that JSON can say, ``limits`` as a dictionary, ``tokenizer`` as a folder,
-    and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
-    told = log.with_name(f"{log.name}.json")  # a plan is too long for an argument
-    told.write_text(json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options}))
-    return command(["support.live_server", str(told)], log, under)
+    """``options``: those of ``ServeOptions`` that JSON can express, ``limits`` as a dictionary, ``tokenizer`` as a
+    folder, and ``turns``: more scripts, whose seeds follow ``SEEDS``."""
+    options_file = log.with_name(f"{log.name}.json")  # a plan is too long for an argument
+    options_file.write_text(json.dumps({"step_s": step_s, "max_model_len": max_model_len, "keys": [KEY], **options}))
+    return command(["support.live_server", str(options_file)], log, under)
 
 
 def main() -> int:
-    # Imported here, as a program: the tests that only start one need none of it.
+    # Imported here: tests that only start a server need none of it.
     from microscale.cli.serving import run
     from microscale.engine.client.launch import Launch
     from microscale.engine.config import EngineConfig

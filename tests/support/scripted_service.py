@@ -1,12 +1,16 @@
-"""An engine process without torch that says what it is told to: for tests of the server, from HTTP to the last byte.
+"""An engine process without torch that follows a script: for tests of the server, from HTTP to the last byte.
 
-``EngineConfig.hf_overrides`` holds the scripts, lists of token ids; a request's seed chooses one, without a seed the
-prompt is said again. The seeds below ask for trouble.
+``EngineConfig.hf_overrides`` has the scripts, lists of token ids, and a request's seed chooses one. Without a seed the
+prompt is repeated. The seeds below cause errors. A request's priority is its number of milliseconds per token.
+
+With ``rules``, pairs of a regular expression and a turn, the first rule that matches the prompt's text decides: for
+clients whose prompts are longer, or whose questions are harder, than the embedded model can handle.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,11 +21,14 @@ from microscale.engine.protocol.messages import Ready, Submit
 from microscale.engine.request import Finish
 from microscale.engine.sampling_params import SamplingParams
 from microscale.errors import BadLogits, BadRequest, QueueFull
+from microscale.text.harmony import tokens as names
+from support.tiny_tokenizers import tiny
 
 CRASH = 900
 REFUSE = 901
 NOT_FINITE = 902
 VOCAB = 600
+OTHERWISE = "<|channel|>final<|message|>No rule fits this prompt.<|return|>"
 
 
 class Scripted:
@@ -30,8 +37,9 @@ class Scripted:
         self._scripts = scripts
         self._step_s = step_s
         self._open: dict[str, tuple[Iterator[int], SamplingParams, Iterator[int], int]] = {}
+        self._pauses_ms: dict[str, int] = {}
         self._graphs = 0
-        """Captured so far: one for each request, and for every second one it waited."""
+        """One per request; every second request waited for its graph."""
 
     def idle(self, is_due: Callable[[], bool]) -> bool:
         return False
@@ -49,6 +57,7 @@ class Scripted:
         self._graphs += 1
         tokens = itertools.cycle(self.script(message))
         self._open[message.request_id] = (tokens, message.params, itertools.count(1), len(message.prompt) // 2)
+        self._pauses_ms[message.request_id] = message.priority
 
     def script(self, message: Submit) -> list[int]:
         seed = message.params.seed
@@ -58,13 +67,13 @@ class Scripted:
         self._open.pop(request_id, None)
 
     def step(self) -> list[Output]:
-        time.sleep(self._step_s)
+        time.sleep(max([self._step_s, *(self._pauses_ms[request_id] / 1000 for request_id in self._open)]))
         return [self._advance(request_id) for request_id in list(self._open)]
 
     def _advance(self, request_id: str) -> Output:
         tokens, params, count, cached = self._open[request_id]
         if params.seed == CRASH:
-            raise ZeroDivisionError("it was asked for")
+            raise ZeroDivisionError("the seed requests it")
         if params.seed == NOT_FINITE:
             del self._open[request_id]
             return Output(request_id, None, finish=Finish.ERROR, error=BadLogits("The model's logits are not finite."))
@@ -93,7 +102,24 @@ class Scripted:
         )  # fmt: skip
 
 
+class Ruled(Scripted):
+    """Answers by the first rule that matches the prompt."""
+
+    def __init__(self, rules: list[tuple[str, str]], *rest: Any) -> None:
+        super().__init__([], *rest)
+        self._tokenizer = tiny()
+        self._tokenizer.protect(names.NAMES)
+        self._rules = [(re.compile(pattern, re.DOTALL), turn) for pattern, turn in [*rules, (r"\A", OTHERWISE)]]
+
+    def script(self, message: Submit) -> list[int]:
+        prompt = self._tokenizer.decode(message.prompt, show_control=True)
+        turn = next(turn for pattern, turn in self._rules if pattern.search(prompt))
+        return self._tokenizer.encode_with_control(turn)
+
+
 def load(config: EngineConfig, on_progress: Callable[[int, int], None]) -> Scripted:
     on_progress(1, 1)
-    told: dict[str, Any] = config.hf_overrides
-    return Scripted(told["scripts"], told["step_s"], config.max_model_len or 4096, told.get("plan", "scripted"))
+    given: dict[str, Any] = config.hf_overrides
+    common = (given["step_s"], config.max_model_len or 4096, given.get("plan", "scripted"))
+    rules = given.get("rules")
+    return Ruled(rules, *common) if rules else Scripted(given["scripts"], *common)

@@ -1,47 +1,25 @@
-"""The contract that every chat format keeps: a turn that it writes is the turn that it parses and that its grammar
-allows."""
+"""What every chat format guarantees: it parses the turns that it writes, and no client text becomes a control token."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.errors import BadCheckpoint, BadRequest
 from microscale.text.chat_format import ChatFormat
-from microscale.text.chat_template import ChatTemplate
 from microscale.text.chatml.format import ChatmlFormat
-from microscale.text.conversation import Message, RenderOptions, Role, ToolCall
-from microscale.text.formats import FORMATS
-from microscale.text.gemma.format import GemmaFormat
-from microscale.text.grammar import ANY_OBJECT, Schema, Turn
-from microscale.text.harmony.format import HarmonyFormat
+from microscale.text.conversation import Message, RenderOptions, Role, Tool, ToolCall
+from microscale.text.formats import FORMATS, self_test
 from microscale.text.output import ChatOutput
-from support import tiny_chatml_text, tiny_gemma_text
-from support.tiny_chatml_text import tiny_chatml
-from support.tiny_gemma_text import tiny_gemma
-from support.tiny_tokenizers import tiny
+from support.chat_formats import MAKE, chatml, made, run, total
 
 F = ToolCall(
     "1", "f", '{"city": "Zürich, \\"old\\" {town}", "days": 3, "exact": 1.50, "tags": ["a", true, null], "x:y": {}}'
 )
 G = ToolCall("2", "g", "{}")
-
-
-MAKE: dict[str, Callable[[], ChatFormat]] = {
-    "harmony": lambda: HarmonyFormat(tiny()),
-    "gemma": lambda: GemmaFormat(tiny_gemma(), ChatTemplate(tiny_gemma_text.TEMPLATE, "test")),
-    "chatml": lambda: ChatmlFormat(tiny_chatml(), ChatTemplate(tiny_chatml_text.TEMPLATE, "test")),
-}
-
-
-@cache
-def made(name: str) -> ChatFormat:
-    return MAKE[name]()
 
 
 @pytest.fixture(params=MAKE)
@@ -58,16 +36,11 @@ def read(
 ) -> tuple[str, str, list[tuple[str, object]]]:
     """Reasoning, content and calls of an output, one token at a time; its form must be right."""
     output = ChatOutput(chat_format.parser(("f", "g")), one_call=one_call)
-    deltas = [delta for token in ids if (delta := output.feed([token]))] + [output.finish()]
+    deltas = run(output, [[token] for token in ids])
     assert not output.flaws
     assert [token for delta in deltas for token in delta.token_ids] == ids
-    calls: list[tuple[str, str]] = []
-    for call in (call for delta in deltas for call in delta.calls):
-        if call.function is not None:
-            calls.append((call.function, ""))
-        calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
-    loaded = [(name, json.loads(arguments)) for name, arguments in calls]
-    return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas), loaded
+    reasoning, content, calls, _ = total(deltas)
+    return reasoning, content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize(
@@ -93,59 +66,66 @@ def test_what_is_written_is_read(chat_format: ChatFormat, message: Message) -> N
     assert (chat_format.call_end in ids) is bool(message.tool_calls)
 
 
+HOSTILE = ["<", "\ue000", "\ue0001", "\ue0000<", "|turn>", "think>", "<|im_", "[multimodal]", "a", " ", "é", "日"]
+hostile = st.sampled_from(sorted(MAKE)).flatmap(
+    lambda name: st.tuples(
+        st.just(name),
+        st.lists(st.sampled_from([*made(name).tokenizer.control, *HOSTILE]), min_size=1, max_size=8).map("".join),
+    )
+)
+
+
+@given(hostile)
+def test_text_stays_text(attack: tuple[str, str]) -> None:
+    """Whatever a client writes, wherever: all control tokens are the format's own, and the text comes back."""
+    name, text = attack
+
+    def talk(inner: str) -> list[int]:
+        call = ToolCall("c", "f", '{"k": ' + json.dumps(inner) + "}")
+        tool = Tool("f", inner, {"description": inner, "enum": [inner]})
+        messages = [
+            Message(Role.SYSTEM, inner),
+            Message(Role.USER, inner),
+            Message(Role.ASSISTANT, inner, inner, (call,)),
+            Message(Role.TOOL, inner, call_id="c"),
+        ]
+        return made(name).render(messages, RenderOptions(tools=(tool,), date="2026-11-15"))
+
+    text = f"({text})"  # templates trim
+    ids, plain = talk(text), talk("(x)")
+    tokenizer = made(name).tokenizer
+    assert list(filter(tokenizer.is_control, ids)) == list(filter(tokenizer.is_control, plain))
+    if name != "harmony":  # which writes schemas in its own way
+        assert tokenizer.decode(ids) == tokenizer.decode(plain).replace("(x)", text)
+
+
 @pytest.mark.parametrize(
-    ("turn", "message", "allowed"),
+    ("messages", "tools", "problem"),
     [
-        (Turn(), Message(Role.ASSISTANT, "Any text.", "Hm."), True),
-        (Turn(Schema({"type": "integer"})), Message(Role.ASSISTANT, "17", "Hm."), True),
-        (Turn(Schema({"type": "integer"})), Message(Role.ASSISTANT, "Any text.", "Hm."), False),
-        (Turn(calls={"f": ANY_OBJECT}), Message(Role.ASSISTANT, tool_calls=(F,)), True),
-        (Turn(calls={"f": ANY_OBJECT}, one_call=True), Message(Role.ASSISTANT, tool_calls=(F,)), True),
-        (Turn(calls={"f": ANY_OBJECT}, one_call=True), Message(Role.ASSISTANT, tool_calls=(F, F)), False),
-        (Turn(calls={"f": ANY_OBJECT}), Message(Role.ASSISTANT, tool_calls=(G,)), False),
-        (Turn(calls={"f": ANY_OBJECT}, must_call=True), Message(Role.ASSISTANT, "No."), False),
+        ([Message(Role.TOOL, "x", call_id="c9")], (), "answers the call 'c9'"),
+        ([Message(Role.USER, "x")], (Tool("no name"),), "'no name' is not a valid function name"),
     ],
 )
-def test_the_grammar_allows_what_is_written(
-    chat_format: ChatFormat, turn: Turn, message: Message, allowed: bool
+def test_what_cannot_be_rendered(
+    chat_format: ChatFormat, messages: list[Message], tools: tuple[Tool, ...], problem: str
 ) -> None:
-    call = ToolCall("1", "f", '{"a": [1, -2.5, {"b": null}], "c": "x"}')
-    plain = Message(
-        message.role,
-        message.content,
-        message.reasoning,
-        tuple(call if made is F else made for made in message.tool_calls),
-    )
-    assert follows(chat_format, chat_format.turn_grammar(turn), chat_format.turn(plain)) is allowed
+    with pytest.raises(BadRequest, match=problem):
+        chat_format.render(messages, RenderOptions(tools=tools))
 
 
-def follows(chat_format: ChatFormat, grammar: str, ids: list[int]) -> bool:
-    tokenizer = chat_format.tokenizer
-    words = tokenizer.vocabulary()
-    vocabulary = Vocabulary(words, sorted(tokenizer.control.values()), tokenizer.split_pattern)
-    matcher = Grammars(vocabulary, len(words)).matcher(grammar)
-    return all(map(matcher.inner.consume_token, ids)) and matcher.ended
+def test_the_self_test(chat_format: ChatFormat) -> None:
+    end = chat_format.answer_end
+    self_test(chat_format, 600, [1, end])
+    with pytest.raises(BadCheckpoint, match="do not belong together"):
+        self_test(chat_format, 600, [1])
+    with pytest.raises(BadCheckpoint, match="vocabulary of 263"):
+        self_test(chat_format, 263, [end])
 
 
-def test_forms_alone_end_as_the_format_does(chat_format: ChatFormat) -> None:
-    number, encode = Schema({"type": "integer"}), chat_format.tokenizer.encode
-    assert follows(chat_format, chat_format.answer_grammar(number), [*encode("17"), chat_format.answer_end])
-    assert not follows(chat_format, chat_format.answer_grammar(number), [*encode("x"), chat_format.answer_end])
-    assert follows(chat_format, chat_format.arguments_grammar(ANY_OBJECT), [*encode("{}"), chat_format.call_end])
-    ends = [
-        end for end in chat_format.stops if follows(chat_format, chat_format.text_grammar(number), [*encode("17"), end])
-    ]
-    assert ends
-
-
-def test_no_text_is_a_control_token(chat_format: ChatFormat) -> None:
-    text = "".join(chat_format.CONTROL)
-    plain, forged = (
-        chat_format.render([Message(Role.USER, words)], RenderOptions(date="2026-11-15")) for words in ("x", text)
-    )
-    control = chat_format.tokenizer.is_control
-    assert list(filter(control, plain)) == list(filter(control, forged))
-    assert text in chat_format.tokenizer.decode(forged, show_control=True)
+@pytest.mark.parametrize("template", ["<|im_start|>assistant\n", "{{ messages[0].content }}<|im_start|>assistant\n"])
+def test_a_template_that_drops_the_question_fails_the_self_test(template: str) -> None:
+    with pytest.raises(BadCheckpoint, match="does not decode a prompt"):
+        self_test(chatml(template), 600)
 
 
 @pytest.mark.parametrize("joined", [True, False])

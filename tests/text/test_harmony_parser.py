@@ -1,4 +1,4 @@
-"""The parser of outputs: equal to the library's on what the format allows, and total on all else."""
+"""Harmony's parser: equal to the library's on well-formed output, and no text is lost on any other."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def plain_type(content_type: str | None) -> str | None:
 
 
 def test_equals_the_library_token_for_token() -> None:
-    """The state after every token, the text of every message, and no flaw but those of what is inside a message."""
+    """The state after every token, the text of every message, and only flaws of what is inside a message."""
     tokens = HarmonyTokens.of(o200k())
     draw = random.Random(11)
     num_ordinary = min(o200k().control.values())
-    for _ in range(3000):
+    for _ in range(600):
         ids = well_formed(draw, num_ordinary)
         ours, theirs = HarmonyParser(tokens), lib.StreamableParser(library(), lib.Role.ASSISTANT)
         events: list[Event] = []
@@ -76,8 +76,8 @@ def test_equals_the_library_token_for_token() -> None:
             assert found == (theirs.current_channel, theirs.current_recipient, plain_type(theirs.current_content_type))
             text = "".join(event.text for event in new if isinstance(event, Text))
             over = any(isinstance(event, End) for event in new)
-            # Of several errors in one token the library tells the first now and the others with later tokens: after an
-            # error only the message's whole text is comparable.
+            # Of several errors in one token the library reports the first now and the others with later tokens: after
+            # an error, only the message's whole text is comparable.
             torn = torn or "\ufffd" in text + (theirs.last_content_delta or "")
             if not torn and not over:
                 assert text == (theirs.last_content_delta or "")
@@ -130,7 +130,7 @@ def parse(ids: list[int], tools: frozenset[str] | None = None) -> tuple[list[Eve
     return events + parser.finish(), parser
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(outputs, offered)
 def test_any_tokens_lose_no_text_and_raise_nothing(ids: list[int], tools: frozenset[str] | None) -> None:
     events, parser = parse(ids, tools)
@@ -151,33 +151,6 @@ def text_of(ids: list[int]) -> str:
     return "".join(parts) + detokenizer.flush()
 
 
-@settings(max_examples=500)
-@given(outputs, offered)
-def test_events_are_in_order(ids: list[int], tools: frozenset[str] | None) -> None:
-    """Begin, texts of its kind, End; calls are numbered; only header words are hidden; nothing shown is flagged."""
-    events, _ = parse(ids, tools)
-    kind: Kind | None = None
-    num_calls = 0
-    for event in events:
-        if isinstance(event, Begin):
-            assert kind is None
-            kind = event.kind
-            assert (event.function is not None) == (kind is Kind.CALL)
-            if kind is Kind.CALL:
-                assert event.call_idx == num_calls
-                num_calls += 1
-        elif isinstance(event, Text):
-            assert event.kind is kind
-            assert event.text
-        elif isinstance(event, End):
-            assert event.kind is kind
-            kind = None
-    assert kind is None
-    shown = any(isinstance(e, Text) and e.kind is Kind.CONTENT and not e.text.isspace() for e in events)
-    flagged = any(isinstance(e, Flawed) and e.flaw is Flaw.NO_CONTENT for e in events)
-    assert flagged == (not shown and not num_calls)
-
-
 @given(st.text(min_size=1))
 def test_an_answer_without_a_header_is_content(text: str) -> None:
     events, _ = parse(tiny().encode(text))
@@ -185,14 +158,9 @@ def test_an_answer_without_a_header_is_content(text: str) -> None:
 
 
 def test_a_header_hides_little() -> None:
-    """However long the text in a header, all but its first words is shown at once."""
-    for lead in (
-        "",
-        "<|start|>assistant",
-        "<|channel|>",
-        "<|channel|>final",
-        "<|channel|>final to=functions.f <|constrain|>",
-    ):
+    """However long the text in a header, all but its first words is shown immediately."""
+    final = "<|channel|>final"
+    for lead in ("", "<|start|>assistant", "<|channel|>", final, f"{final} to=functions.f <|constrain|>"):
         for filler in ("word ", "x", " ", "to=", " to=a", " to=", "json ", " functions.f"):
             parser = HarmonyParser(HarmonyTokens.of(tiny()))
             ids = tiny().encode_with_control(lead + filler * 300)

@@ -1,7 +1,7 @@
 """A tokenizer for random weights, which come without one: 256 bytes, then the chat format's control tokens, then words.
 
 Text becomes bytes. The words are for the other direction: random weights choose any id of their vocabulary, and each
-must show as text, or nobody could see (or time) the tokens of a stream.
+needs visible text, so that the tokens of a stream can be seen and timed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from microscale.text.tokenizer import BYTE_OF, Tokenizer
 
 SOURCE = "the byte tokenizer for random weights"
 MAX_ID = 2**20
-"""Ids from here on have no word: no model has so many, and what a client sends must not fill the memory."""
+"""Ids from here on have no word: no model has as many, and ids that clients send must not fill the memory."""
 SYLLABLES = tuple(consonant + vowel for consonant in "bdgjklmnprsvz" for vowel in "aeiou")
 
 
 class ByteTokenizer(Tokenizer):
-    """Every byte is a token, so any text has its tokens. Ids after the control tokens are made-up words."""
+    """Every byte is a token, so any text can be encoded. Ids after the control tokens are made-up words."""
 
     def _spell(self, token: int) -> bytes:
         first = self._inner.get_vocab_size()
@@ -30,7 +30,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def word(number: int) -> bytes:
-    """A word for each number: a space, then its digits as syllables, so that no two are the same."""
+    """A distinct word for each number: a space, then its digits as syllables."""
     text = ""
     while not text or number:
         number, digit = divmod(number, len(SYLLABLES))
@@ -39,7 +39,7 @@ def word(number: int) -> bytes:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Any vocabulary of 264 or more has room for it."""
+    """Fits any vocabulary of 264 or more tokens."""
     inner = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()

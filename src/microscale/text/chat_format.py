@@ -1,8 +1,8 @@
-"""The contract of a chat format: one way in which a model and its users talk.
+"""The interface of a chat format: how a model and its users exchange messages.
 
-A format lays a conversation out as a prompt, parses what the model writes, and knows the grammar of a turn. Each is a
+A format renders a conversation as a prompt, parses what the model writes, and makes the grammar of a turn. Each is a
 folder of ``text`` with one subclass of ``ChatFormat``; ``formats`` chooses it by the tokenizer. The rest of the program
-asks this class and never which format it is.
+uses only this class and never asks which format it is.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from microscale.text.tokenizer import Tokenizer
 
 
 class OutputParser(ABC):
-    """Parses one output. Feed it every token that the model produced, the stop token too, then call ``finish``.
+    """Parses one output. Feed it every token that the model produced, including the stop token, then call ``finish``.
 
-    It never raises: what is malformed keeps its text and is told as a ``Flaw``.
+    It never raises: malformed output keeps its text and is reported as a ``Flaw``.
     """
 
     is_control: Callable[[int], bool]
-    """Whether a token is a control token, which shows nothing."""
+    """Whether a token is a control token, which has no visible text."""
     flaws: list[Flaw]
-    """Each kind once, in the order of their first appearance."""
+    """Each kind once, in order of first appearance."""
 
     @abstractmethod
     def feed(self, token: int) -> list[Event]:
@@ -34,38 +34,38 @@ class OutputParser(ABC):
 
     @abstractmethod
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        """As ``feed``, for a token that only adds text that is not a call's. For any other: ``None``, and no change.
+        """The fast path, for a token that only adds text outside of calls. For any other: ``None``, and no change.
 
-        The fast path: nearly all tokens are such.
+        Nearly all tokens take it.
         """
 
     @abstractmethod
     def finish(self) -> list[Event]:
-        """No token follows."""
+        """The remaining events; no token follows."""
 
     @property
     @abstractmethod
     def body_kind(self) -> Kind | None:
-        """Of the message whose text the last token was in; ``None`` in a header and between messages."""
+        """The kind of the message that the last token was in; ``None`` in a header and between messages."""
 
 
 class ChatFormat(ABC):
-    """One checkpoint's. Making one may take a second: make it once and keep it."""
+    """The chat format of one checkpoint. Creating it may take a second: create it once and keep it."""
 
     CONTROL: ClassVar[tuple[str, ...]]
-    """Its control tokens by name, in the order in which a tokenizer that is made for it has them."""
+    """Names of its control tokens, in the order of the byte tokenizer's ids."""
     ANSWER_END: ClassVar[str]
     """The control token that ends an answer, and with it the turn."""
     CALL_END: ClassVar[str]
     """The control token that ends a call."""
     FREE_ARGUMENTS: ClassVar[str | None] = None
-    """Why no schema can bind a call's arguments; ``None`` where one can."""
+    """Why a schema cannot constrain a call's arguments; ``None`` if it can."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Collection[int]) -> None:
-        """Subclasses have protected their control tokens by now (``Tokenizer.protect``): no text can spell them."""
+        """Subclasses protect their control tokens first (``Tokenizer.protect``), so that no text can spell them."""
         self.tokenizer = tokenizer
         self.stops = frozenset(stops)
-        """Tokens after which the model's turn is over: generation ends there."""
+        """Tokens that end the model's turn, and with it generation."""
         self.answer_end = tokenizer.control[self.ANSWER_END]
         self.call_end = tokenizer.control[self.CALL_END]
 
@@ -77,31 +77,31 @@ class ChatFormat(ABC):
     @classmethod
     @abstractmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """For the checkpoint that a tokenizer belongs to; one that does not fit is a ``BadCheckpoint``."""
+        """The format of a tokenizer's checkpoint. Raises ``BadCheckpoint`` if it does not fit."""
 
-    # ---- in ----------------------------------------------------------------------------------------------------------
+    # ---- prompts -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
-        """The prompt, up to where ``options.end`` says. No text of a client's becomes a control token."""
+        """The prompt, ending where ``options.end`` says. No client's text becomes a control token."""
 
     def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
         """The tokens of ``rendered``."""
         return self.rendered(conversation, options).tokens
 
     def added_to(self, text: str) -> tuple[int, ...]:
-        """What the model expects before a raw text prompt, unless the text brings it."""
+        """Tokens that the model expects before a raw text prompt, unless the text already has them."""
         return ()
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A raw text prompt, in which control tokens stand by name."""
+        """Encode a raw text prompt, which may contain control tokens by name."""
         return [*(self.added_to(text) if add_special_tokens else ()), *self.tokenizer.encode_with_control(text)]
 
-    # ---- out ---------------------------------------------------------------------------------------------------------
+    # ---- outputs -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def parser(self, tools: Collection[str] | None = None) -> OutputParser:
-        """For one output. ``tools``: the functions that were offered. A call of another is text; ``None`` takes all."""
+        """A parser for one output. ``tools``: functions that may be called (``None``: all). Other calls are text."""
 
     @abstractmethod
     def turn(self, message: Message) -> list[int]:
@@ -109,22 +109,22 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def shows(self, prompt: str, question: str) -> bool:
-        """Whether a prompt, decoded with its control tokens by name, is what ``render`` made of one question."""
+        """Whether a decoded prompt is what ``render`` makes of one question."""
 
     # ---- grammars ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def turn_grammar(self, turn: Turn) -> str:
-        """Of what the model writes after a prompt that ends in its turn."""
+        """The grammar of what the model writes after a prompt that ends in its turn."""
 
     @abstractmethod
     def text_grammar(self, form: Form) -> str:
-        """Of the continuation of a raw prompt that is nothing but ``form``."""
+        """The grammar of a raw prompt's continuation that consists only of ``form``."""
 
     def answer_grammar(self, form: Form) -> str:
-        """Of an answer alone: whether a form can be kept is known without the rest of the turn."""
+        """The grammar of an answer alone, to check a form without the rest of the turn."""
         return alone(form, [self.ANSWER_END])
 
     def arguments_grammar(self, form: Form) -> str:
-        """Of a call's arguments alone."""
+        """The grammar of a call's arguments alone."""
         return alone(form, [self.CALL_END])

@@ -1,9 +1,9 @@
-"""A checkpoint's own chat template, in a sandbox with bounds.
+"""A checkpoint's own chat template, in a sandbox with limits.
 
-Templates are programs in Jinja. They come from the checkpoint's folder and from nowhere else: no request brings one. In
-the sandbox they reach no module, no attribute that begins with an underscore, and change nothing that they are given.
-Against templates that do too much, by accident or not: each turn of a loop and each call of a macro takes from a budget
-and looks at the clock, strings and the result have a largest length, and what fills text up to a width is not there.
+Templates are programs in Jinja. They come only from the checkpoint's folder, never from a request. In the sandbox they
+cannot reach modules or attributes that begin with an underscore, and cannot change their arguments. Runaway templates
+are limited too: each iteration of a loop and each call of a macro counts against a budget and checks the clock, strings
+and the result have a maximum length, and filters that pad text to a width are removed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from microscale.errors import BadCheckpoint, BadRequest
 
 FILE_NAME = "chat_template.jinja"
 CONFIG_NAME = "tokenizer_config.json"
-# Gemma 4's has 17 kB, the largest that are in use some 60.
+# Gemma 4's has 17 kB; the largest in use have about 60 kB.
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_CONFIG_BYTES = 64 << 20
 MAX_CHARS = 64 << 20
-"""Of the result, and of any text on the way."""
+"""Maximum length of the result and of any intermediate text."""
 MAX_ITEMS = 1 << 20
 MAX_STEPS = 10_000_000
 TIMEOUT_S = 10.0
@@ -41,27 +41,27 @@ FILTERS = frozenset({
     "upper",
 })  # fmt: skip
 WIDE_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"})
-"""Methods of text that make much of little."""
+"""String methods that can make a long text from a short one."""
 _STEP, _JOIN = "microscale_step", "microscale_join"
 
 
 class TemplateRefusal(jinja2.TemplateError):
-    """The template itself says that a conversation cannot be rendered."""
+    """The template itself refuses a conversation."""
 
 
 class ChatTemplate:
-    """A compiled template. Rendering is re-entrant: all that changes is in the call."""
+    """A compiled template. Rendering is re-entrant."""
 
     def __init__(self, source: str, origin: str) -> None:
         self._origin = origin
         try:
             self._template = _Sandbox().from_string(source)
         except (jinja2.TemplateError, RecursionError) as exc:
-            raise BadCheckpoint(f"{origin} is no chat template: {exc}.") from exc
+            raise BadCheckpoint(f"{origin} is not a chat template: {exc}.") from exc
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
-        """The template of a checkpoint's folder: a file of its own, or a text in the tokenizer's config."""
+        """The template of a checkpoint's folder: its own file, or a string in the tokenizer's config."""
         path = folder / FILE_NAME
         if path.is_file():
             return cls(_read(path, MAX_TEMPLATE_BYTES), str(path))
@@ -74,11 +74,11 @@ class ChatTemplate:
         except (ValueError, RecursionError, AttributeError) as exc:
             raise BadCheckpoint(f"{path} is not a JSON object: {exc}.") from exc
         if not isinstance(source, str) or len(source.encode()) > MAX_TEMPLATE_BYTES:
-            raise BadCheckpoint(f"{path}: 'chat_template' must be a text of up to {MAX_TEMPLATE_BYTES} bytes.")
+            raise BadCheckpoint(f"{path}: 'chat_template' must be a string of at most {MAX_TEMPLATE_BYTES} bytes.")
         return cls(source, str(path))
 
     def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
-        """The prompt's text. What the template refuses is a ``BadRequest`` with its own words."""
+        """The prompt's text. If the template refuses the conversation, its message becomes a ``BadRequest``."""
         pieces: list[str] = []
         size = 0
         try:
@@ -97,7 +97,7 @@ class ChatTemplate:
             ArithmeticError,
             AttributeError,
         ) as exc:
-            # Templates assume much of schemas and messages that a client may send otherwise.
+            # Templates assume things about schemas and messages that clients may not follow.
             raise BadRequest(
                 f"The model's chat template ({self._origin}) cannot render the conversation or its tools: {exc}."
             ) from exc
@@ -108,7 +108,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        # As the templates are written for: transformers' own settings.
+        # transformers' settings, which templates are written for.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         self.filters = {name: made for name, made in self.filters.items() if name in FILTERS}
         self.filters |= {"tojson": _to_json, "join": _join_filter, "replace": _replace}
@@ -121,7 +121,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return tree.set_environment(self)  # type: ignore[return-value]
 
     def wrap_str_format(self, value: Any) -> None:
-        """No safe ``format`` either: it would still fill a text up to any width."""
+        """No safe ``format`` either: it could still pad a text to any width."""
         return
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -130,7 +130,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Methods of text that put one text into another many times are bounded; all else is as in the sandbox."""
+        """Limit string methods that repeat one text in another; everything else is as in the sandbox."""
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str) and name == "join" and args:
             return _join_filter(args[0], owner)
@@ -142,17 +142,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if operator in ("*", "**") and not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise jinja2.TemplateRuntimeError("text and lists cannot be multiplied here")
         if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise jinja2.TemplateRuntimeError(f"the operator {operator} is not there")
-        found = super().call_binop(context, operator, left, right)
-        if isinstance(found, str):
-            _check_size(len(found))
-        if isinstance(found, list | tuple) and len(found) > MAX_ITEMS:
+            raise jinja2.TemplateRuntimeError(f"the operator {operator} is not available")
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, str):
+            _check_size(len(result))
+        if isinstance(result, list | tuple) and len(result) > MAX_ITEMS:
             raise jinja2.TemplateRuntimeError(f"a list has more than {MAX_ITEMS} entries")
-        return found
+        return result
 
 
 class _StepCounter(NodeTransformer):
-    """Puts a step at the beginning of every loop's body and every macro's, and bounds ``a ~ b``."""
+    """Inserts a step at the beginning of every loop and macro, and limits ``a ~ b``."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         return self._with_step(node)
@@ -215,7 +215,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without HTML's escapes, which Jinja's own filter has."""
+    """Like Jinja's filter, but without HTML escapes."""
     if indent is not None and not 0 <= indent <= 16:
         raise jinja2.TemplateRuntimeError(f"an indentation of {indent} is not supported")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -247,16 +247,16 @@ def _replace(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def _now(form: str) -> str:
-    """Today, as a template wishes it, but not filled up to a width."""
+    """Today's date in the template's format, but not padded to a width."""
     if len(form) > 64 or re.search(r"%[^A-Za-z%-]", form):
-        raise jinja2.TemplateRuntimeError(f"the date's form {form[:64]!r} is not supported")
+        raise jinja2.TemplateRuntimeError(f"the date format {form[:64]!r} is not supported")
     return time.strftime(form)
 
 
 def _read(path: Path, most: int) -> str:
     try:
         if path.stat().st_size > most:
-            raise BadCheckpoint(f"{path} is larger than {most} bytes, which no such file is.")
+            raise BadCheckpoint(f"{path} is larger than {most} bytes, which is too large for such a file.")
         return path.read_bytes().decode()
     except OSError as exc:
         raise BadCheckpoint(f"{path} cannot be read: {exc.strerror}.") from exc

@@ -1,12 +1,15 @@
-"""A conversation as plain records, in no API's words: the server fills them from its own protocol."""
+"""A conversation as plain records, independent of any API: the server fills them from its protocol."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from microscale.errors import BadRequest
+
+_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Role(StrEnum):
@@ -40,13 +43,13 @@ class Message:
     role: Role
     content: str = ""
     reasoning: str = ""
-    """Of an assistant: what it thought before ``content`` and the calls."""
+    """An assistant's reasoning before ``content`` and the calls."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant."""
+    """An assistant's calls."""
     call_id: str | None = None
-    """Of a tool's result: the call that it answers."""
+    """For a tool's result: the call that it answers."""
     name: str | None = None
-    """Of a tool's result: the function, where no earlier message has the call."""
+    """For a tool's result: the function, if no earlier message has the call."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """The form of the final answer, as the model hears of it."""
+    """The format of the final answer, as described to the model."""
 
     name: str
     description: str
@@ -75,35 +78,54 @@ class Rendered:
 
     tokens: list[int]
     begun: tuple[int, ...] = ()
-    """What an output's parser reads before the output: of a turn that the prompt has begun."""
+    """The part of the assistant's turn that is already in the prompt; the output's parser reads it first."""
 
 
 class PromptEnd(StrEnum):
-    """Where a prompt ends, and so where the model begins."""
+    """Where a prompt ends, and the model begins."""
 
     TURN = "turn"
     """In the assistant's new turn."""
     OPEN = "open"
-    """In the last message, an assistant's, which the model continues."""
+    """Inside the last message, an assistant's, which the model continues."""
     CLOSED = "closed"
-    """After the last message: the model itself begins a turn."""
+    """After the last message: the model begins a turn itself."""
 
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What of a prompt is not in its messages."""
+    """Everything in a prompt that is not in its messages."""
 
     effort: Effort | None = Effort.MEDIUM
     date: str | None = None
-    """Today, as ``2026-11-15``."""
+    """Today's date, such as ``2026-11-15``."""
     tools: tuple[Tool, ...] = ()
     response_format: ResponseFormat | None = None
     end: PromptEnd = PromptEnd.TURN
 
 
 def open_message(conversation: Sequence[Message]) -> tuple[list[Message], Message]:
-    """The conversation before its last message, and that message, which the model is to continue."""
+    """Split off the last message, which the model will continue."""
     last = conversation[-1] if conversation else None
     if last is None or last.role is not Role.ASSISTANT or last.tool_calls or not (last.content or last.reasoning):
-        raise BadRequest("To be continued, the last message must be the assistant's, with text and without calls.")
+        raise BadRequest(
+            "Only an assistant's message with text and without calls can be continued; the last message is not one."
+        )
     return list(conversation[:-1]), last
+
+
+def check_function_name(name: str) -> str:
+    if not _FUNCTION_NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name[:64]!r} is not a valid function name; use 1 to 128 letters, digits, '_', '-', '.' and ':'."
+        )
+    return name
+
+
+def answered_function(result: Message, called: Mapping[str, str]) -> str:
+    """The function that a tool's result answers. ``called``: call ids of earlier messages → functions."""
+    name = called.get(result.call_id or "") or result.name
+    if name is None:
+        call_id = (result.call_id or "")[:64]
+        raise BadRequest(f"A tool result answers the call {call_id!r}, but no earlier message has that call.")
+    return name

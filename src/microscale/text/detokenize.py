@@ -1,8 +1,8 @@
-"""Tokens to text, one at a time, without ever handing out half a character.
+"""Tokens to text, one at a time, without ever returning half a character.
 
-The unit is the code point: one whose bytes are spread over tokens is held back until it is whole. U+FFFD stands for
-bytes only when no further byte can make them a character. A combining mark may come in a delta of its own: to hold
-every letter until the next token is known would delay all text by one token, and concatenation is the same.
+The unit is the code point: if its bytes are spread over tokens, it is held back until it is complete. Bytes become
+U+FFFD only when no further byte can complete them. A combining mark may arrive in a separate delta: holding back every
+letter until the next token would delay all text by one token, and the concatenation is the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one stream of tokens. The concatenation of all deltas is the decoded concatenation of all bytes."""
+    """The text of one stream of tokens. All deltas joined equal all bytes joined and decoded."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._token_bytes = tokenizer.token_bytes
@@ -26,7 +26,7 @@ class Detokenizer:
         return self._utf8.decode(self._token_bytes(token))
 
     def whole(self, token: int) -> str:
-        """The text of a token of whole characters, where none is incomplete; else empty. Nothing changes by it."""
+        """The text of a token of whole characters, if none is pending; else empty. Changes nothing."""
         if self._utf8.getstate()[0]:
             return ""
         try:
@@ -35,7 +35,7 @@ class Detokenizer:
             return ""
 
     def flush(self) -> str:
-        """What is certain now that no token follows: U+FFFD for a character that stayed incomplete."""
+        """The rest, when no token follows: U+FFFD for an incomplete character."""
         text = self._utf8.decode(b"", True)
         self._utf8.reset()
         return text

@@ -1,6 +1,6 @@
-"""What a parser says of an output: messages that begin, their text, their ends, and what was malformed.
+"""What a parser reports about an output: messages that begin, their text, their ends, and what was malformed.
 
-Every chat format has a parser of its own; all give these events, so that clients get the same fields from each.
+Every chat format has its own parser; all produce these events, so that clients get the same fields from each.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ ASSISTANT = "assistant"
 
 
 class Flaw(StrEnum):
-    """What was wrong with an output. None of them loses text."""
+    """What was wrong with an output. No text is lost."""
 
     NO_HEADER = "no_header"
     """Text with no header before it."""
     NO_CHANNEL = "no_channel"
     WRONG_CHANNEL = "wrong_channel"
-    """A channel that the format has not, or a call on the final channel."""
+    """A channel that does not exist, or a call on the final channel."""
     WRONG_ROLE = "wrong_role"
-    """A message that says it is not the assistant's."""
+    """A message with a role other than the assistant's."""
     WRONG_RECIPIENT = "wrong_recipient"
-    """A recipient without ``to=``, glued to another word, twice, after the type, or one that is no tool."""
+    """A recipient without ``to=``, joined to another word, repeated, after the type, or not a tool."""
     UNKNOWN_TOOL = "unknown_tool"
-    """A call of a tool that was not offered: it stays text."""
+    """A call of a tool that was not offered: it remains text."""
     TEXT_IN_HEADER = "text_in_header"
-    """``<|message|>`` was missing, or words stood before it that mean nothing there."""
+    """``<|message|>`` was missing, or meaningless words came before it."""
     HEADER_IN_TEXT = "header_in_text"
     """A new header before the message's end."""
     MISSING_START = "missing_start"
     """A message without ``<|start|>``."""
     REPEATED_HEADER = "repeated_header"
     NO_MESSAGE = "no_message"
-    """A header that ended with no message."""
+    """A header without a message."""
     STRAY_TOKEN = "stray_token"
-    """A control token where it means nothing, or an id outside the vocabulary."""
+    """A control token in a place where it has no meaning, or an id outside the vocabulary."""
     CALL_WITHOUT_RECIPIENT = "call_without_recipient"
     BAD_ARGUMENTS = "bad_arguments"
-    """Arguments of a call that are not JSON, or a call that is not, where calls are."""
+    """Arguments, or a whole call, that are not JSON where they must be."""
     NO_CONTENT = "no_content"
     """Neither an answer nor a call."""
     CUT = "cut"
@@ -47,7 +47,7 @@ class Flaw(StrEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """What a message says of itself."""
+    """The fields of a message's header."""
 
     role: str = ASSISTANT
     channel: str | None = None
@@ -58,7 +58,7 @@ class Header:
 
 
 class Kind(StrEnum):
-    """What a message is for the client."""
+    """What a message is to the client."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -68,7 +68,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A message begins. ``function`` and ``call_idx`` (from 0, in order) are there for a call."""
+    """A message begins. A call has a ``function`` and a ``call_idx`` (from 0, in order)."""
 
     kind: Kind
     header: Header
@@ -86,7 +86,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The message is over; ``complete`` unless the output was cut inside it."""
+    """The message ends; it is ``complete`` unless the output was cut inside it."""
 
     kind: Kind
     complete: bool
@@ -94,7 +94,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Flawed:
-    """The output is malformed here. ``text``: of a header that became no message."""
+    """The output is malformed here. ``text``: the text of a header that led to no message."""
 
     flaw: Flaw
     text: str = ""

@@ -15,11 +15,11 @@ from microscale.text.tokenizer import Tokenizer
 
 FORMATS: tuple[type[ChatFormat], ...] = (GemmaFormat, HarmonyFormat, ChatmlFormat)
 DEFAULT: type[ChatFormat] = HarmonyFormat
-"""Of random weights, and of a tokenizer that fits none: its error then names what the tokenizer lacks."""
+"""For random weights, and for tokenizers that fit no format: its error names the missing token."""
 
 
 def chat_format_for(tokenizer: Tokenizer) -> ChatFormat:
-    """The format whose control tokens a checkpoint's tokenizer has."""
+    """The format whose control tokens the tokenizer has."""
     return next((kind for kind in FORMATS if kind.fits(tokenizer)), DEFAULT).of(tokenizer)
 
 
@@ -29,10 +29,10 @@ ANSWER = "2 + 2 = 4 — naïvely, 日本."
 
 
 def self_test(chat_format: ChatFormat, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
-    """Raise unless a turn comes back as it was written, in tokens that the model has.
+    """Render and parse one turn; raise unless it comes back unchanged, in tokens that the model has.
 
-    ``eos_token_ids``: the end tokens of the checkpoint's config, where there is one. What ends an answer must be among
-    them: otherwise tokenizer and model do not belong together.
+    ``eos_token_ids``: the end tokens of the checkpoint's config, if it has one. The token that ends an answer must be
+    among them; otherwise tokenizer and model do not belong together.
     """
     tokenizer = chat_format.tokenizer
     prompt = chat_format.render([Message(Role.USER, QUESTION)], RenderOptions(date="2026-11-15"))
@@ -40,22 +40,24 @@ def self_test(chat_format: ChatFormat, vocab_size: int, eos_token_ids: Sequence[
     largest = max(*prompt, *answer, *chat_format.stops)
     if largest >= vocab_size:
         raise BadCheckpoint(
-            f"{tokenizer.source} has the token {largest}, and the model a vocabulary of {vocab_size}: "
+            f"{tokenizer.source} has the token {largest}, but the model has a vocabulary of {vocab_size}: "
             f"they do not belong together."
         )
     end = chat_format.answer_end
     if eos_token_ids and end not in eos_token_ids:
         raise BadCheckpoint(
-            f"{tokenizer.source} ends a turn with token {end}, and the model's config with {list(eos_token_ids)}: "
+            f"{tokenizer.source} ends a turn with token {end}, but the model's config with {list(eos_token_ids)}: "
             f"they do not belong together."
         )
     text = tokenizer.decode(prompt, show_control=True)
     if not chat_format.shows(text, QUESTION):
-        raise BadCheckpoint(f"{tokenizer.source} does not give a prompt back as it was written: {text[-200:]!r}.")
+        raise BadCheckpoint(
+            f"{tokenizer.source} does not decode a prompt to the text that was encoded: {text[-200:]!r}."
+        )
     output = ChatOutput(chat_format.parser(()))
     deltas = [delta for token in answer if (delta := output.feed([token])) is not None] + [output.finish()]
     reasoning, content = ("".join(getattr(d, name) for d in deltas) for name in ("reasoning", "content"))
     if (reasoning, content, list(output.flaws)) != (THOUGHT, ANSWER, []):
         raise BadCheckpoint(
-            f"{tokenizer.source} does not decode a turn of the chat: it gives {reasoning[:80]!r} and {content[:80]!r}."
+            f"{tokenizer.source} does not decode an answer correctly: it gives {reasoning[:80]!r} and {content[:80]!r}."
         )

@@ -1,6 +1,7 @@
-"""Forms that a text must have, as grammars. Those of a whole turn are each chat format's own.
+"""Formats of text ("forms") as grammars. Each chat format makes the grammar of a whole turn itself.
 
-A grammar is data for ``llguidance``: JSON that holds one for the turn and one for each form. Nothing here imports it.
+A grammar is data for ``llguidance``: JSON with one grammar for the turn and one for each form. Nothing here imports
+that library.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from dataclasses import dataclass
 from typing import Any
 
 WHITESPACE = r"( |\n[ \t]{0,64})"
-"""Between the parts of JSON: one space, or a line's end and its indentation. Unbounded, it fills pages."""
+"""Between the parts of JSON: one space, or a line break and indentation. Without a limit, models fill pages with it."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """JSON of a certain schema. What it says that cannot be kept is an error if it is ``strict``, else ignored."""
+    """JSON that follows a schema. Parts that cannot be enforced are an error if ``strict``, else ignored."""
 
     schema: Mapping[str, Any]
     strict: bool = True
 
     def grammar(self) -> dict[str, Any]:
         options = {"whitespace_pattern": WHITESPACE, "lenient": not self.strict, "coerce_one_of": not self.strict}
-        # Last, so that a schema cannot bring options of its own.
+        # Last, so that a schema cannot set its own options.
         return {"json_schema": {**self.schema, "x-guidance": options}}
 
 
 @dataclass(frozen=True)
 class Lark:
-    """Text of a grammar in llguidance's dialect of Lark."""
+    """Text that follows a grammar in llguidance's dialect of Lark."""
 
     text: str
 
@@ -43,8 +44,8 @@ ANY_OBJECT = Schema({"type": "object"})
 
 
 def regex(pattern: str) -> Lark:
-    """Text that a regular expression matches as a whole."""
-    # In Lark a slash ends the expression; what is escaped already stays.
+    """Text that a regular expression matches completely."""
+    # In Lark a slash ends the expression; escaped characters stay.
     spelt = re.sub(
         r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL
     )
@@ -52,30 +53,30 @@ def regex(pattern: str) -> Lark:
 
 
 def choice(texts: Sequence[str]) -> Lark:
-    """One of some texts."""
+    """One of several texts."""
     return Lark("start: " + " | ".join(json.dumps(text) for text in texts))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What may come of one turn."""
+    """What one turn may contain."""
 
     answer: Form | None = None
-    """The form of the final answer; ``None`` leaves it free."""
+    """The form of the final answer; ``None`` means free text."""
     calls: Mapping[str, Form] | None = None
     """Functions that may be called, with the form of their arguments."""
     must_call: bool = False
     one_call: bool = False
-    """No second call, where the format could hold one."""
+    """At most one call."""
     begun: Sequence[int] = ()
-    """What the prompt holds of the turn already (``Rendered.begun``): the grammar begins after it."""
+    """The part of the turn that is already in the prompt (``Rendered.begun``): the grammar begins after it."""
 
 
 def alone(form: Form, ends: Sequence[str]) -> str:
-    """The grammar of a text that is nothing but ``form``, ended by one of the control tokens ``ends``."""
+    """The grammar of a text that consists only of ``form``, followed by one of the control tokens ``ends``."""
     return json.dumps({"grammars": [{"lark_grammar": f"start: @form ({' | '.join(ends)})"}, named("form", form)]})
 
 
 def named(name: str, form: Form) -> dict[str, Any]:
-    """A form under the name by which a grammar's rules call it."""
+    """A form under the name that a grammar's rules use."""
     return {"name": name, **form.grammar()}

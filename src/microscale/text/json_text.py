@@ -1,9 +1,13 @@
-"""JSON as a text: a model's arguments are handed on as it wrote them."""
+"""JSON as text: a model's arguments are checked, and passed on as it wrote them."""
 
 from __future__ import annotations
 
 import json
 from typing import NoReturn
+
+
+class BadCall(ValueError):
+    """The text is not a well-formed call."""
 
 
 def is_json(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""What a client gets of one output: text by kind, calls, and every token id on exactly one delta.
+"""What a client gets of one output: text by kind, calls, and every token id in exactly one delta.
 
-Tokens that show nothing yet (of a header, of half a character, of what may begin a stop string) are counted: their ids
-travel with the next delta that shows something, and ``finish`` gives those that are left.
+Tokens without visible text yet (in a header, half a character, the possible beginning of a stop string) are kept: their
+ids go out with the next delta that shows something, and ``finish`` returns those that are left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from microscale.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A call that begins (``function`` is there) or goes on."""
+    """A call that begins (with a ``function``) or continues (without)."""
 
     call_idx: int
     function: str | None
@@ -28,7 +28,7 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What some tokens added. At the end, and only there, all of it may be empty."""
+    """What a few tokens add. Only the last delta may be empty."""
 
     token_ids: tuple[int, ...]
     reasoning: str = ""
@@ -50,7 +50,7 @@ class _DeltaParts:
 
 
 class ChatOutput:
-    """A parser's messages as deltas. Stop strings are looked for in the content, never in thoughts or arguments.
+    """A parser's messages as deltas. Stop strings apply to the content, never to reasoning or arguments.
 
     The texts of several messages of one kind are joined by a line break.
     """
@@ -64,9 +64,9 @@ class ChatOutput:
         begun: Sequence[int] = (),
         one_call: bool = False,
     ) -> None:
-        """``begun``: tokens of the prompt in the message that the output continues; they show nothing.
+        """``begun``: tokens of the prompt that belong to the message that the output continues; they are not shown.
 
-        ``one_call``: the output is over where its first call ends.
+        ``one_call``: the output ends with its first call.
         """
         self._parser = parser
         self._one_call = one_call
@@ -77,21 +77,21 @@ class ChatOutput:
         self._breaks: set[Kind] = set()
         self._call_idx = -1
         self._is_over = False
-        """The only call that may come has come."""
+        """The only allowed call has ended."""
         self.kinds: list[Kind | None] | None = None
-        """If it is set to a list: what each token belongs to, ``None`` for headers and other control tokens."""
+        """If set to a list, it collects the kind of each token; ``None`` for headers and other control tokens."""
         for token in begun:
             self._parser.feed(token)
         self._parser.flaws.clear()
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the content; tokens fed after it show nothing."""
+        """The stop string that ended the content; later tokens show nothing."""
         return self._stops.found
 
     @property
     def ended(self) -> bool:
-        """Whether nothing that follows can show: the model need not go on."""
+        """Whether nothing that follows can be shown, so that generation can end."""
         return self._is_over or self._stops.found is not None
 
     @property
@@ -103,8 +103,8 @@ class ChatOutput:
         return self._call_idx + 1
 
     def ends_part(self, token: int) -> bool:
-        """Whether what follows this token may be of another kind. A delta has no order of kinds, so who has several
-        tokens feeds them up to such a one."""
+        """Whether text after this token may be of another kind. The kinds in a delta have no order, so several tokens
+        must be fed only up to such a token."""
         return self._is_control(token)
 
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
@@ -122,9 +122,9 @@ class ChatOutput:
         return self._delta(parts) if any(parts.reasoning) or any(parts.content) or parts.calls else None
 
     def feed_plain(self, token: int) -> tuple[Kind, str] | None:
-        """As ``feed``, for a token that shows its own text and nothing else. For any other: ``None``, and no change.
+        """The fast path, for a token that shows only its own text. For any other: ``None``, and no change.
 
-        Nearly all tokens are such, and the delta of one is not worth its making: there is one for every token.
+        Nearly all tokens take it; it saves creating a delta per token.
         """
         if self._pending or self._breaks or self._stops.watches:
             return None
@@ -134,7 +134,7 @@ class ChatOutput:
         return plain
 
     def finish(self) -> Delta:
-        """The rest: what was held back, and the ids that no delta has had."""
+        """The rest: text that was held back, and ids that were in no delta."""
         parts = _DeltaParts()
         if not self.ended:
             self._sort(self._parser.finish(), parts)
@@ -162,14 +162,14 @@ class ChatOutput:
                 elif event.kind in self._seen:
                     self._breaks.add(event.kind)
             elif isinstance(event, End) and event.kind is Kind.CONTENT:
-                # A stop does not reach from one message into the next.
+                # A stop string does not match across messages.
                 parts.content.append(self._stops.flush())
             elif isinstance(event, End) and event.kind is Kind.CALL and self._one_call:
                 self._is_over = True
                 return
 
     def _spaced(self, event: Text) -> str:
-        """The line break that parts this text from an earlier message of its kind."""
+        """The line break between this text and an earlier message of its kind."""
         self._seen.add(event.kind)
         if event.kind not in self._breaks:
             return ""
@@ -178,7 +178,7 @@ class ChatOutput:
 
 
 class PlainOutput:
-    """Text as the model wrote it: for completions of a raw prompt. Special tokens are left out, or stand by name."""
+    """Text as the model wrote it, for completions of a raw prompt. Control tokens are omitted or shown by name."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, stops: Sequence[str] = (), keep_stop: bool = False, show_control: bool = False
@@ -197,7 +197,7 @@ class PlainOutput:
         return self._stops.found is not None
 
     def ends_part(self, token: int) -> bool:
-        """See ``ChatOutput.ends_part``: all is content."""
+        """See ``ChatOutput.ends_part``: everything is content."""
         return False
 
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
@@ -230,7 +230,7 @@ class PlainOutput:
 
 
 def _merged(calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
-    """One delta for each call: its pieces stand together."""
+    """One delta per call: its pieces are adjacent."""
     pieces = groupby(calls, key=lambda call: call.call_idx)
     return tuple(_joined(list(group)) for _, group in pieces)
 

@@ -1,8 +1,8 @@
-"""Stop strings, found across token boundaries.
+"""Stop strings, matched across token boundaries.
 
-The stop that is *complete* first wins, whatever the size of the pieces in which text comes; of two that end at the same
-character, the longer. Held back is the longest end of the text that begins some stop, and no more than that.
-One automaton (Aho and Corasick) over all stops: each character costs amortised constant time, however they overlap.
+The stop string that is *complete* first wins, however the text is cut into pieces; of two that end at the same
+character, the longer one. The longest end of the text that could begin a stop string is held back, and no more. One
+Aho-Corasick automaton matches all stop strings in amortized constant time per character.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ MAX_STOP_CHARS = 256
 @dataclass
 class _Node:
     depth: int
-    """Length of the beginning of a stop that was read: what must be held back."""
+    """How many characters of a stop string have been read, and must be held back."""
     found: str | None = None
-    """The longest stop that ends here."""
+    """The longest stop string that ends here."""
     fallback: _Node | None = None
-    """The node of the longest proper end of this text that begins a stop too."""
+    """The node of the longest proper suffix that also begins a stop string."""
     next: dict[str, _Node] = field(default_factory=dict)
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Refuse what would cost more than it is worth."""
+    """Raise for too many, empty, or too long stop strings."""
     if len(stops) > MAX_STOPS:
-        raise BadRequest(f"There are {len(stops)} stop strings; at most {MAX_STOPS} are taken.")
+        raise BadRequest(f"There are {len(stops)} stop strings; the maximum is {MAX_STOPS}.")
     for stop in stops:
         if not stop:
-            raise BadRequest("A stop string is empty, which would stop before the first character.")
+            raise BadRequest("A stop string is empty; it would stop before the first character.")
         if len(stop) > MAX_STOP_CHARS:
-            raise BadRequest(f"A stop string has {len(stop)} characters; at most {MAX_STOP_CHARS} are taken.")
+            raise BadRequest(f"A stop string has {len(stop)} characters; the maximum is {MAX_STOP_CHARS}.")
 
 
 class StopStrings:
     """Watches one stream of text."""
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
-        """``keep``: the stop string itself is part of the text."""
+        """``keep``: include the stop string in the text."""
         check_stops(stops)
         self._keep = keep
         self._root = _automaton(stops)
         self._node = self._root
         self._held = ""
         self.found: str | None = None
-        """The stop that ended the stream."""
+        """The stop string that ended the stream."""
 
     @property
     def watches(self) -> bool:
@@ -58,7 +58,7 @@ class StopStrings:
         return bool(self._root.next)
 
     def feed(self, text: str) -> str:
-        """The text that is now known to stand before any stop. After a stop it is empty."""
+        """The text that certainly comes before any stop string; empty after one."""
         if self.found is not None:
             return ""
         if not self._root.next:
@@ -79,7 +79,7 @@ class StopStrings:
         return text[:cut]
 
     def flush(self) -> str:
-        """What was held back, now that no text follows."""
+        """The text that was held back, when no text follows."""
         held, self._held, self._node = self._held, "", self._root
         return held
 

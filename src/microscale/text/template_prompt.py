@@ -1,8 +1,9 @@
-"""A conversation to token ids through the checkpoint's own chat template and tokenizer: for every format that has one.
+"""Renders a conversation to token ids with the checkpoint's chat template and tokenizer, for formats that have one.
 
-The template makes one text in which control tokens stand by name. What a client wrote must not make one: before
-rendering, a guard goes behind every ``<`` of it (and into names that begin otherwise), so that only the template's own
-names are whole; they become tokens, the guards are taken out of the text between them, and that is encoded as text.
+The template produces one text in which control tokens appear by name. Client text must not produce any: before
+rendering, a guard is inserted after every ``<`` in it (and into names that begin otherwise), so that only the
+template's own names are intact. They become tokens; the guards are removed from the text between them, which is encoded
+as text.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ from typing import Any
 
 from microscale.errors import BadRequest
 from microscale.text.chat_template import ChatTemplate
-from microscale.text.conversation import Message, PromptEnd, RenderOptions, Role, Tool
+from microscale.text.conversation import (
+    Message,
+    PromptEnd,
+    RenderOptions,
+    Role,
+    Tool,
+    answered_function,
+    check_function_name,
+)
 from microscale.text.tokenizer import Tokenizer
 
 GUARD = "\ue000"
-"""A private character: followed by 0 it stands for itself, by 1 for nothing."""
-FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""A private-use character: followed by 0 it means itself, followed by 1 nothing."""
 MAX_SCHEMA_DEPTH = 64
 
 
 class TemplatePrompt:
-    """Renders for one checkpoint. Make it after the control tokens are protected."""
+    """Renders for one checkpoint. Create it after the control tokens are protected."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
@@ -35,7 +43,7 @@ class TemplatePrompt:
         self._risky = re.compile("|".join([GUARD, "<", *others]))
 
     def render(self, conversation: Sequence[Message], options: RenderOptions, **values: Any) -> list[int]:
-        """What the template makes of the conversation. ``values``: what the format tells its template besides."""
+        """Render a conversation. ``values``: further variables for the template."""
         messages = [self._guarded(message) for message in lay_out(conversation, options)]
         tools = [self._guarded(_described(tool)) for tool in options.tools]
         text = self._template.render(
@@ -57,7 +65,7 @@ class TemplatePrompt:
 
     def _guarded(self, value: Any, depth: int = 0) -> Any:
         if depth > MAX_SCHEMA_DEPTH:
-            raise BadRequest(f"Tools or arguments are nested deeper than {MAX_SCHEMA_DEPTH} levels.")
+            raise BadRequest(f"Tools or arguments are nested more than {MAX_SCHEMA_DEPTH} levels deep.")
         if isinstance(value, str):
             return self._risky.sub(lambda found: GUARD + "0" if found[0] == GUARD else f"{found[0]}{GUARD}1", value)
         if isinstance(value, Mapping):
@@ -72,7 +80,7 @@ def _unguarded(text: str) -> str:
 
 
 def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[dict[str, Any]]:
-    """The messages as templates take them. All instructions that come first are one system message."""
+    """The messages in the form that templates expect. Leading instructions become one system message."""
     num_leading = next((n for n, m in enumerate(conversation) if not _instructs(m)), len(conversation))
     instructions = [message.content for message in conversation[:num_leading] if message.content]
     if options.response_format is not None:
@@ -99,20 +107,24 @@ def _instructs(message: Message) -> bool:
 
 
 def _assistants(message: Message) -> dict[str, Any]:
-    """What only an assistant's message has."""
+    """The fields that only an assistant's message has."""
     found: dict[str, Any] = {}
     if message.reasoning:
         found["reasoning"] = found["reasoning_content"] = message.reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": _checked(call.name), "arguments": arguments}}
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": check_function_name(call.name), "arguments": arguments},
+            }
             for call, arguments in zip(message.tool_calls, _arguments(message), strict=True)
         ]
     return found
 
 
 def _arguments(message: Message) -> Iterator[Any]:
-    """As an object, which templates spell in the model's own way; text that is none as it is."""
+    """Arguments as an object, which templates write in the model's own way; other text unchanged."""
     for call in message.tool_calls:
         try:
             found = json.loads(call.arguments or "{}")
@@ -122,22 +134,11 @@ def _arguments(message: Message) -> Iterator[Any]:
 
 
 def _result(message: Message, called: Mapping[str, str]) -> dict[str, Any]:
-    name = called.get(message.call_id or "") or message.name
-    if name is None:
-        call = (message.call_id or "")[:64]
-        raise BadRequest(f"A tool's result answers the call {call!r}, which no earlier message made.")
-    return {"role": "tool", "name": _checked(name), "tool_call_id": message.call_id, "content": message.content}
+    name = check_function_name(answered_function(message, called))
+    return {"role": "tool", "name": name, "tool_call_id": message.call_id, "content": message.content}
 
 
 def _described(tool: Tool) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {}} if tool.parameters is None else dict(tool.parameters)
-    function = {"name": _checked(tool.name), "description": tool.description, "parameters": parameters}
+    function = {"name": check_function_name(tool.name), "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _checked(name: str) -> str:
-    if not FUNCTION_NAME.fullmatch(name):
-        raise BadRequest(
-            f"{name[:64]!r} is no name for a function; take 1 to 128 letters, digits, '_', '-', '.' and ':'."
-        )
-    return name

@@ -1,7 +1,7 @@
 """The checkpoint's own tokenizer: text to ids, ids to bytes.
 
-Text stays text: ``encode`` never yields a control token, whatever the text says. Ids become *bytes* and not strings,
-since one character may be spread over several tokens; ``detokenize`` puts characters together.
+``encode`` never produces a control token, whatever the text says. Ids become *bytes* and not strings, since one
+character may be spread over several tokens; ``detokenize`` assembles characters.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from microscale.errors import BadCheckpoint, BadRequest
 FILE_NAME = "tokenizer.json"
 # gpt-oss has 28 MB and Gemma 33 MB.
 MAX_FILE_BYTES = 256 << 20
-# What ``ByteLevel`` itself cuts text by.
+# How ``ByteLevel`` itself splits text.
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Tokenizer:
-    """A ``tokenizer.json`` whose tokens are bytes (``ByteLevel``), as those of gpt-oss are, or pieces of text,
-    with bytes for what has no piece (``ByteFallback``), as Gemma's are."""
+    """A ``tokenizer.json`` whose tokens are bytes (``ByteLevel``), like gpt-oss's, or pieces of text with bytes as a
+    fallback (``ByteFallback``), like Gemma's."""
 
     def __init__(self, inner: tokenizers.Tokenizer, source: str) -> None:
         self._inner = inner
         self.source = source
-        """The file, as errors name it."""
-        # A file may ask for cut or padded prompts; a server that did so would answer another question.
+        """The file, for errors."""
+        # A file may ask for truncated or padded prompts, which would change the question.
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
@@ -52,7 +52,9 @@ class Tokenizer:
         path = folder / FILE_NAME
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
-                raise BadCheckpoint(f"{path} is larger than {MAX_FILE_BYTES} bytes, which no tokenizer is.")
+                raise BadCheckpoint(
+                    f"{path} is larger than {MAX_FILE_BYTES} bytes, which is too large for a tokenizer."
+                )
             text = path.read_bytes().decode()
         except OSError as exc:
             raise BadCheckpoint(f"{path} cannot be read: {exc.strerror}.") from exc
@@ -66,7 +68,7 @@ class Tokenizer:
 
     @property
     def control(self) -> Mapping[str, int]:
-        """Control tokens by name: ids that no text encodes to and that have no bytes of their own."""
+        """Control tokens by name. No text encodes to these ids, and they have no bytes."""
         return self._control
 
     def is_control(self, token: int) -> bool:
@@ -76,13 +78,13 @@ class Tokenizer:
         return self._control_names.get(token)
 
     def plain_name(self, token: int) -> str | None:
-        """The name of a control token that is not ``special`` in the file: in raw text it is shown."""
+        """The name of a control token that is not ``special`` in the file, so that raw text shows it."""
         return self._plain_names.get(token) if token in self._control_names else None
 
     def protect(self, names: Sequence[str]) -> None:
-        """Make these tokens control tokens, for a file that has them without the mark ``special``.
+        """Make these tokens control tokens, even if the file does not mark them as ``special``.
 
-        A name that the file lacks, or that text can still spell, is an error: a prompt could then forge a turn.
+        Raises if a name is missing or if text can still spell it: a prompt could then forge a turn.
         """
         control = dict(self._control)
         for name in names:
@@ -97,15 +99,17 @@ class Tokenizer:
                 raise BadCheckpoint(f"{self.source} turns the text {name!r} into a control token.")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``; names of control tokens in it are text like any other."""
+        """The ids of ``text``. Names of control tokens in it are ordinary text."""
         try:
-            # A batch of one: unlike ``encode`` it lets other threads run meanwhile (1 MB takes 0.7 s).
+            # A batch of one: unlike ``encode``, it releases the GIL (1 MB takes 0.7 s).
             return list(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except TypeError:
-            raise BadRequest("The text holds a lone surrogate, which is no character; send valid Unicode.") from None
+            raise BadRequest(
+                "The text contains a lone surrogate, which is not a character; send valid Unicode."
+            ) from None
 
     def encode_with_control(self, text: str) -> list[int]:
-        """As ``encode``, but names of control tokens become these: for raw prompts, whose format is the caller's."""
+        """Like ``encode``, but names of control tokens become these tokens: for raw prompts."""
         ids: list[int] = []
         for piece in self._control_pattern.split(text):
             if piece in self._control:
@@ -115,18 +119,18 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; none for a control token and for an id that the vocabulary lacks."""
+        """The bytes of a token; none for control tokens and for ids outside the vocabulary."""
         known = self._bytes.get(token)
         return self._spell(token) if known is None else known
 
     def vocabulary(self) -> list[bytes]:
-        """What each id stands for, from 0 on: control tokens by name, nothing where the ids have a hole."""
+        """The bytes of each id from 0 on: control tokens by name, empty for unused ids."""
         added = self._inner.get_added_tokens_decoder()
         count = max(self._inner.get_vocab_size(), *(token + 1 for token in added), 0)
         names = {token: name.encode() for token, name in self._control_names.items()}
         words = [names.get(token) or self.token_bytes(token) for token in range(count)]
         if self._is_pieces:
-            # Of a byte that is also a piece, text has the piece: the other token is as good as a hole.
+            # If a byte is also a piece, text uses the piece, so the byte's token counts as unused.
             is_byte = [
                 _BYTE_PIECE.fullmatch(self._inner.id_to_token(token) or "") is not None for token in range(count)
             ]
@@ -136,7 +140,7 @@ class Tokenizer:
 
     @property
     def split_pattern(self) -> str:
-        """The regular expression that cuts text into words before bytes are merged; any text, if there is none."""
+        """The regular expression that splits text into words before merging; matches any text if there is none."""
         state = {} if self._inner.pre_tokenizer is None else json.loads(self._inner.pre_tokenizer.__getstate__())
         for part in state.get("pretokenizers", [state]):
             if part.get("type") == "Split" and "Regex" in part.get("pattern", {}):
@@ -146,7 +150,7 @@ class Tokenizer:
         return r"[\s\S]+"
 
     def decode(self, ids: Sequence[int], *, show_control: bool = False) -> str:
-        """The text of ``ids``, with U+FFFD for what is not UTF-8; ``show_control`` writes control tokens by name."""
+        """The text of ``ids``, with U+FFFD for invalid UTF-8. ``show_control`` includes control tokens by name."""
         parts = [
             self._control_names[token].encode() if show_control and self.is_control(token) else self.token_bytes(token)
             for token in ids
@@ -157,9 +161,9 @@ class Tokenizer:
         self._control: Mapping[str, int] = MappingProxyType(dict(control))
         self._control_names = {token: name for name, token in control.items()}
         self._literal = {token: text for token, text in self._literal.items() if token not in self._control_names}
-        # Grows to the vocabulary's size at most: an id that is not in it is never entered.
+        # Grows to the size of the vocabulary at most: other ids are never added.
         self._bytes: dict[int, bytes] = dict.fromkeys(self._control_names, b"") | self._literal
-        # Longest first, so that a name that begins another one does not hide it.
+        # Longest first, so that a name that is a prefix of another does not hide it.
         names = sorted(control, key=len, reverse=True)
         self._control_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")" if names else r"(?!)")
 
@@ -170,36 +174,36 @@ class Tokenizer:
         try:
             spelt = _piece_bytes(text) if self._is_pieces else bytes(BYTE_OF[char] for char in text)
         except KeyError:
-            # Not spelt in the byte alphabet: the library's decoder hands such a token on as it stands.
+            # Not in the byte alphabet: the library's decoder returns such a token unchanged.
             spelt = text.encode()
         self._bytes[token] = spelt
         return spelt
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable spelling of the 256 bytes: printable Latin-1 as itself, the rest from U+0100 on, in order."""
+    """GPT-2's printable characters for the 256 bytes: printable Latin-1 as itself, the rest from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 BYTE_OF = _byte_alphabet()
-"""The byte that a character of a token's spelling stands for."""
+"""Character in a token's spelling → byte."""
 
 
 SPACE = "\u2581"
-"""A space, as vocabularies of pieces spell it."""
+"""A space in vocabularies of pieces."""
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _piece_bytes(text: str) -> bytes:
-    """The bytes of a piece: ``<0xE2>`` is one byte, all else is text."""
+    """The bytes of a piece: ``<0xE2>`` is one byte, everything else is text."""
     byte = _BYTE_PIECE.fullmatch(text)
     return text.replace(SPACE, " ").encode() if byte is None else bytes([int(byte[1], 16)])
 
 
 def _has_pieces(inner: tokenizers.Tokenizer, source: str) -> bool:
-    """Whether tokens are pieces of text; decoders that are neither that nor bytes are refused."""
+    """Whether tokens are pieces of text rather than bytes; raises for other decoders."""
     decoder = inner.decoder
     state: dict[str, Any] = {"type": "no decoder"} if decoder is None else json.loads(decoder.__getstate__())
     if state["type"] == "ByteLevel":

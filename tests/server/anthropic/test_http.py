@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,8 @@ import httpx2 as httpx
 import pytest
 
 from support.anthropic_client import ASK, WEATHER, asked, create
-from support.live_server import KEY, MODEL, Live, live
+from support.live_server import CONTEXT, KEY, MODEL, Live, live
 from support.scripted_service import CRASH, NOT_FINITE, REFUSE
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with live(log, max_model_len=8192) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def client(server: Live) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.address, api_key=KEY, max_retries=0, timeout=60)
-
 
 # ---- counting, models, keys ------------------------------------------------------------------------------------------
 
@@ -55,7 +40,12 @@ def test_models(client: anthropic.Anthropic) -> None:
     assert [model.id for model in models] == [MODEL, "other-name"]
     assert (models.has_more, models.first_id, models.last_id) == (False, MODEL, "other-name")
     one = client.models.retrieve("other-name")
-    assert (one.type, one.display_name, one.max_input_tokens, one.lifecycle) == ("model", "other-name", 8191, "active")
+    assert (one.type, one.display_name, one.max_input_tokens, one.lifecycle) == (
+        "model",
+        "other-name",
+        CONTEXT - 1,
+        "active",
+    )
     assert one.created_at.tzinfo is not None
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.models.retrieve("claude-3")

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx2 as httpx
 import pytest
 
-from support.anthropic_client import ASK, MORE, THINKING, WEATHER, asked, create, stream
-from support.live_server import KEY, MODEL, SEEDS, Live, live
+from support.anthropic_client import ASK, THINKING, WEATHER, asked, create, stream
+from support.live_server import KEY, MODEL, SEEDS, Live
 
 THOUGHT = "Let me think: naïve 👩‍👧."
 ANSWER = "The answer is 4. 日本"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with live(log, turns=list(MORE.values())) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A model of 30 ms a token: what comes as it is written comes in many parts, however busy the machine is."""
-    with live(tmp_path_factory.mktemp("slow") / "log", step_s=0.03, turns=list(MORE.values())) as running:
-        yield running
-
-
-def client_of(server: Live) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.address, api_key=KEY, max_retries=0, timeout=60)
-
-
-@pytest.fixture(scope="module")
-def client(server: Live) -> anthropic.Anthropic:
-    return client_of(server)
 
 
 def both(client: anthropic.Anthropic, script: str, **options: Any) -> Any:
@@ -222,9 +197,10 @@ def test_input_that_is_no_object(client: anthropic.Anthropic, script: str, input
     assert create(client, "answer", messages=said, tools=[WEATHER]).stop_reason == "end_turn"
 
 
-def test_input_is_streamed_as_it_is_written_only_where_it_is_asked_for(slow: Live) -> None:
+def test_input_is_streamed_as_it_is_written_only_on_request(client: anthropic.Anthropic) -> None:
     for eager in (False, True):
-        events, final = stream(client_of(slow), "call", tools=[WEATHER | {"eager_input_streaming": eager}])
+        tools = [WEATHER | {"eager_input_streaming": eager}]
+        events, final = stream(client, "call", tools=tools, extra={"priority": 30})
         pieces = [event.partial_json for event in events if event.type == "input_json"]
         assert "".join(pieces) == '{"city": "Paris"}'
         assert (len(pieces) > 1) == eager

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from support.anthropic_client import ASK, WEATHER
-from support.live_server import KEY, MODEL, SEEDS, Live, live
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with live(log, max_model_len=8192) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
+from support.live_server import KEY, MODEL, SEEDS, Live
 
 
 def ignored(server: Live, body: dict[str, Any], path: str = "messages") -> list[str]:
@@ -124,15 +115,6 @@ def test_what_cannot_be_met_is_refused(server: Live, fields: dict[str, Any], tol
     assert told in reply.json()["error"]["message"]
 
 
-def test_strict_requests_refuse_what_would_be_passed_over(tmp_path: Path) -> None:
-    with live(tmp_path / "log", strict_requests=True) as server:
-        harmless = GOOD | {"metadata": {"user_id": "u"}}
-        assert ignored(server, harmless) == ["metadata"]
-        for more in ({"x1": 1}, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}):
-            reply = httpx.post(f"{server.v1}/messages", json=GOOD | more, headers={"x-api-key": KEY})
-            assert reply.status_code == 400, reply.text
-
-
 def claude_code() -> dict[str, Any]:
     """Keys, types and nesting of its requests (2.1.197); the texts are ours."""
     hint = {"cache_control": {"type": "ephemeral"}}
@@ -228,7 +210,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_odd_values_and_unknown_keys_anywhere(server: Live, seed: int) -> None:
     """An answer comes, or an error in Anthropic's shape; never a 500. The server's log shows no traceback either."""
     chance = random.Random(seed)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from support.live_server import KEY, MODEL, SEEDS, TURNS, Live, live, scripts
+from support.live_server import CONTEXT, MODEL, SEEDS, TURNS, scripts
 from support.scripted_service import NOT_FINITE, REFUSE
 from support.tiny_tokenizers import tiny
 
@@ -23,17 +22,6 @@ WEATHER: Any = {
 }
 THOUGHT = "Let me think: naïve 👩‍👧."
 ANSWER = "The answer is 4. 日本"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    with live(tmp_path_factory.mktemp("server") / "log") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key=KEY, max_retries=0, timeout=60)
 
 
 def ids_of(name: str) -> list[int]:
@@ -139,7 +127,7 @@ def test_more_tokens_than_fit_are_clamped(client: openai.OpenAI) -> None:
 def test_a_prompt_that_is_too_long_is_told_both_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"5000 tokens.*4096"):
         client.completions.create(model=MODEL, prompt=[5] * 5000)
-    fits = client.completions.create(model=MODEL, prompt=[5] * 4095, max_tokens=50)
+    fits = client.completions.create(model=MODEL, prompt=[5] * (CONTEXT - 1), max_tokens=50)
     assert fits.usage is not None
     assert fits.usage.completion_tokens == 1
 

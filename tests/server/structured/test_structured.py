@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx2 as httpx
@@ -12,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from support.live_server import KEY, MODEL, Live, live
+from support.live_server import KEY, MODEL, Live
 
 ASK: list[Any] = [{"role": "user", "content": "The weather in Paris, as JSON."}]
 CITY = {
@@ -32,17 +31,8 @@ class Report(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    options: dict[str, Any] = {"factory": "support.chance_service:load", "limits": {"compile_timeout_s": 1.0}}
-    with live(log, **options) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key=KEY, max_retries=0, timeout=60)
+def client(chance_server: Live) -> openai.OpenAI:
+    return openai.OpenAI(base_url=chance_server.v1, api_key=KEY, max_retries=0, timeout=60)
 
 
 def ask(client: openai.OpenAI, **options: Any) -> list[Any]:
@@ -188,9 +178,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "says", "where"), WRONG, ids=[where + " " + says for _, says, where in WRONG])
-def test_what_cannot_be_kept_is_refused_by_name(server: Live, fields: dict[str, Any], says: str, where: str) -> None:
+def test_what_cannot_be_kept_is_refused_by_name(
+    chance_server: Live, fields: dict[str, Any], says: str, where: str
+) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
-    reply = httpx.post(f"{server.v1}/chat/completions", json={"messages": ASK} | fields, headers=headers, timeout=30)
+    reply = httpx.post(
+        f"{chance_server.v1}/chat/completions", json={"messages": ASK} | fields, headers=headers, timeout=30
+    )
     error = reply.json()["error"]
     assert reply.status_code == 400, error
     assert says in error["message"]
@@ -204,11 +198,11 @@ def test_what_is_not_strict_is_kept_as_far_as_it_can_be(client: openai.OpenAI) -
         assert json.loads(choice.message.content).keys() == {"city", "days"}
 
 
-def test_the_model_hears_of_the_schema(server: Live) -> None:
+def test_the_model_hears_of_the_schema(chance_server: Live) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"messages": ASK, "max_tokens": 1, "return_token_ids": True} | schema(CITY, description="Where and when.")
-    reply = httpx.post(f"{server.v1}/chat/completions", json=body, headers=headers).json()
+    reply = httpx.post(f"{chance_server.v1}/chat/completions", json=body, headers=headers).json()
     ids = {"tokens": reply["prompt_token_ids"]}
-    text = httpx.post(f"{server.address}/detokenize", json=ids, headers=headers).json()["prompt"]
+    text = httpx.post(f"{chance_server.address}/detokenize", json=ids, headers=headers).json()["prompt"]
     spelt = json.dumps(CITY, separators=(",", ":"))
     assert f"<|start|>developer<|message|># Response Formats\n\n## s\n\n// Where and when.\n{spelt}<|end|>" in text

@@ -1,1 +1,1 @@
-"""ChatML, as Qwen 3 speaks it: turns between ``<|im_start|>`` and ``<|im_end|>``, thoughts, and calls in JSON."""
+"""ChatML as Qwen 3 uses it: turns between ``<|im_start|>`` and ``<|im_end|>``, reasoning, and calls in JSON."""

@@ -1,9 +1,9 @@
-"""A call of ChatML, read while the model writes it.
+"""A call in ChatML, read while the model writes it.
 
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-In this order, arguments are handed on token by token, as the model spells them. A call in another order is held back
-until it is whole. Other fields of a call mean nothing.
+In this order, arguments are passed on token by token, as the model writes them. A call in another order is held back
+until it is complete. Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Collection
 
-from microscale.text.json_text import is_json
+from microscale.text.json_text import BadCall, is_json
 
 MAX_HEAD_CHARS = 1024
-"""Text before the arguments beyond which they are no longer looked for."""
+"""After this many characters without arguments, the search for them ends."""
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.:-]{1,128})"\s*,\s*"arguments"\s*:\s*(?=\{)')
 _IN_STRING = re.compile(r'["\\]')
@@ -23,18 +23,14 @@ _OUTSIDE = re.compile(r'["{}\[\]]')
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-class BadCall(ValueError):
-    """The text is no call."""
-
-
 class CallReader:
-    """One call. ``feed`` gives what a text adds to the arguments; ``rest`` is what belongs to none."""
+    """Reads one call. ``feed`` returns what a text adds to the arguments; ``rest`` is all other text."""
 
     def __init__(self, tools: Collection[str] | None) -> None:
-        """``tools``: functions that may be called; ``None`` takes all."""
+        """``tools``: functions that may be called; ``None`` means all."""
         self._tools = tools
         self.function: str | None = None
-        """Known once the arguments begin, and only if it may be called."""
+        """Set once the arguments begin, and only if it may be called."""
         self.is_whole = False
         """The arguments have ended."""
         self._held: list[str] = []
@@ -45,12 +41,12 @@ class CallReader:
 
     @property
     def rest(self) -> str:
-        """All text of a call without a ``function``; else the text after its arguments."""
+        """All text if there is no ``function``; else the text after its arguments."""
         return "".join(self._held)
 
     @property
     def ends_well(self) -> bool:
-        """Whether the text after the arguments ends the call and nothing more."""
+        """Whether the text after the arguments only ends the call."""
         return self.is_whole and is_json('{"":0' + self.rest)
 
     def feed(self, text: str) -> str:
@@ -67,7 +63,7 @@ class CallReader:
         return text[:end]
 
     def _look_for_head(self, text: str) -> str:
-        """The text that is not yet held; where the arguments begin, their text alone."""
+        """The text that is not yet held; once the arguments begin, only theirs."""
         if self._num_held > MAX_HEAD_CHARS:
             return text
         text = self.rest + text
@@ -83,7 +79,7 @@ class CallReader:
         self._num_held += len(text)
 
     def _end_in(self, text: str) -> int | None:
-        """Where the arguments end in a text; ``None`` if they go on after it."""
+        """Where the arguments end in a text; ``None`` if they continue after it."""
         at = 0
         if self._is_escaped:
             self._is_escaped, at = False, 1
@@ -102,9 +98,9 @@ class CallReader:
 
 
 def whole_call(text: str) -> tuple[str, str]:
-    """The function and the arguments of a call whose fields stand in any order.
+    """The function and the arguments of a call whose fields are in any order.
 
-    A call without arguments has none, and arguments in a string, as clients write them, are what the string says.
+    Missing arguments are empty; arguments in a string, as clients send them, are decoded.
     """
     fields = _fields(text)
     name = json.loads(fields.get("name", "null"))
@@ -117,11 +113,11 @@ def whole_call(text: str) -> tuple[str, str]:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """The fields of a JSON object, each value as it is spelt."""
-    # Numbers stay text: Python reads no integer of more than 4,300 digits.
+    """The fields of a JSON object, each value as it was written."""
+    # Numbers stay text: Python does not parse integers of more than 4,300 digits.
     decoder = json.JSONDecoder(parse_int=str, parse_float=str)
     if not is_json(text) or not text.lstrip().startswith("{"):
-        raise BadCall("no JSON object")
+        raise BadCall("not a JSON object")
     fields: dict[str, str] = {}
     at = text.index("{") + 1
     while text[(at := _past_space(text, at))] != "}":

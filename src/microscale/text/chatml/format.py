@@ -19,7 +19,7 @@ from microscale.text.tokenizer import Tokenizer
 
 
 class Thoughts(Enum):
-    """What the prompt has of the turn's thoughts."""
+    """How much of the turn's reasoning is in the prompt."""
 
     NONE = 0
     OPEN = 1
@@ -34,13 +34,19 @@ _BEFORE = {
 
 
 def of_turn(turn: Turn, thoughts: Thoughts = Thoughts.NONE) -> str:
-    """The grammar of what the model writes after a prompt that ends in its turn."""
+    """The grammar of what the model writes after a prompt that ends in its turn.
+
+        start ── reasoning, free ──┬── answer: free text or a form ───────────────── <|im_end|>
+                                   └── text, if the answer is free ── calls: forms ─┘
+
+    Control tokens are terminals. If the prompt begins the reasoning, the grammar begins inside or after it.
+    """
     answer = "ANSWER" if turn.answer is None else "@answer"
     ways = [] if turn.must_call else [answer]
     rules = [r"TEXT: /(.|\n)*/", r"ANSWER: /(.|\n)+/", r'gap: "\n\n" | "\n"']
     forms = [] if turn.answer is None else [named("answer", turn.answer)]
     if turn.calls:
-        # Beside an answer of a certain form other text would spoil it; where a call must come, it might never.
+        # Other text would break an answer's form; and if a call is required, it might never come.
         before = "ANSWER? " if turn.answer is None and not turn.must_call else ""
         ways.append(before + ("call" if turn.one_call else r'call ("\n" call)*'))
         rules += _calls(turn.calls)
@@ -51,7 +57,7 @@ def of_turn(turn: Turn, thoughts: Thoughts = Thoughts.NONE) -> str:
 
 
 def _calls(calls: Mapping[str, Form]) -> list[str]:
-    """One rule for each function that may be called."""
+    """One rule per function that may be called."""
     rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(calls)))]
     for number, function in enumerate(calls):
         head = json.dumps(f'\n{{"name": {json.dumps(function)}, "arguments": ')
@@ -60,7 +66,7 @@ def _calls(calls: Mapping[str, Form]) -> list[str]:
 
 
 class ChatmlFormat(ChatFormat):
-    """A turn may hold several calls, and ends as an answer does. Nothing stands before a raw prompt."""
+    """A turn may have several calls, and ends like an answer. Nothing is added before a raw prompt."""
 
     CONTROL = (*names.NAMES, names.END_OF_TEXT)
     ANSWER_END = names.END
@@ -77,7 +83,7 @@ class ChatmlFormat(ChatFormat):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """With the template that lies beside the tokenizer."""
+        """With the template next to the tokenizer."""
         return cls(tokenizer, ChatTemplate.load(Path(tokenizer.source).parent))
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
@@ -91,7 +97,7 @@ class ChatmlFormat(ChatFormat):
 
     def shows(self, prompt: str, question: str) -> bool:
         asked = f"{names.START}user\n{question}{names.END}\n{names.START}assistant\n"
-        # What stands before the question, and what is begun of the answer, is the template's affair.
+        # The template decides what comes before the question, and how the answer begins.
         return asked in prompt
 
     def turn_grammar(self, turn: Turn) -> str:

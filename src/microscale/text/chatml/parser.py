@@ -1,13 +1,13 @@
-"""ChatML's tokens to messages, one token at a time, whatever the model wrote.
+"""Parses ChatML's tokens into messages, one token at a time, whatever the model wrote.
 
-    <|im_start|>assistant, line                a header: prompts have it, so that an output rarely does
+    <|im_start|>assistant, line                a header: usually in the prompt, rarely in an output
     text                                       content
-    <think>, line … line, </think>, 2 lines    thoughts
+    <think>, line … line, </think>, 2 lines    reasoning
     <tool_call>, line {…} line, </tool_call>   a call
     <|im_end|>, <|endoftext|>                  the end
 
-Up to two line breaks on either side of a mark are layout and shown nowhere. All other text is kept: every malformed
-place has a rule that says what its text becomes, and a ``Flaw``. Arguments are given out as they come.
+Up to two line breaks on either side of a mark are layout and not shown. All other text is kept: for every kind of
+malformed output there is a rule for what its text becomes, and a ``Flaw``. Arguments are passed on as they arrive.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Collection
 from enum import Enum
 
 from microscale.text.chat_format import OutputParser
-from microscale.text.chatml.call import BadCall, CallReader, whole_call
+from microscale.text.chatml.call import CallReader, whole_call
 from microscale.text.chatml.tokens import ChatmlTokens
 from microscale.text.detokenize import Detokenizer
 from microscale.text.events import ASSISTANT, Begin, End, Event, Flaw, Flawed, Header, Kind, Text
-from microscale.text.json_text import is_json
+from microscale.text.json_text import BadCall, is_json
 
 LAYOUT = 2
-"""Line breaks beside a mark that belong to it."""
+"""Line breaks next to a mark that belong to it."""
 MAX_ROLE_CHARS = 32
 
 
@@ -32,14 +32,14 @@ class ChatmlState(Enum):
     THOUGHTS = 1
     CALL = 2
     HEADER = 3
-    """A role, up to the line's end."""
+    """A role, up to the end of the line."""
 
 
 KINDS = {ChatmlState.TEXT: Kind.CONTENT, ChatmlState.THOUGHTS: Kind.REASONING, ChatmlState.CALL: Kind.CALL}
 
 
 class ChatmlParser(OutputParser):
-    """A call of a function that was not offered is text like that around it."""
+    """A call of a function that was not offered is text of the surrounding kind."""
 
     def __init__(self, tokens: ChatmlTokens, tools: Collection[str] | None = None) -> None:
         self._tokens = tokens
@@ -49,16 +49,16 @@ class ChatmlParser(OutputParser):
         self._detokenizer = Detokenizer(tokens.tokenizer)
         self._state = ChatmlState.TEXT
         self._around = ChatmlState.TEXT
-        """What a call stands in: text, or thoughts that nothing closed."""
+        """What surrounds a call: text, or unclosed reasoning."""
         self._open: Kind | None = None
         """The message that has begun and not ended."""
         self._role = ""
         self._breaks = ""
         """Line breaks that are layout if a mark follows."""
         self._num_skipped = LAYOUT
-        """Line breaks since the last mark, up to those that are its own."""
+        """Line breaks since the last mark, up to ``LAYOUT``."""
         self._is_layout = False
-        """The last token was nothing but line breaks of the mark before it."""
+        """The last token consisted only of line breaks that belong to the mark before it."""
         self._reader = CallReader(())
         self._arguments: list[str] = []
         self._num_calls = 0
@@ -120,7 +120,7 @@ class ChatmlParser(OutputParser):
             self._flag(Flaw.STRAY_TOKEN)
             return
         if self._state is ChatmlState.CALL:
-            # Nothing closed it: what follows is no part of it.
+            # The call is not closed; what follows does not belong to it.
             self._flag(Flaw.HEADER_IN_TEXT)
             self._end_call(complete=True)
         if token == tokens.call:
@@ -136,7 +136,7 @@ class ChatmlParser(OutputParser):
             self._state = ChatmlState.HEADER if token == tokens.start else ChatmlState.TEXT
 
     def _close(self, *, complete: bool) -> None:
-        """End what is open: a message or a header. Text follows, and its first line breaks are the mark's."""
+        """End the open message or header. The first line breaks of the text that follows belong to the mark."""
         if self._state is ChatmlState.HEADER:
             self._leave_header()
         if self._breaks:
@@ -177,7 +177,7 @@ class ChatmlParser(OutputParser):
             self._write(text)
 
     def _write(self, text: str) -> None:
-        """Content or thoughts, without line breaks that are the last mark's or may be the next one's."""
+        """Add content or reasoning, without line breaks that belong to the last mark or may belong to the next."""
         if self._num_skipped < LAYOUT:
             shown = text.lstrip("\n")
             num_skipped = min(len(text) - len(shown), LAYOUT - self._num_skipped)
@@ -192,7 +192,7 @@ class ChatmlParser(OutputParser):
 
     @property
     def _holds_breaks(self) -> bool:
-        """Whether a mark may follow of which line breaks are a part: an answer without tools flows freely."""
+        """Whether a mark may follow to which line breaks would belong. Not in an answer without tools."""
         return self._state is ChatmlState.THOUGHTS or self._may_call or self._open is None
 
     def _say(self, text: str) -> None:
@@ -226,7 +226,7 @@ class ChatmlParser(OutputParser):
             self._say_arguments(arguments)
 
     def _open_call(self, function: str) -> None:
-        """It is a call: the line breaks before it are its own, and the message before it is over."""
+        """Begin a call: the line breaks before it belong to it, and the message before it ends."""
         self._breaks = ""
         if self._around is ChatmlState.THOUGHTS:
             self._flag(Flaw.HEADER_IN_TEXT)
@@ -241,7 +241,7 @@ class ChatmlParser(OutputParser):
         self._events.append(Text(Kind.CALL, text))
 
     def _end_call(self, *, complete: bool) -> None:
-        """What stood around the call goes on."""
+        """End a call; the surrounding text continues."""
         reader, self._state = self._reader, self._around
         if reader.function is None:
             self._end_held(reader.rest, complete=complete)
@@ -255,7 +255,7 @@ class ChatmlParser(OutputParser):
             self._write(left)
 
     def _end_held(self, text: str, *, complete: bool) -> None:
-        """A call whose name was not known before its end; text, if it is none."""
+        """End a call whose name was not known before its end; it is text if it is not a call."""
         try:
             function, arguments = whole_call(text)
         except (BadCall, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""ChatML's prompts, by the checkpoint's own chat template, and its turns as the model writes them.
+"""Renders ChatML's prompts with the checkpoint's own chat template, and turns as the model writes them.
 
-A template may end the prompt inside the assistant's turn: with an empty thought, where none is wished for, or with an
-open one, for models that always think. What stands there is ``Rendered.begun``.
+A template may end the prompt inside the assistant's turn: with empty reasoning if none is wanted, or with open
+reasoning for models that always think. That part is ``Rendered.begun``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ChatmlRenderer:
         self._prompt = TemplatePrompt(tokenizer, template)
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
-        """The prompt: what the template makes of the conversation, up to where ``options.end`` says."""
+        """The prompt, ending where ``options.end`` says."""
         if options.end is PromptEnd.OPEN:
             return self._continued(*open_message(conversation), options)
         ids = self._render(conversation, options)
@@ -45,14 +45,14 @@ class ChatmlRenderer:
         return self._prompt.render(
             conversation,
             options,
-            # Thoughts are there or not: there is no more or less of them.
+            # Reasoning is on or off; there are no levels.
             enable_thinking=options.effort in (Effort.MEDIUM, Effort.HIGH),
             bos_token="",
             eos_token=names.END,
         )
 
     def _continued(self, before: Sequence[Message], last: Message, options: RenderOptions) -> Rendered:
-        """A prompt that ends in ``last``, an assistant's message that is not complete."""
+        """A prompt that ends inside ``last``, an incomplete assistant message."""
         ids = self._render(before, options)
         begun = self._begun(ids)
         ids = ids[: len(ids) - len(begun)]
@@ -60,12 +60,12 @@ class ChatmlRenderer:
             begun = self._thoughts(last.reasoning, closed=bool(last.content))
         elif is_thinking(begun, self.tokens):
             begun = self._thoughts("", closed=True)
-        # What the parser reads ends with a word: line breaks would wait in it, and be shown with the first token.
+        # Without trailing line breaks: the parser would hold them back and show them with the first token.
         shown = self._tokenizer.encode(last.content.rstrip("\n"))
         return Rendered([*ids, *begun, *self._tokenizer.encode(last.content)], (*begun, *shown))
 
     def _begun(self, ids: Sequence[int]) -> list[int]:
-        """Of a prompt's last turn, what the template wrote of thoughts."""
+        """The reasoning that the template wrote in the prompt's last turn."""
         begin = max((at for at, token in enumerate(ids) if token == self.tokens.start), default=len(ids))
         turn = list(ids[begin:])
         return turn[turn.index(self.tokens.think) :] if self.tokens.think in turn else []
@@ -87,11 +87,11 @@ class ChatmlRenderer:
 
 
 def is_thinking(begun: Sequence[int], tokens: ChatmlTokens) -> bool:
-    """Whether what a prompt has begun of a turn is a thought that nothing closed."""
+    """Whether the part of the turn in the prompt ends inside unclosed reasoning."""
     marks = [token for token in begun if token in (tokens.think, tokens.end_think)]
     return bool(marks) and marks[-1] == tokens.think
 
 
 def call_text(call: ToolCall) -> str:
-    """A call as the model writes it, its arguments as they are."""
+    """A call as the model writes it, with unchanged arguments."""
     return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'

@@ -1,7 +1,7 @@
-"""ChatML's control tokens, found in the checkpoint's tokenizer by name: their ids are the checkpoint's own affair.
+"""ChatML's control tokens, looked up by name in the checkpoint's tokenizer: every checkpoint has its own ids.
 
-In checkpoints the marks of thoughts, calls and results are added tokens that are not ``special``. Here they are
-control tokens like the others: text that spells one stays text.
+In checkpoints, the marks of reasoning, calls and results are added tokens that are not ``special``. Here they are
+control tokens like the others: text that spells one remains text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = (START, END, THINK, END_THINK, CALL, END_CALL, RESULT, END_RESULT)
 
 @dataclass(frozen=True)
 class ChatmlTokens:
-    """The ids of the control tokens, and the tokenizer that they belong to."""
+    """The ids of the control tokens, and their tokenizer."""
 
     tokenizer: Tokenizer
     start: int
@@ -35,11 +35,11 @@ class ChatmlTokens:
     call: int
     end_call: int
     stops: frozenset[int]
-    """Tokens after which the model's turn is over: generation ends there."""
+    """Tokens that end the model's turn, and with it generation."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatmlTokens:
-        """Look them up; a name that the tokenizer lacks is a ``BadCheckpoint``."""
+        """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""
         tokenizer.protect(NAMES)
         ids = tokenizer.control
         stops = {ids[name] for name in (END, END_OF_TEXT) if name in ids}

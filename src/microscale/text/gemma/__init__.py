@@ -1,1 +1,1 @@
-"""Gemma 4's chat format: turns from the checkpoint's own template, and calls in a spelling of their own."""
+"""Gemma 4's chat format: turns from the checkpoint's own template, and calls in their own spelling."""

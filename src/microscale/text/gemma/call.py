@@ -1,9 +1,9 @@
-"""A call as Gemma 4 writes it, to a function's name and JSON.
+"""Converts a call in Gemma 4's spelling to a function's name and JSON.
 
     call:get_weather{city:<|"|>Paris<|"|>,days:3,where:{zone:<|"|>EU<|"|>},tags:[<|"|>a<|"|>,true]}
 
-Keys are bare, texts stand between two quote tokens and are taken as they are, all else is as in JSON. Numbers keep
-their digits. Models also write JSON's own quotes; these are read too.
+Keys are bare, texts are between two quote tokens and are taken literally, everything else is as in JSON. Numbers keep
+their digits. Models also write JSON's own quotes, which are accepted too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from microscale.text.json_text import BadCall
+
 QUOTE = "\ud800"
-"""Stands for the quote token: half a surrogate pair, which no text of a model holds, as none of UTF-8 does."""
+"""Represents the quote token: half a surrogate pair, which cannot occur in a model's text, since UTF-8 excludes it."""
 MAX_DEPTH = 64
 
 _NAME = re.compile(r"\s*call:\s*([A-Za-z0-9_.:-]{1,128})\s*(?=\{)")
@@ -25,12 +27,8 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 
 
-class BadCall(ValueError):
-    """The text is no call, or its arguments are none."""
-
-
 def split_call(text: str) -> tuple[str, str]:
-    """The function's name, and the text of its arguments from the brace on."""
+    """The function's name, and the text of its arguments from the opening brace on."""
     found = _NAME.match(text)
     if found is None:
         raise BadCall("no call:name{")
@@ -48,11 +46,11 @@ def arguments_json(text: str) -> str:
 
 
 class _Number(str):
-    """A number of JSON, with its digits."""
+    """A JSON number with its original digits."""
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A call as the model writes it, from JSON: what ``split_call`` and ``arguments_json`` read."""
+    """A call as the model writes it, from JSON: the inverse of ``split_call`` and ``arguments_json``."""
     try:
         value = json.loads(arguments or "{}", parse_int=_Number, parse_float=_Number)
     except (ValueError, RecursionError):
@@ -79,7 +77,7 @@ def _between_quotes(text: str) -> str:
 
 
 def _without_quotes(text: str) -> str:
-    """A client's text, which may hold half a pair: no text becomes a token."""
+    """A client's text may contain half a surrogate pair; no text may become a token."""
     return text.replace(QUOTE, "\ufffd")
 
 
@@ -145,7 +143,7 @@ class _Reader:
             except ValueError as exc:
                 raise BadCall(str(exc)) from None
             self.at = found.end()
-            # Half a pair that the model wrote as an escape stays one: the text goes out as UTF-8.
+            # Half a surrogate pair that the model wrote as an escape stays an escape: the text must be valid UTF-8.
             return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
         end = self.text.find(QUOTE, self.at + 1)
         if end < 0:
@@ -161,5 +159,5 @@ class _Reader:
         self.at = found.end()
         if word in _WORDS:
             return _WORDS[word]
-        # A text that the model forgot to quote is one all the same.
+        # A text that the model forgot to quote.
         return word if _NUMBER.fullmatch(word) else json.dumps(word, ensure_ascii=False)

@@ -16,7 +16,7 @@ from microscale.text.gemma.render import GemmaRenderer
 from microscale.text.grammar import Form, Turn, alone, named
 from microscale.text.tokenizer import Tokenizer
 
-# Of a call's arguments. Texts end at a quote token, which no character is.
+# The grammar of a call's arguments. Texts end at a quote token.
 _VALUES = rf"""
 object: "{{" (pair ("," pair)*)? "}}"
 array: "[" (value ("," value)*)? "]"
@@ -30,7 +30,14 @@ ANSWER: /(.|\n)+/
 
 
 def of_turn(turn: Turn) -> str:
-    """The grammar of what the model writes after a prompt that ends in its turn."""
+    """The grammar of what the model writes after a prompt that ends in its turn.
+
+        start ── reasoning, free ──┬── answer: free text or a form ── <turn|>
+                                   └── calls of offered functions ─── <|tool_response>
+
+    Arguments are in Gemma's own spelling and not JSON, so a schema cannot constrain them: calls are well formed and of
+    an offered function, and their arguments are free.
+    """
     calls = list(turn.calls or {})
     ways = [] if turn.must_call else ["final"]
     ways += [f"{'call' if turn.one_call else 'call+'} {names.RESPONSE}"] if calls else []
@@ -51,7 +58,7 @@ def of_turn(turn: Turn) -> str:
 
 
 class GemmaFormat(ChatFormat):
-    """A turn may hold several calls. ``<bos>`` stands before a raw prompt."""
+    """A turn may have several calls. ``<bos>`` is added before a raw prompt."""
 
     CONTROL = (names.EOS, names.BOS, *names.NAMES)
     ANSWER_END = names.END_TURN
@@ -69,7 +76,7 @@ class GemmaFormat(ChatFormat):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """With the template that lies beside the tokenizer."""
+        """With the template next to the tokenizer."""
         return cls(tokenizer, ChatTemplate.load(Path(tokenizer.source).parent))
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
@@ -86,7 +93,7 @@ class GemmaFormat(ChatFormat):
         return self._renderer.turn(message)
 
     def shows(self, prompt: str, question: str) -> bool:
-        # What stands around the question is the template's affair.
+        # The template decides what surrounds the question.
         return question in prompt
 
     def turn_grammar(self, turn: Turn) -> str:

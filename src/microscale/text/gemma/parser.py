@@ -1,12 +1,12 @@
-"""Gemma 4's tokens to messages, one token at a time, whatever the model wrote.
+"""Parses Gemma 4's tokens into messages, one token at a time, whatever the model wrote.
 
     text                                    content
-    <|channel>thought, line, … <channel|>   thoughts
+    <|channel>thought, line, … <channel|>   reasoning
     <|tool_call>call:name{ … }<tool_call|>  a call
     <turn|>, <eos>, <|tool_response>        the end
 
-Every wrong turn has a rule that keeps the text, and a ``Flaw`` that says what was wrong. A call is given out when it is
-whole: its arguments become JSON.
+For every kind of malformed output there is a rule that keeps the text, and a ``Flaw``. A call is passed on when it is
+complete, with its arguments as JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from enum import Enum
 from microscale.text.chat_format import OutputParser
 from microscale.text.detokenize import Detokenizer
 from microscale.text.events import Begin, End, Event, Flaw, Flawed, Header, Kind, Text
-from microscale.text.gemma.call import QUOTE, BadCall, arguments_json, split_call
+from microscale.text.gemma.call import QUOTE, arguments_json, split_call
 from microscale.text.gemma.tokens import GemmaTokens
+from microscale.text.json_text import BadCall
 
 THOUGHT = "thought"
 MAX_CHANNEL_CHARS = 32
@@ -27,7 +28,7 @@ MAX_CHANNEL_CHARS = 32
 class GemmaState(Enum):
     TEXT = 0
     CHANNEL = 1
-    """Its name, up to the line's end."""
+    """The channel's name, up to the end of the line."""
     THOUGHTS = 2
     CALL = 3
 
@@ -44,7 +45,7 @@ class GemmaParser(OutputParser):
         self._open: Kind | None = None
         """The message that has begun and not ended."""
         self._pending = ""
-        """A channel's name or a call, as far as it has come; in thoughts, a line's end that may be the last."""
+        """A channel's name or a call so far; in reasoning, a line break that may be the last."""
         self._num_calls = 0
         self._has_content = False
         self._events: list[Event] = []
@@ -124,7 +125,7 @@ class GemmaParser(OutputParser):
             self._flag(Flaw.STRAY_TOKEN)
             return
         if self._state is not GemmaState.TEXT:
-            # Thoughts or a call that nothing closed: what follows is no part of them.
+            # Unclosed reasoning or an unclosed call; what follows does not belong to it.
             self._flag(Flaw.HEADER_IN_TEXT)
             self._leave(complete=True)
         self._end(complete=True)
@@ -132,10 +133,10 @@ class GemmaParser(OutputParser):
             self._state = GemmaState.CHANNEL if token == tokens.channel else GemmaState.CALL
 
     def _leave(self, *, complete: bool) -> None:
-        """End thoughts or a call; text follows."""
+        """End reasoning or a call; text follows."""
         state, self._state = self._state, GemmaState.TEXT
         if state is GemmaState.CHANNEL:
-            # The line was not ended: an empty channel, or thoughts that are all header.
+            # The line did not end: an empty channel, or reasoning without a line break.
             self._state = GemmaState.CHANNEL
             self._enter_channel()
             self._state = GemmaState.TEXT
@@ -147,7 +148,7 @@ class GemmaParser(OutputParser):
         self._end(complete=complete)
 
     def _enter_channel(self) -> None:
-        """From a channel's first line to its text."""
+        """Go from a channel's first line to its text."""
         name, newline, rest = self._pending.partition("\n")
         self._pending = ""
         if name.strip() == THOUGHT:
@@ -158,14 +159,14 @@ class GemmaParser(OutputParser):
             self._state = GemmaState.THOUGHTS
             self._think(name)
         else:
-            # A channel that the format has not may hold the answer: better shown than hidden.
+            # An unknown channel may contain the answer, so its text is shown.
             self._flag(Flaw.WRONG_CHANNEL, name)
             self._state = GemmaState.TEXT
             if rest:
                 self._say(Kind.CONTENT, rest)
 
     def _think(self, text: str) -> None:
-        """All but a line's end that may be the last: the format puts one before the channel's end."""
+        """Add reasoning, except a last line break: the format puts one before the end of the channel."""
         text, self._pending = self._pending + text, ""
         if text.endswith("\n"):
             text, self._pending = text[:-1], "\n"

@@ -1,4 +1,4 @@
-"""Gemma 4's prompts, by the checkpoint's own chat template, and its turns as the model writes them."""
+"""Renders Gemma 4's prompts with the checkpoint's own chat template, and turns as the model writes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GemmaRenderer:
         self._prompt = TemplatePrompt(tokenizer, template)
 
     def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
-        """The prompt: what the template makes of the conversation, up to where ``options.end`` says."""
+        """The prompt, ending where ``options.end`` says."""
         return self.rendered(conversation, options).tokens
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
@@ -38,7 +38,7 @@ class GemmaRenderer:
         return self._prompt.render(
             conversation,
             options,
-            # Gemma thinks or does not: there is no more or less of it.
+            # Reasoning is on or off; there are no levels.
             enable_thinking=options.effort in (Effort.MEDIUM, Effort.HIGH),
             bos_token=names.BOS if names.BOS in self._tokenizer.control else "",
             eos_token=names.EOS if names.EOS in self._tokenizer.control else "",
@@ -53,7 +53,7 @@ class GemmaRenderer:
         return [*ids, self._tokenizer.control[names.RESPONSE] if message.tool_calls else self.tokens.end_turn]
 
     def _quoted(self, text: str) -> list[int]:
-        """Text in which ``QUOTE`` stands for the quote token."""
+        """Encode text in which ``QUOTE`` represents the quote token."""
         first, *others = text.split(QUOTE)
         ids = self._tokenizer.encode(first)
         for other in others:

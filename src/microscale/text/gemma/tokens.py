@@ -1,4 +1,4 @@
-"""Gemma 4's control tokens, found in the checkpoint's tokenizer by name: their ids are the checkpoint's own affair."""
+"""Gemma 4's control tokens, looked up by name in the checkpoint's tokenizer: every checkpoint has its own ids."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CALL = "<|tool_call>"
 END_CALL = "<tool_call|>"
 RESPONSE = "<|tool_response>"
 QUOTE = '<|"|>'
-"""Around every text in a call, a result or a tool's declaration: nothing in the text needs an escape."""
+"""Surrounds every text in a call, a result or a tool's declaration, so that nothing in it needs an escape."""
 
 NAMES = (TURN, END_TURN, CHANNEL, END_CHANNEL, CALL, END_CALL, RESPONSE, QUOTE)
 
 
 @dataclass(frozen=True)
 class GemmaTokens:
-    """The ids of the control tokens, and the tokenizer that they belong to."""
+    """The ids of the control tokens, and their tokenizer."""
 
     tokenizer: Tokenizer
     turn: int
@@ -34,11 +34,11 @@ class GemmaTokens:
     end_call: int
     quote: int
     stops: frozenset[int]
-    """Tokens after which the model's turn is over, or waits for a tool's result: generation ends there."""
+    """Tokens that end the model's turn or wait for a tool's result: generation ends there."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> GemmaTokens:
-        """Look them up; a name that the tokenizer lacks is a ``BadCheckpoint``."""
+        """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""
         tokenizer.protect(NAMES)
         ids = tokenizer.control
         stops = {ids[name] for name in (END_TURN, RESPONSE, EOS) if name in ids}

@@ -1,1 +1,1 @@
-"""Harmony, the chat format of gpt-oss: messages on channels, and calls as messages to a function."""
+"""Harmony, the chat format of gpt-oss: messages on channels; calls are messages to a function."""

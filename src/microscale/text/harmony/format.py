@@ -17,13 +17,19 @@ from microscale.text.tokenizer import Tokenizer
 
 
 def of_turn(turn: Turn) -> str:
-    """The grammar of what the model writes after ``<|start|>assistant``."""
+    """The grammar of what the model writes after ``<|start|>assistant``.
+
+        start ── analysis messages, free ──┬── final answer: free text or a form ────── <|return|>
+                                           └── call of an offered function: its form ── <|call|>
+
+    Control tokens are terminals, so headers are correct too. A turn ends with its first call.
+    """
     calls = list((turn.calls or {}).items())
     ways = [] if turn.must_call else ["final"]
     ways += [f"call_{number}" for number in range(len(calls))]
     again = f'{names.END} {names.START} "assistant"'
     typed = f'(" "? {names.CONSTRAIN} "json" | " json")?'
-    # A preamble is content: beside an answer of a certain form it would spoil that.
+    # A preamble is content, which would break an answer's form.
     aside = '"analysis"' if turn.answer is not None else '("analysis" | "commentary")'
     answer = "ANSWER" if turn.answer is None else "@answer"
     rules = [
@@ -43,7 +49,7 @@ def of_turn(turn: Turn) -> str:
 
 
 class HarmonyFormat(ChatFormat):
-    """A turn ends with its first call. Nothing stands before a raw prompt."""
+    """A turn ends with its first call. Nothing is added before a raw prompt."""
 
     CONTROL = (*names.NAMES, names.END_OF_TEXT)
     ANSWER_END = names.RETURN

@@ -1,4 +1,4 @@
-"""Reading a message's header as the model wrote it, which is not always as the format says.
+"""Reads a message's header as the model wrote it, which does not always follow the format.
 
 A header is text in up to three kinds of segment:
 
@@ -6,9 +6,9 @@ A header is text in up to three kinds of segment:
     channel     after ``<|channel|>``:   channel, recipient, type   commentary to=functions.f
     constrain   after ``<|constrain|>``: type                       json
 
-and ``<|message|>`` ends it. When the model forgets ``<|message|>``, its text runs on in the header. So each segment is
-read with a question: *from where on can this be no header?* What stands there is text, and the message has begun.
-The rules are greedy for text: a word is taken into the header only when it has a meaning there.
+and ``<|message|>`` ends it. If the model forgets ``<|message|>``, its text continues in the header. So for each segment
+we ask: *from where on can this not be a header?* From there on it is text, and the message has begun. A word belongs to
+the header only if it has a meaning there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONTENT_TYPES = ("json", "code", "text")
 TO = "to="
 NAMESPACE = "functions."
 
-# A recipient is the longest word: a function's name has 128 characters at most.
+# A recipient is the longest word: a function's name has at most 128 characters.
 MAX_WORD_CHARS = 192
 MAX_GAP_CHARS = 32
-# Of one segment: role or channel, recipient, a second recipient, type.
+# Per segment: role or channel, recipient, a second recipient, type.
 MAX_WORDS = 4
 
 _WORD = re.compile(r"\S+")
@@ -45,13 +45,13 @@ class SegmentEnd(Enum):
     """What follows a segment."""
 
     OPEN = 0
-    """Perhaps more text: the last word may be the beginning of one."""
+    """More text may follow: the last word may be incomplete."""
     CONTROL = 1
     """A control token of the header."""
     DONE = 2
-    """No message: a word with no certain meaning is text."""
+    """No message follows: a word without a certain meaning is text."""
     CUT = 3
-    """Nothing: as ``DONE``, and the last word may be the beginning of one."""
+    """Nothing follows: like ``DONE``, and the last word may be incomplete."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Fields:
 
 
 class HeaderReader:
-    """Collects one header. ``started``: an explicit ``<|start|>`` stands before it."""
+    """Collects one header. ``started``: it comes after an explicit ``<|start|>``."""
 
     def __init__(self, *, started: bool) -> None:
         self.started = started
@@ -75,20 +75,20 @@ class HeaderReader:
         self.segment = ""
         self.fields = _Fields()
         self._raw: list[str] = []
-        """Header text of the segments before this one."""
+        """Header text of the earlier segments."""
 
     @property
     def evident(self) -> bool:
-        """Whether anything shows that this is a header at all, and not an answer that has none."""
+        """Whether there is any sign that this is a header, and not an answer without one."""
         return self.started or self.part is not HeaderPart.LEAD or self.segment.lstrip().startswith(TO)
 
     def feed(self, text: str) -> bool:
-        """Take text in; false when the message's text has begun, which ``close`` then gives."""
+        """Add text; false once the message's text has begun, which ``close`` then returns."""
         self.segment += text
         return _Scan(self, SegmentEnd.OPEN).text_at is None
 
     def close(self, ending: SegmentEnd) -> str:
-        """Take the segment's words into the header; what is left is text of the message."""
+        """Add the segment's words to the header; return the rest, which is text of the message."""
         scan = _Scan(self, ending)
         self.fields = scan.fields
         text = "" if scan.text_at is None else self.segment[scan.text_at :]
@@ -122,7 +122,7 @@ class _Scan:
         self.text_at: int | None = None
         self._reader = reader
         self._ending = ending
-        # The first word that belongs to the header only if the rest does, and what was known before it.
+        # The first word that belongs to the header only if the rest does, and the fields before it.
         self._unsure: tuple[int, _Fields] | None = None
         if not reader.evident:
             self._unsure = 0, reader.fields
@@ -138,7 +138,7 @@ class _Scan:
                 self._start = start
                 taken = self._take(word, number == 0, grows and found.end() == len(segment))
             if taken < len(word):
-                # Before the first word of the header, white space is text as well.
+                # White space before the first word of the header is text as well.
                 self._reject(start + taken if past or taken else 0)
                 return
             past = found.end()

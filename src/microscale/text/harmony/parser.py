@@ -1,13 +1,13 @@
-"""The model's tokens to messages, one token at a time, whatever the model wrote.
+"""Parses the model's tokens into messages, one token at a time, whatever the model wrote.
 
 Three states over the control tokens:
 
     IDLE ── <|start|> ──► HEADER ── <|message|> ──► BODY ── <|end|>, <|call|>, <|return|> ──► IDLE
 
-A prompt ends with ``<|start|>assistant``, so an output begins in HEADER. On what the format allows this equals the
-parser of ``oss-harmony``. On all else that one raises; here each wrong turn has a rule that keeps the text, and a
-``Flaw`` that says what was wrong. Every character of every text token is in exactly one place, in order: a ``Text``,
-the ``header.raw`` of a ``Begin``, or the ``text`` of a ``Flawed`` (a header that led to no message).
+A prompt ends with ``<|start|>assistant``, so an output begins in HEADER. For well-formed output this equals the parser
+of ``oss-harmony``. For malformed output that parser raises; here each kind has a rule that keeps the text, and a
+``Flaw``. Every character of every text token is in exactly one place, in order: a ``Text``, the ``header.raw`` of a
+``Begin``, or the ``text`` of a ``Flawed`` (a header that led to no message).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from microscale.text.harmony.header import CHANNELS, NAMESPACE, HeaderPart, Head
 from microscale.text.harmony.tokens import HarmonyTokens
 from microscale.text.json_text import is_json
 
-# Recipients that are no tools.
+# Recipients that are not tools.
 PEOPLE = (ASSISTANT, "user", "all")
 
 
@@ -49,11 +49,11 @@ class HarmonyParser(OutputParser):
         self._has_content = False
         self._events: list[Event] = []
         self.header: Header | None = None
-        """Of the message that is open."""
+        """The header of the open message."""
         self.flaws = []
 
     def feed(self, token: int) -> list[Event]:
-        # A token of a header, or a part of a character, adds nothing yet.
+        # A token of a header, or part of a character, adds nothing yet.
         self._events = []
         if self.is_control(token):
             self._add_text(self._detokenizer.flush())
@@ -170,7 +170,7 @@ class HarmonyParser(OutputParser):
         self._reader = HeaderReader(started=started)
 
     def _end_header(self, flaw: Flaw, ending: SegmentEnd) -> None:
-        """A header that no ``<|message|>`` followed: what in it is text becomes a message all the same."""
+        """End a header without ``<|message|>``: text in it still becomes a message."""
         text = self._reader.close(ending)
         if text:
             self._begin_body(text)
@@ -194,7 +194,7 @@ class HarmonyParser(OutputParser):
         else:
             self._kind = Kind.REASONING if header.channel == "analysis" else Kind.CONTENT
             self._events.append(Begin(self._kind, header))
-        self._judge(header)
+        self._flag_header(header)
         if text:
             self._add_body(text)
 
@@ -211,7 +211,7 @@ class HarmonyParser(OutputParser):
             return None
         return name
 
-    def _judge(self, header: Header) -> None:
+    def _flag_header(self, header: Header) -> None:
         if header.role != ASSISTANT:
             self._flag(Flaw.WRONG_ROLE)
         if header.channel is None:

@@ -1,11 +1,11 @@
-"""A conversation to token ids, through ``oss-harmony`` and the checkpoint's tokenizer.
+"""Renders a conversation to token ids, with ``oss-harmony`` and the checkpoint's tokenizer.
 
-The library lays the prompt out; the checkpoint's tokenizer encodes it. The library gets a one-character marker where a
-message has its text, and its ids are walked: control tokens are mapped by name, the text between them is decoded,
-the marker replaced, and the run encoded with the checkpoint's tokenizer, for which all text is text. With the library's
-own vocabulary the result equals the library's, token for token.
+The library decides the layout; the checkpoint's tokenizer encodes it. The library gets a one-character marker in place
+of each message's text. In its ids, control tokens are mapped by name; the text between them is decoded, the marker
+replaced, and the result encoded with the checkpoint's tokenizer, which never produces control tokens from text. With
+the library's own vocabulary the result equals the library's, token for token.
 
-The marker is there for time, too: the library's encoder is quadratic in the length of a word (40 s for 200,000 letters,
+The marker also saves time: the library's encoder is quadratic in the length of a word (40 s for 200,000 letters,
 oss-harmony 0.0.11), so nothing long may reach it.
 """
 
@@ -30,6 +30,8 @@ from microscale.text.conversation import (
     Role,
     Tool,
     ToolCall,
+    answered_function,
+    check_function_name,
     open_message,
 )
 from microscale.text.events import ASSISTANT
@@ -41,13 +43,12 @@ from microscale.text.tokenizer import Tokenizer
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 KNOWLEDGE_CUTOFF = "2024-06"
 MARKER = "\ue000"
-FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-# What o200k takes for one word at most: letters and marks, white space, signs. 1,024 take the library 1 to 9 ms.
+# The longest runs that o200k treats as one word: letters and marks, white space, signs. 1,024 take 1 to 9 ms.
 MAX_WORD_CHARS = 1024
 WORDS = tuple(map(re.compile, (r"[^\s\d!-/:-@\[-`{-~]+", r"\s+", r"[^\w\s]+")))
 
 KEPT_CHARS = 1 << 20
-"""Of all shapes of conversations whose skeletons are kept."""
+"""Maximum size of all conversation shapes whose skeletons are cached."""
 
 EFFORTS = {
     Effort.LOW: library.ReasoningEffort.LOW,
@@ -58,13 +59,13 @@ EFFORTS = {
 
 @dataclass(frozen=True)
 class Laid:
-    """One message of Harmony."""
+    """One message in Harmony's layout."""
 
     message: library.Message
     text: str | None
-    """What stands for its marker."""
+    """What replaces its marker."""
     after: str = ""
-    """What follows the library's text: a section that it does not know."""
+    """Text after the library's own: a section that it does not support."""
 
 
 class TextRun(NamedTuple):
@@ -72,15 +73,15 @@ class TextRun(NamedTuple):
 
     text: str
     tokens: tuple[int, ...]
-    """The checkpoint's, for a run that stays as it is."""
+    """The checkpoint's tokens, for a run without a marker."""
 
 
 Skeleton = tuple[tuple[TextRun, int | None], ...]
-"""A conversation without its texts: runs, each with the control token after it; after the last there is none."""
+"""A conversation without its texts: runs, each with the control token after it, if any."""
 
 
 class HarmonyRenderer:
-    """Renders for one checkpoint. Loading the library's vocabulary takes a second: make one and keep it."""
+    """Renders for one checkpoint. Loading the library's vocabulary takes a second: create it once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokens = HarmonyTokens.of(tokenizer)
@@ -90,17 +91,17 @@ class HarmonyRenderer:
             self._library.encode(name, allowed_special="all")[0]: tokenizer.control[name] for name in names.NAMES
         }
         self._kept: dict[str, Skeleton] = {}
-        """By shape. Conversations mostly differ in their texts alone."""
+        """By shape. Most conversations differ only in their texts."""
         self._kept_chars = 0
 
     def render(self, conversation: Sequence[Message], options: RenderOptions) -> list[int]:
-        """The prompt: system message, developer message, conversation, and where ``options.end`` says."""
+        """The prompt: system message, developer message, conversation, ending where ``options.end`` says."""
         return self.rendered(conversation, options).tokens
 
     def rendered(self, conversation: Sequence[Message], options: RenderOptions) -> Rendered:
         if options.end is PromptEnd.OPEN:
             before, last = open_message(conversation)
-            # Thoughts are a message of their own, and closed where an answer has begun after them.
+            # Reasoning is a separate message, and is complete if an answer has begun after it.
             before += [replace(last, content="")] if last.reasoning and last.content else []
             begun = self.header("final") + self._encode(last.content)
             if last.reasoning and not last.content:
@@ -137,7 +138,7 @@ class HarmonyRenderer:
         skeleton = self._library.render_conversation_for_completion(
             conversation,
             library.Role.ASSISTANT,
-            # ``lay_out`` drops it: the library keeps what lies between two finals.
+            # ``lay_out`` drops old analysis itself: the library keeps what is between two finals.
             library.RenderConversationConfig(auto_drop_analysis=False),
         )
         found: list[tuple[TextRun, int | None]] = []
@@ -156,7 +157,7 @@ class HarmonyRenderer:
         return TextRun(text, tuple(self._encode(text)))
 
     def header(self, channel: str, function: str | None = None) -> list[int]:
-        """What the model writes between the end of a prompt and its text, to force a final answer or a certain call."""
+        """The header that the model writes before a final answer or a certain call."""
         if function is None:
             return [self.tokens.channel, *self._encode(channel), self.tokens.message]
         to = self._encode(f"{channel} to={recipient(function)} ")
@@ -164,13 +165,13 @@ class HarmonyRenderer:
 
     def turn(self, message: Message) -> list[int]:
         """An assistant's message as the model writes it after a prompt."""
-        said = _assistant(message)
+        entries = _assistant(message)
         ids: list[int] = []
-        for at, entry in enumerate(said):
+        for at, entry in enumerate(entries):
             function = None if entry.message.recipient is None else entry.message.recipient.removeprefix(NAMESPACE)
             ids += [self.tokens.start, *self._encode(ASSISTANT)] if at else []
             ids += self.header(entry.message.channel or "final", function) + self._encode(entry.text or "")
-            is_last = at == len(said) - 1
+            is_last = at == len(entries) - 1
             ids.append(self.tokens.call if function else self.tokens.return_ if is_last else self.tokens.end)
         return ids
 
@@ -182,7 +183,7 @@ class HarmonyRenderer:
             if text is None and not after:
                 ids += run.tokens
             else:
-                # Only the first: a tool's description may hold the same character, behind the instructions.
+                # Only the first: a tool's description after the instructions may contain the same character.
                 ids += self._encode((run.text if text is None else run.text.replace(MARKER, text, 1)) + after)
             text, after = None, ""
             if control is not None:
@@ -194,7 +195,7 @@ class HarmonyRenderer:
 
 
 def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[Laid]:
-    """Harmony's messages, without the analysis that the format drops, with the texts that belong to the markers."""
+    """Harmony's messages with the texts for their markers, without the analysis that the format drops."""
     system = library.SystemContent(
         model_identity=IDENTITY,
         reasoning_effort=None if options.effort is None else EFFORTS[options.effort],
@@ -221,16 +222,12 @@ def lay_out(conversation: Sequence[Message], options: RenderOptions) -> list[Lai
 
 
 def recipient(function: str) -> str:
-    """The address of a function of the developer's."""
-    if not FUNCTION_NAME.fullmatch(function):
-        raise BadRequest(
-            f"{function[:64]!r} is no name for a function; take 1 to 128 letters, digits, '_', '-', '.' and ':'."
-        )
-    return NAMESPACE + function
+    """The recipient that means a function."""
+    return NAMESPACE + check_function_name(function)
 
 
 def _instructs(message: Message) -> bool:
-    # Harmony's system message is the engine's; what a client calls "system" is the developer's word.
+    # Harmony's system message is the engine's own; a client's "system" message is a developer message.
     return message.role in (Role.SYSTEM, Role.DEVELOPER)
 
 
@@ -246,7 +243,7 @@ def _developer(instructions: str, tools: Sequence[Tool], response: ResponseForma
 
 
 def _section(response: ResponseFormat) -> str:
-    """How Harmony tells the model which form its answer shall have."""
+    """Harmony's description of the answer's format."""
     lines = ["# Response Formats", "", f"## {response.name}", ""]
     lines += [f"// {line}" for line in response.description.splitlines()]
     return "\n".join([*lines, json.dumps(response.schema, ensure_ascii=False, separators=(",", ":"))])
@@ -258,43 +255,39 @@ def _described(tool: Tool) -> library.ToolDescription:
     try:
         text = tool.description + " " + json.dumps(parameters, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as exc:
-        raise BadRequest(f"The parameters of the tool {tool.name!r} are no JSON schema: {exc}.") from exc
+        raise BadRequest(f"The parameters of the tool {tool.name!r} are not a JSON schema: {exc}.") from exc
     if any(len(found.group()) > MAX_WORD_CHARS for word in WORDS for found in word.finditer(text)):
-        raise BadRequest(f"The tool {tool.name!r} holds a word of more than {MAX_WORD_CHARS} characters.")
+        raise BadRequest(f"The tool {tool.name!r} contains a word of more than {MAX_WORD_CHARS} characters.")
     return library.ToolDescription.new(tool.name, tool.description, parameters)
 
 
 def _assistant(message: Message) -> list[Laid]:
-    said: list[Laid] = []
+    entries: list[Laid] = []
     if message.reasoning:
-        said.append(Laid(_said("analysis"), message.reasoning))
+        entries.append(Laid(_marked("analysis"), message.reasoning))
     if message.content or not (message.reasoning or message.tool_calls):
-        # Text before a call is a preamble, and a preamble goes to the commentary channel.
-        said.append(Laid(_said("commentary" if message.tool_calls else "final"), message.content))
-    return said + [_called(call) for call in message.tool_calls]
+        # Text before a call is a preamble, which belongs to the commentary channel.
+        entries.append(Laid(_marked("commentary" if message.tool_calls else "final"), message.content))
+    return entries + [_called(call) for call in message.tool_calls]
 
 
-def _said(channel: str) -> library.Message:
+def _marked(channel: str) -> library.Message:
     return library.Message.from_role_and_content(library.Role.ASSISTANT, MARKER).with_channel(channel)
 
 
 def _called(call: ToolCall) -> Laid:
-    message = _said("commentary").with_recipient(recipient(call.name)).with_content_type(names.CONSTRAIN + "json")
+    message = _marked("commentary").with_recipient(recipient(call.name)).with_content_type(names.CONSTRAIN + "json")
     return Laid(message, call.arguments)
 
 
 def _result(message: Message, called: dict[str, str]) -> Laid:
-    name = called.get(message.call_id or "") or message.name
-    if name is None:
-        call = (message.call_id or "")[:64]
-        raise BadRequest(f"A tool's result answers the call {call!r}, which no earlier message made.")
-    author = library.Author.new(library.Role.TOOL, recipient(name))
+    author = library.Author.new(library.Role.TOOL, recipient(answered_function(message, called)))
     result = library.Message.from_author_and_content(author, MARKER).with_channel("commentary")
     return Laid(result.with_recipient(library.Role.ASSISTANT.value), message.content)
 
 
 def _without_old_analysis(laid: list[Laid]) -> list[Laid]:
-    """Thoughts go once their turn has its final answer; those of a turn that still calls tools stay."""
+    """Drop the analysis of turns that have a final answer; keep that of a turn that still calls tools."""
     finals = [at for at, entry in enumerate(laid) if entry.message.channel == "final"]
     last = finals[-1] if finals else 0
     return [entry for at, entry in enumerate(laid) if at > last or entry.message.channel != "analysis"]

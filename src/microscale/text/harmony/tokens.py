@@ -1,4 +1,4 @@
-"""Harmony's control tokens, found in the checkpoint's tokenizer by name: their ids are the checkpoint's own affair."""
+"""Harmony's control tokens, looked up by name in the checkpoint's tokenizer: every checkpoint has its own ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
 @dataclass(frozen=True)
 class HarmonyTokens:
-    """The ids of the control tokens, and the tokenizer that they belong to."""
+    """The ids of the control tokens, and their tokenizer."""
 
     tokenizer: Tokenizer
     start: int
@@ -31,11 +31,11 @@ class HarmonyTokens:
     call: int
     return_: int
     stops: frozenset[int]
-    """Tokens after which the model's turn is over: generation ends there."""
+    """Tokens that end the model's turn, and with it generation."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> HarmonyTokens:
-        """Look them up; a name that the tokenizer lacks is a ``BadCheckpoint``."""
+        """Look them up. Raises ``BadCheckpoint`` if the tokenizer lacks one."""
         tokenizer.protect(NAMES)
         ids = tokenizer.control
         stops = {ids[name] for name in (CALL, RETURN, END_OF_TEXT) if name in ids}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -12,33 +11,18 @@ import pytest
 from pydantic import BaseModel
 
 from microscale.server.openai.responses.input_items import sealed, unsealed
-from support.live_server import KEY, MODEL, SEEDS, Live, live
+from support.live_server import CONTEXT, KEY, MODEL, OTHER_KEY, SEEDS, Live
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-OTHER = {"Authorization": "Bearer sk-other"}
+OTHER = {"Authorization": f"Bearer {OTHER_KEY}"}
 ANSWER = "The answer is 4. 日本"
 SUM = '{"total": 4}'
-TURNS = [f"<|channel|>final<|message|>{SUM}<|return|>"]
-CONTEXT = 1024
 WEATHER: Any = {
     "type": "function",
     "name": "get_weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with live(log, turns=TURNS, max_model_len=CONTEXT, step_s=0, keys=[KEY, "sk-other"]) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key=KEY, max_retries=0, timeout=60)
 
 
 def post(server: Live, body: Any, headers: Any = HEADERS, path: str = "") -> httpx.Response:
@@ -146,7 +130,7 @@ class Total(BaseModel):
 
 def test_parsed_output_is_handed_back_whole(server: Live, client: openai.OpenAI) -> None:
     parsed = client.responses.parse(
-        model=MODEL, input="x", text_format=Total, extra_body={"seed": len(SEEDS)}, max_output_tokens=50
+        model=MODEL, input="x", text_format=Total, extra_body={"seed": SEEDS["sum"]}, max_output_tokens=50
     )
     assert parsed.output_parsed == Total(total=4)
     called = client.responses.create(model=MODEL, input="x", tools=[WEATHER], extra_body={"seed": SEEDS["call"]})
@@ -198,7 +182,7 @@ def test_truncation_drops_the_oldest_that_are_no_instructions(server: Live) -> N
     past: list[Any] = [{"role": "developer", "content": "Be kind."}]
     for number in range(30):
         call = {"call_id": f"c{number}", "name": "get_weather", "arguments": "{}"}
-        past.append({"role": "user", "content": f"question {number} " + "x " * 20})
+        past.append({"role": "user", "content": f"question {number} " + "x " * 100})
         past.append({"type": "function_call", **call})
         past.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"result {number}"})
     past.append({"role": "user", "content": "And the last?"})
@@ -220,13 +204,13 @@ def test_truncation_drops_the_oldest_that_are_no_instructions(server: Live) -> N
         if by_hand <= CONTEXT - CONTEXT // 8:
             break
     assert count == by_hand
-    too_long = {"input": "word " * 2000, "truncation": "auto"}
+    too_long = {"input": "word " * 8000, "truncation": "auto"}
     error = post(server, too_long).json()["error"]
     assert error["code"] == "context_length_exceeded"
 
 
 def test_a_result_at_the_end_keeps_its_call(server: Live) -> None:
-    past: list[Any] = [{"role": "user", "content": f"question {number} " + "x " * 60} for number in range(30)]
+    past: list[Any] = [{"role": "user", "content": f"question {number} " + "x " * 240} for number in range(30)]
     past.append({"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"})
     past.append({"type": "function_call_output", "call_id": "c", "output": "Rain."})
     body = {"input": past, "tools": [WEATHER], "truncation": "auto", "seed": SEEDS["answer"]}
@@ -346,16 +330,3 @@ def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
     assert [entry.token for entry in deltas] == [entry.token for entry in part.logprobs]
     (done,) = (event for event in events if event.type == "response.output_text.done")
     assert len(done.logprobs) == len(deltas)
-
-
-def test_strict_requests_refuse_what_is_passed_over(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with live(tmp_path_factory.mktemp("strict") / "log", strict_requests=True, step_s=0) as running:
-        for fields, where in (
-            ({"tools": [{"type": "web_search"}]}, "tools.web_search"),
-            ({"include": ["file_search_call.results"]}, "include.file_search_call.results"),
-            ({"input": [{"type": "compaction"}]}, "input.compaction"),
-        ):
-            error = post(running, {"input": "x"} | fields).json()["error"]
-            assert (error["param"], error["code"]) == (where, "unknown_parameter")
-        body = {"input": "x", "client_metadata": {}, "prompt_cache_key": "k", "seed": SEEDS["answer"]}
-        assert post(running, body).status_code == 200

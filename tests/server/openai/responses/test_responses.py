@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -16,7 +15,7 @@ from microscale.server.openai.responses.request import ResponsesRequest
 from microscale.server.openai.responses.store import ResponseStore, StoredItem, StoredResponse
 from microscale.server.openai.responses.toolbox import Toolbox
 from microscale.server.options import RequestLimits
-from support.live_server import KEY, MODEL, SEEDS, Live, live
+from support.live_server import KEY, MODEL, SEEDS, Live
 from support.scripted_service import NOT_FINITE, REFUSE
 
 THOUGHT = "Let me think: naïve 👩‍👧."
@@ -29,19 +28,6 @@ WEATHER: Any = {
     "strict": False,
 }
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with live(log, limits={"max_stored_responses": 20}) as running:
-        yield running
-        assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key=KEY, max_retries=0, timeout=60)
 
 
 def create(client: openai.OpenAI, script: str, **options: Any) -> Any:
