@@ -98,7 +98,7 @@ wheel: $(INSTALLED) ## Build the wheels of all three packages into dist
 	$(BIN)/python tools/wheel.py dist microscale ptxproof microscale-lab
 
 test-wheel: $(INSTALLED) ## Install the wheel into a bare environment outside of the checkout; serve, ask, chat there (2 minutes)
-	$(BIN)/python -m pytest tests/shipping/installed_wheel.py
+	$(BIN)/python -m pytest tests/shipping/test_wheel.py tests/shipping/installed_wheel.py
 
 # With a builder: docker build -t microscale . && docker run --read-only … (the Dockerfile's first lines).
 test-image: $(INSTALLED) ## Run the Dockerfile's steps in a plain folder, then what they made; needs root, and no builder

@@ -200,6 +200,7 @@ def test_a_server_of_something_else_is_told_apart(tmp_path: Path) -> None:
         other.shutdown()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_of_its_own() -> None:
     """Started for the embedded model, spoken to, and gone afterwards."""

@@ -143,6 +143,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("world", "head", "embed"),
     [

@@ -436,6 +436,7 @@ def test_any_stream_of_requests(data: st.DataObject) -> None:
     assert system.runner.largest_step <= limits.max_num_batched_tokens
 
 
+@pytest.mark.nightly
 def test_memory_stays_flat() -> None:
     """What a finished request held is let go: 200 requests and 600 later the engine holds as much."""
     system = System(SMALL, 48, 24)

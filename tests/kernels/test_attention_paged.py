@@ -11,13 +11,13 @@ from microscale import hardware
 from microscale.kernels.attention.paged import PagedAttention
 from microscale.kernels.attention.spec import AttentionSpec
 from microscale.kernels.op import Activations
-from support.interpreter import first_and_all, run_cases
+from support.interpreter import halves_and_all, run_cases
 
 
 @pytest.mark.slow
-@first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_attention.py", every, beside=__file__)
+@halves_and_all
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_attention.py", which, beside=__file__)
 
 
 @pytest.mark.parametrize(

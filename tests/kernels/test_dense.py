@@ -49,8 +49,8 @@ def op_of(name: str) -> DenseOp[Any]:
 
 
 @first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_dense.py", every, beside=__file__)
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_dense.py", which, beside=__file__)
 
 
 @pytest.mark.parametrize("implementation", [ReferenceDense(), DequantizedDense()], ids=lambda i: i.name)

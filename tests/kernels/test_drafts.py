@@ -15,8 +15,8 @@ from support.interpreter import first_and_all, run_cases
 
 
 @first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_drafts.py", every, beside=__file__)
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_drafts.py", which, beside=__file__)
 
 
 def test_by_hand() -> None:

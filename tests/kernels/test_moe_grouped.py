@@ -22,8 +22,8 @@ from support.moe_cases import GELU, SILU, SWIGLU, Case, Problem
 
 
 @first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_moe_grouped.py", every, beside=__file__)
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_moe_grouped.py", which, beside=__file__)
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)

@@ -14,8 +14,8 @@ from support.interpreter import first_and_all, run_cases
 
 
 @first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_moe_routing.py", every, beside=__file__)
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_moe_routing.py", which, beside=__file__)
 
 
 def test_both_kinds_of_router_are_one_function() -> None:

@@ -160,8 +160,8 @@ def test_a_group_far_below_its_rows_peak_is_off_by_less_than_the_bound() -> None
 
 
 @first_and_all
-def test_plain_triton_parts_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_moe_small_batch.py", every, beside=__file__)
+def test_plain_triton_parts_under_the_interpreter(which: str) -> None:
+    run_cases("cases_moe_small_batch.py", which, beside=__file__)
 
 
 # ---- launch rules ----------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from support.interpreter import first_and_all, run_cases
 
 
 @first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_small_head_pass.py", every, beside=__file__)
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_small_head_pass.py", which, beside=__file__)
 
 
 @pytest.mark.parametrize("card", ["a100", "h200", "gb10"])

@@ -26,8 +26,8 @@ BF16 = torch.bfloat16
 
 
 @first_and_all
-def test_under_the_interpreter(every: bool) -> None:
-    run_cases("cases_sums.py", every, beside=__file__)
+def test_under_the_interpreter(which: str) -> None:
+    run_cases("cases_sums.py", which, beside=__file__)
 
 
 def test_the_sum_is_rounded_once_and_in_order() -> None:

@@ -14,6 +14,8 @@ import pytest
 from microscale.version import __version__
 from tools.wheel import PACKAGES, build
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 DATA = (

@@ -5,8 +5,8 @@ it cannot be mixed with tests that compile. Kernel tests therefore live in files
 does not collect by itself; the ``test_*.py`` next to each runs it in a process of its own:
 
     @first_and_all
-    def test_under_the_interpreter(every: bool) -> None:
-        run_cases("cases_moe_routing.py", every, beside=__file__)
+    def test_under_the_interpreter(which: str) -> None:
+        run_cases("cases_moe_routing.py", which, beside=__file__)
 
 ``make test`` runs the first case of each test function there, the nightly run all of them.
 
@@ -23,12 +23,14 @@ from pathlib import Path
 
 import pytest
 
-first_and_all = pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["first case of each", "all cases"]
-)
+ALL = "all cases"
+_ALL = pytest.param(ALL, marks=pytest.mark.nightly)
+first_and_all = pytest.mark.parametrize("which", ["first cases 1/1", _ALL])
+halves_and_all = pytest.mark.parametrize("which", ["first cases 1/2", "first cases 2/2", _ALL])
+"""For files with many test functions, each of which has a first case."""
 
 
-def run_cases(name: str, every: bool, beside: str, timeout: float = 1200) -> None:
+def run_cases(name: str, which: str, beside: str, timeout: float = 1200) -> None:
     """Run the tests of the file ``name`` in the folder of ``beside`` under the interpreter; fail with their report."""
     path = Path(beside).parent / name
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
@@ -36,7 +38,7 @@ def run_cases(name: str, every: bool, beside: str, timeout: float = 1200) -> Non
     env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", str(path), "-p", "no:cacheprovider", "--tb=short"]
     command += ["-p", "pytest_timeout", "-p", "support.interpreter_patches"]
-    command += [] if every else ["--first-of-each"]
+    command += [] if which == ALL else ["--first-of-each", which.rpartition(" ")[2]]
     command += ["-W", "ignore::RuntimeWarning"]  # numpy's, for inf - inf: a GPU does the same in silence
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     report = (done.stdout + done.stderr)[-6000:]

@@ -108,6 +108,7 @@ def test_lone_surrogates_are_the_callers_fault() -> None:
         tiny().encode("a\ud800b")
 
 
+@pytest.mark.nightly
 def test_o200k_equals_the_library() -> None:
     """The tokenizer that other tests take for the real one: all bytes, and text of many kinds."""
     ordinary = range(min(o200k().control.values()))
