@@ -62,7 +62,7 @@ def test_equals_the_library_token_for_token() -> None:
     tokens = HarmonyTokens.of(o200k())
     draw = random.Random(11)
     num_ordinary = min(o200k().control.values())
-    for _ in range(600):
+    for _ in range(200):
         ids = well_formed(draw, num_ordinary)
         ours, theirs = HarmonyParser(tokens), lib.StreamableParser(library(), lib.Role.ASSISTANT)
         events: list[Event] = []
