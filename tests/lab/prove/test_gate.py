@@ -363,7 +363,7 @@ class TestCommand:
         assert status == 0
         (row,) = json.loads(text)
         assert row == {
-            "op": "prove",
+            "op": "lab",
             "variant": f"bad_kernels/{matmul().label}",
             "sm": 90,
             "ok": True,
@@ -378,9 +378,9 @@ class TestCommand:
     def test_the_table_and_the_status_show_a_refusal(self) -> None:
         status, text = self.run(scatter(), matmul(), gpu="gb10")
         assert status == 1
-        assert "prove on SM 12.1, 101376 bytes of shared memory a block" in text
+        assert "lab on SM 12.1, 101376 bytes of shared memory a block" in text
         assert re.search(r"bad_kernels/matmul.* +mma\.sync bf16 +32768 +\d+ +0 +yes", text)
-        assert re.search(r"✗ prove bad_kernels/descriptor_scatter.* on SM 12.1: Uses tile::scatter4", text)
+        assert re.search(r"✗ lab bad_kernels/descriptor_scatter.* on SM 12.1: Uses tile::scatter4", text)
         assert text.endswith(f"2 kernels compiled for SM 12.1 with Triton {triton.__version__}: 1 refused.\n")
 
     def test_refusals_with_one_reason_are_one_sentence(self) -> None:

@@ -15,10 +15,10 @@ import torch
 from gpu import conftest
 from support.play import play
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 CONFTEST = """
 from microscale.hardware import known
-from ptxproof import as_card
+from microscale_lab.prove import bridge
 from support import play
 from support.fake_driver import faked
 
@@ -29,7 +29,7 @@ def pytest_addoption(parser):
     play.add_option(parser)
 
 def pytest_configure(config):
-    as_card.present = play.present = lambda: H200
+    bridge.present = play.present = lambda: H200
     driver.__enter__()
     play.play(config)
 """

@@ -17,7 +17,7 @@ from microscale_lab.report.card_page import page
 from microscale_lab.report.telemetry import Telemetry, watched
 
 GB10 = KNOWN["gb10"]
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 def made_up() -> dict[str, Any]:
