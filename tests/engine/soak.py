@@ -10,7 +10,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -39,7 +39,7 @@ class Flat:
 
     def prepare(self, *, stand_ins: bool) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     def graphs(self) -> GraphCounts:

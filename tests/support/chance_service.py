@@ -47,7 +47,7 @@ class Chance:
 
     def prepare(self, *, stand_ins: bool) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     def graphs(self) -> GraphCounts:

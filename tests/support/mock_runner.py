@@ -7,7 +7,7 @@ wrongly or freed too soon changes the answer. Pages that were never written hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -46,7 +46,7 @@ class MockRunner:
 
     def prepare(self, *, stand_ins: bool) -> None: ...
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     def graphs(self) -> GraphCounts:

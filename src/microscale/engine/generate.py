@@ -11,8 +11,8 @@ from microscale.engine.output import Output
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.forward import Model
 from microscale.engine.step.limits import Limits
+from microscale.engine.step.runner import Model
 from microscale.errors import BadRequest
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 from microscale.backends.ops import AttentionBatch, Dense, Embedding, Logits, Ops, Sampling
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.decoder import Parted
 from microscale.models.dummy_weights import TensorMaker
 from microscale.models.random_checkpoint import Published
 from microscale.models.taps import Taps
@@ -103,12 +102,6 @@ class AnyModel(Protocol):
     def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
 
     def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
-
-    def forward_parts(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Parted[Logits]: ...
-
-    def body_parts(
-        self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None
-    ) -> Parted[tuple[Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_somebody_who_comes_is_admitted_with_the_next_step() -> None:
     system.submit("b", [4, 5, 6], 20)
     system.step()
     assert system.runner.steps_ahead == ahead
-    assert system.outputs["b"] or system.engine._flight is not None
+    assert system.outputs["b"] or system.engine._pending is not None
     system.run()
     assert system.tokens("b") == alone([4, 5, 6], 20, LIMITS.window)
     assert system.tokens("a") == alone([1, 2, 3], 60, LIMITS.window)

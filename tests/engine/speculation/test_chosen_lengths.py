@@ -167,7 +167,7 @@ def test_reading_tells_whether_the_host_waited(over: bool) -> None:
     reading = Reading(sampled, None)
     assert reading.found().tokens == [3]
     assert reading.waited  # on a CPU nobody is late
-    vars(reading)["_there"] = Event(over)
+    vars(reading)["_copied"] = Event(over)
     assert reading.found().tokens == [3]
     assert reading.waited is not over
 

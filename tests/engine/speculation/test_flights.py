@@ -18,8 +18,8 @@ def system_with(luck: float) -> System:
 
 
 def in_the_air(system: System) -> bool:
-    flight = system.engine._flight
-    return flight is not None and flight.drafted
+    pending = system.engine._pending
+    return pending is not None and pending.drafted
 
 
 def step_until_in_the_air(system: System) -> None:
@@ -54,7 +54,7 @@ def test_a_prompt_beside_drafts_goes_on_when_who_has_them_leaves() -> None:
     system.submit("long", prompt, 6)
     system.step()
     assert in_the_air(system)
-    assert {work.request.request_id for work in system.engine._flight.schedule} == {"short", "long"}  # type: ignore[union-attr]
+    assert {work.request.request_id for work in system.engine._pending.schedule} == {"short", "long"}  # type: ignore[union-attr]
     system.engine.abort("short")
     system.engine.check()
     system.run()

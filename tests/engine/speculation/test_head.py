@@ -5,7 +5,7 @@ would not show a stale one."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,16 +22,15 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_piece
-from microscale.engine.speculation.head_inputs import HeadKey
 from microscale.engine.speculation.length import FixedLength
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.graphs import Graphs
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
 from microscale.engine.step.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel
+from microscale.models.recorded import Step
 from microscale.models.taps import Taps
 from microscale.quality.tasks import DEMO_FOLDER
 from microscale.text.formats import chat_format_for
@@ -389,20 +388,19 @@ def test_guesses_are_copied_to_memory_in_one_piece(rows: int, columns: int) -> N
 def test_long_prompts_leave_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each length would have one of its own, of hundreds of megabytes."""
     asked: list[int] = []
-    run = Graphs.run
-
-    def listed(self: Graphs, key: Any, tokens: int, *given: Any, **more: Any) -> Any:
-        if isinstance(key, HeadKey):
-            asked.append(tokens)
-        return run(self, key, tokens, *given, **more)
-
-    monkeypatch.setattr(Graphs, "run", listed)
     model = tiny_model("gpt-oss-tiny", 16)
     prompt = [token % model.config.vocab_size for token in range(GRAPH_ROWS + 50)]
     limits = limits_for(model, max_num_batched_tokens=2048, max_model_len=2048)
-    speculation = Speculation(HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 2), 2)
+    drafter = HeadDrafter(tiny_head("eagle3", "gpt-oss-tiny", 16), 2)
     pages = dict.fromkeys(LayerKind, 2 * 2048 // 16)
-    engine = assemble(model, limits, pages, speculation=speculation)
+    engine = assemble(model, limits, pages, speculation=Speculation(drafter, 2))
+    run = drafter._graphs.run
+
+    def listed(key: Step, work: Callable[[], Any]) -> Any:
+        asked.append(key.tokens)
+        return run(key, work)
+
+    monkeypatch.setattr(drafter._graphs, "run", listed)
     engine.submit(Request("r", prompt, SamplingParams(max_tokens=4, ignore_eos=True)))
     while engine.has_work:
         engine.step()

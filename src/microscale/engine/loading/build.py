@@ -26,10 +26,9 @@ from microscale.engine.speculation.description import describe_drafts
 from microscale.engine.speculation.drafter import NOBODY, Target
 from microscale.engine.speculation.predicted import CONTEXT, predicted_costs
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.forward import Model
 from microscale.engine.step.limits import Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
+from microscale.engine.step.runner import Model, ModelRunner
 from microscale.engine.step.sampler import Sampler
 from microscale.engine.step.scheduler import Scheduler
 from microscale.hardware.sums import sums_table

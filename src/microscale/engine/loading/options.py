@@ -10,9 +10,9 @@ import torch
 from microscale import hardware
 from microscale.backends.ops import Activations, Preference
 from microscale.backends.precision import EXACT, Precision
+from microscale.backends.threads import check_threads
 from microscale.engine.loading.memory import Workload
 from microscale.engine.speculation.config import SpeculativeConfig
-from microscale.engine.step.threads import check_threads
 from microscale.errors import BadSetting
 from microscale.hardware import Gpu
 from microscale.models.families import LoadFormat

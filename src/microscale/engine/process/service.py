@@ -79,8 +79,8 @@ class Service:
         refused = self._admit() if self._compiling else []
         return refused + [self._told(output) for output in self._engine.step()]
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
-        return self._engine.idle(is_due)
+    def idle(self) -> bool:
+        return self._engine.idle()
 
     def _admit(self) -> list[RequestOutput]:
         """Hand on what is compiled; the last words to those that are refused."""

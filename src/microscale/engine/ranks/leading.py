@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,10 +57,8 @@ class LeadingRunner:
         with self._team.running(number):
             self._runner.prepare(stand_ins=stand_ins)
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
-        """All ranks do the same, so none gives way in the midst of it: a request waits for one graph at most."""
-        if is_due():
-            return True
+    def idle(self) -> bool:
+        """All ranks capture the same graph."""
         number = self._team.next_number()
         self._team.begin(Idle(number))
         with self._team.running(number):

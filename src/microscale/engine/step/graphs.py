@@ -1,124 +1,95 @@
-"""CUDA graphs: work on standing tensors that is captured once and replayed.
+"""CUDA graphs: work on tensors at fixed places that is captured once and replayed, a graph for each key.
 
-The work of a key is one graph, or a row of them that are replayed one after the other: a capture can be left between
-two layers and taken up again later (``Parted``). What the layers hand on stays where it is in the graphs' memory
-meanwhile. Each seam costs a replay one launch on the host, about 5 us, and the overlap of two kernels on the GPU.
+A step whose own graph is not captured yet runs in a *stand-in*, the next larger captured graph of its kind. That costs
+some ms at most; a capture takes 25 to 50, which all requests would wait for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
+from microscale.engine.step.graph_sizes import FEW_SEQUENCES
 from microscale.hardware import Gpu
-from microscale.models.decoder import Parted, run_through
-from microscale.models.recorded import SHORT_CONTEXT
+from microscale.models.recorded import Step
 
 log = logging.getLogger(__name__)
-EVERY_SIZE_TO = 64
 LEAST_GRAPH_MEMORY, GRAPH_SHARE = 2**29, 64
 GRAPH_ITSELF = 2**24
-"""Bytes that the driver keeps of a graph, at most: 3 to 6 MiB were seen for 300 kernels. Other processes on the GPU may
-take memory during a capture, so more than that is counted only where torch has reserved it."""
-PART_LAYERS = 8
-"""Of a graph that is captured between steps: 5 to 8 ms on an H200's host. gpt-oss-20b is three of them, 120b five."""
-MOST_PARTS = 8
-"""A capture that was left more often begins anew."""
+"""The most bytes that the driver keeps for a graph: 3 to 6 MiB were seen for 300 kernels. Other processes may take
+memory of the GPU during a capture, so more than that is counted only where torch has reserved it."""
 PLENTY = 2**32
-"""Bytes free on the device. With less, what steps have left in torch's cache is freed before a capture, which waits for
-the device: within a capture nothing can be freed."""
+"""Bytes free on the device. With less, torch's cache is emptied before a capture, which waits for the device: during
+a capture nothing can be freed."""
+MAX_PADDING, SMALL = 4, 64
+"""A stand-in has at most 4 times a step's tokens, or 64. Above, launching the kernels one by one is faster."""
 
 Result = TypeVar("Result")
-AnyKey = TypeVar("AnyKey", bound=Hashable)
-Task: TypeAlias = tuple[int, Callable[[], Parted[Result]]]
-"""Of a key: the number of its tokens, and its work."""
+Kind: TypeAlias = tuple[bool, str]
 
 
 class GraphCounts(NamedTuple):
-    """Since the start, but for what was captured before it was over."""
+    """Since "ready", apart from ``captured``."""
 
     captured: int
     waited_for: int
-    """Captures that a step had to wait for."""
+    """Steps that no captured graph could hold: their graph was captured first, or their kernels launched one by one."""
     stand_ins: int
-    """Steps that ran in a larger graph than their own."""
-
-
-def graph_size(rows: int) -> int:
-    """The batch that ``rows`` sequences run in: their own number up to 64, then one of 16 sizes between powers of two,
-    which is at most a sixteenth more."""
-    if rows <= EVERY_SIZE_TO:
-        return rows
-    step = 1 << ((rows - 1).bit_length() - 5)
-    return -(-rows // step) * step
-
-
-def table_width(longest: int, page_size: int, max_pages: int) -> int:
-    """Pages of a table whose sequences have up to ``longest`` tokens: one of two widths.
-
-    Kernels learn from it how long a sequence may be. Up to the narrow one attention adds up its splits in the same
-    launch, however long a sequence may become.
-    """
-    short = min(SHORT_CONTEXT // page_size, max_pages)
-    return short if longest <= short * page_size else max_pages
+    """Steps that ran in a larger graph than their own. A prompt's body and tail count separately."""
 
 
 @cache
 def _capture_stream(index: int) -> torch.cuda.Stream:
-    """Of a device, one for all captures: cuBLAS keeps a workspace for each stream."""
+    """One stream of a device for all captures: cuBLAS keeps a workspace for each stream."""
     return torch.cuda.Stream(index)
 
 
 def graph_memory(gpu: Gpu) -> int:
-    """Bytes that captured graphs may take on a card, beside what steps compute in: then no more are captured. One of
-    gpt-oss-20b takes about 5 MiB, and a server that has seen everything wants some 300."""
+    """Bytes that captured graphs may take on a card, besides what steps compute in. One of gpt-oss-20b takes about
+    5 MiB, and a server that has seen everything has some 300."""
     return max(LEAST_GRAPH_MEMORY, gpu.memory_bytes // GRAPH_SHARE)
 
 
-def whole(work: Callable[[], Result]) -> Callable[[], Parted[Result]]:
-    """Work that cannot be left before it is done."""
-
-    def parted() -> Parted[Result]:
-        yield from ()
-        return work()
-
-    return parted
-
-
-def after_layers(count: int) -> Callable[[], bool]:
-    """For ``Graphs.capture``: whether so many layers were captured since."""
-    left = count
-
-    def is_over() -> bool:
-        nonlocal left
-        left -= 1
-        return left <= 0
-
-    return is_over
+def kind_of(key: Step) -> Kind:
+    """Keys of one kind can stand in for each other. A prompt alone is a kind of its own: it gives the same bits
+    wherever the same kernels run, but not in company."""
+    if key.rows is None:
+        return key.verify, "all rows"
+    if key.rows:
+        return key.verify, "tail"
+    return key.verify, "alone" if key.sequences <= FEW_SEQUENCES[0] else "body"
 
 
-@dataclass
-class _Capture:
-    """The graphs of one key, and what is left to capture."""
+def cost(key: Step) -> tuple[int, int, int]:
+    """Orders the keys of a kind. Wide tables come last, since other kernels run there. Sequences without tokens are
+    programs that end at once, so they cost less than any token."""
+    return key.pages, key.tokens, key.sequences
 
-    work: Parted[object]
-    parts: list[torch.cuda.CUDAGraph] = field(default_factory=list)
-    done: bool = False
-    result: Any = None
 
-    def replay(self) -> None:
-        for part in self.parts:
-            part.replay()
+def holds(key: Step, counts: Sequence[int], pages: int) -> bool:
+    """Whether sequences of so many tokens fit into a key, with the padding sequences that fill it up."""
+    spare = key.tokens - sum(counts)
+    if spare < 0 or pages > key.pages or max(counts) > key.longest:
+        return False
+    return len(counts) + -(-spare // key.longest) <= key.sequences
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    result: Any
 
 
 class Graphs:
-    """One captured graph for each key that has come up, or a row of them, all in one pool of memory."""
+    """The captured graphs, all in one pool of memory."""
 
     def __init__(
         self,
@@ -129,111 +100,112 @@ class Graphs:
         waits: bool = True,
         budget: int = LEAST_GRAPH_MEMORY,
     ) -> None:
-        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. It then runs as it is.
-        ``waits``: for the device before each capture, as other threads need that look after work on it (NCCL's).
-        ``budget``: see ``graph_memory``."""
+        """``uncapturable``: why work on so many tokens cannot be captured, if it cannot. ``waits``: for the device
+        before each capture, as threads need that watch work on it (NCCL's). ``budget``: see ``graph_memory``."""
         self.enabled = enabled and device.type == "cuda"
         if self.enabled and torch.cuda.is_available():
             with torch.cuda.device(device):
                 torch.cuda.current_blas_handle()  # cuBLAS is not set up within a capture
         self._uncapturable = uncapturable
         self._waits = waits
-        self._told: set[str] = set()
-        self._ran: set[type] = set()
-        """Kinds of key whose work has run as it is. The first run makes what is kept between runs."""
-        self._tried: dict[Hashable, None] = {}
-        """Keys that were captured, or would have been if there were memory and the driver did not refuse: the same on
-        all ranks."""
-        self._graphs: dict[Hashable, _Capture] = {}
-        self._begun: dict[Hashable, _Capture] = {}
-        """Captures that were left."""
+        self._logged: set[str] = set()
+        self._ran: set[Kind] = set()
+        """Kinds whose work was launched once. The first run makes what is kept between runs."""
+        self._graphs: dict[Step, _Graph | None] = {}
+        """``None``: this rank could not capture it. All ranks must run a step in the same size, so the key counts as
+        captured there too."""
+        self._sorted: defaultdict[Kind, list[Step]] = defaultdict(list)
+        self.stand_in = False
+        """Steps without a graph run in a stand-in. Otherwise their own graph is captured when they come up: in
+        benchmarks of steps, and wherever graphs must give the bits of single launches."""
+        self.missed: Counter[Step] = Counter()
+        """Steps that ran without their own graph."""
         self.first_runs = 0
-        """Runs so far that came first of their kind, or captured, or ran in a stand-in, and captures between others: up
-        to 50 ms on an H200, and never again."""
+        """Runs that were slow because they were the first of their kind, or captured, or had no graph of their own."""
         self.waited_for = 0
-        """Graphs that were captured when they were wanted."""
+        self.stand_ins = 0
         self._memory: Any = None
-        self._failed = False
-        """The driver refused a capture: what is captured goes on, and nothing is added."""
         self._bytes = 0
         self._budget = budget
+        self._failed = False
+        """The driver refused a capture: what is captured stays, and nothing is added."""
 
     def __len__(self) -> int:
-        """Keys whose work is captured."""
-        return len(self._graphs)
+        return sum(1 for graph in self._graphs.values() if graph is not None)
 
-    def run(self, key: Hashable, tokens: int, work: Callable[[], Parted[Result]]) -> Result:
-        """What ``work`` gives. It computes on standing tensors, on ``tokens`` tokens, and is the same for one key. What
-        it gives lasts until the next run.
-
-        A key that comes up is captured at once: that takes the host hardly longer than to launch its kernels.
-        """
-        found = self._graphs.get(key)
-        if found is not None:
-            found.replay()
-            return found.result  # type: ignore[no-any-return]
-        if type(key) not in self._ran or not self._can_capture(key, tokens):
-            with torch.inference_mode():
-                result = run_through(work())
-            self.first_runs += type(key) not in self._ran
-            self._ran.add(type(key))
-            return result
-        self.first_runs += 1
-        self.waited_for += 1
-        capture = self._begun.get(key) or _Capture(work())
-        capture.replay()
-        if not self._record(key, capture, _never):
-            return self.run(key, tokens, work)  # from its first layer: what has run is only computed again
-        capture.parts[-1].replay()
-        return capture.result  # type: ignore[no-any-return]
-
-    def capture(
-        self, key: Hashable, tokens: int, work: Callable[[], Parted[object]], is_over: Callable[[], bool]
-    ) -> bool:
-        """Go on with the capture of a key before anybody wants it, until ``is_over`` behind a layer. Whether there is
-        nothing left to capture. Nothing is run, and the standing tensors may hold anything."""
-        if key in self._graphs or not self._can_capture(key, tokens):
-            return True
-        capture = self._begun.get(key)
-        if capture is None or len(capture.parts) >= MOST_PARTS:
-            capture = _Capture(work())
-        self.first_runs += 1
-        return not self._record(key, capture, _never if self._waits else is_over) or capture.done
-
-    def has_run(self, key: Hashable) -> bool:
-        """Whether the work of such a key has run as it is."""
-        return type(key) in self._ran
-
-    def sizes(self, kind: type[AnyKey]) -> list[AnyKey]:
-        """Captured keys of a kind. Of several ranks, whose steps must have the same size, those that each has tried:
-        where one could not be captured, it runs as it is."""
-        return [key for key in self._known if isinstance(key, kind)]
-
-    def __contains__(self, key: Hashable) -> bool:
-        """Whether it is one of ``sizes``."""
-        return key in self._known
+    def __contains__(self, key: Step) -> bool:
+        return key in self._graphs
 
     @property
-    def _known(self) -> Collection[Hashable]:
-        return self._tried if self._waits else self._graphs
+    def is_full(self) -> bool:
+        """No more can be captured. Several ranks go on together: all must know the same keys."""
+        return self._is_closed and not self._waits
 
-    def _can_capture(self, key: Hashable, tokens: int) -> bool:
-        """Whether everything in a step can be captured; tells once why not."""
+    @property
+    def _is_closed(self) -> bool:
+        return self._failed or self._bytes > self._budget
+
+    def pick(self, wanted: Step, counts: Sequence[int]) -> Step:
+        """The key that a step of sequences with so many tokens runs in: its own, or that of a stand-in."""
+        if not self.stand_in or not self.enabled or wanted in self._graphs:
+            return wanted
+        if self._uncapturable(wanted.tokens) is not None:
+            return wanted
+        self.missed[wanted] += 1
+        self.first_runs += 1
+        most = max(MAX_PADDING * wanted.tokens, SMALL)
+        for key in self._sorted[kind_of(wanted)]:
+            if key.tokens <= most and holds(key, counts, wanted.pages):
+                self.stand_ins += 1
+                return key
+        self.waited_for += 1
+        return wanted
+
+    def run(self, key: Step, work: Callable[[], Result]) -> Result:
+        """What ``work`` gives: from its graph if there is one. The result lasts until the next run."""
+        graph = self._graphs.get(key)
+        if graph is None and self.enabled:
+            if not self.has_run(key):
+                self._ran.add(kind_of(key))
+                self.first_runs += 1
+            elif not self.stand_in and self.capture(key, work):
+                self.waited_for += 1
+                graph = self._graphs[key]
+        if graph is not None:
+            graph.graph.replay()
+            return graph.result  # type: ignore[no-any-return]
+        with torch.inference_mode():
+            return work()
+
+    def has_run(self, key: Step) -> bool:
+        """Whether work of this kind was launched before."""
+        return kind_of(key) in self._ran
+
+    def capture(self, key: Step, work: Callable[[], object]) -> bool:
+        """Capture the work of a key. Whether there is a graph of it now. Nothing is computed, so the tensors may hold
+        anything."""
+        if key not in self._graphs and self._can_capture(key):
+            self.first_runs += 1
+            graph = None if self._is_closed else self._record(work)
+            if graph is not None or self._waits:
+                self._graphs[key] = graph
+                insort(self._sorted[kind_of(key)], key, key=cost)
+        return self._graphs.get(key) is not None
+
+    def _can_capture(self, key: Step) -> bool:
+        """Whether a graph can hold a step of this size; logs once why not."""
         if not self.enabled:
             return False
-        reason = self._uncapturable(tokens)
+        reason = self._uncapturable(key.tokens)
         if reason is not None:
-            self._tell(f"Steps of {tokens} tokens run without a CUDA graph: {reason}.")
-            return False
-        self._tried[key] = None
-        if self._bytes > self._budget:
-            self._tell(f"{len(self._graphs)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
-            return False
-        return not self._failed
+            self._log_once(f"Steps of {key.tokens} tokens run without a CUDA graph: {reason}.")
+        elif self._bytes > self._budget:
+            self._log_once(f"{len(self)} graphs take {self._bytes >> 20} MiB, and no more are captured.")
+        return reason is None
 
-    def _tell(self, sentence: str) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
+    def _log_once(self, sentence: str) -> None:
+        if sentence not in self._logged:
+            self._logged.add(sentence)
             log.info(sentence)
 
     @contextmanager
@@ -260,30 +232,16 @@ class Graphs:
         taken, of_torch = free - torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() - reserved
         self._bytes += max(0, min(taken, max(0, of_torch) + GRAPH_ITSELF))
 
-    def _record(self, key: Hashable, capture: _Capture, is_over: Callable[[], bool]) -> bool:
-        """One more graph of a capture, up to its end or to where it ``is_over``. Whether it went well; if not, no more
-        are captured, and steps of other sizes run as they are."""
-        self._begun.pop(key, None)
+    def _record(self, work: Callable[[], object]) -> _Graph | None:
+        """``None`` if the driver refuses. Then no more are captured, and steps of other sizes are launched."""
         try:
             with self._recording() as graph, torch.inference_mode():
-                try:
-                    while True:
-                        next(capture.work)
-                        if is_over():
-                            break
-                except StopIteration as end:
-                    capture.done, capture.result = True, end.value
-        except RuntimeError as error:  # torch's, of the driver's own
+                result = work()
+        except RuntimeError as error:  # torch's, for any error of the driver
             self._failed = True
             log.warning(
                 "A CUDA graph cannot be captured, and no more are: steps of sizes that have not come up are slower. %s",
                 str(error).partition("\n")[0],
             )
-            return False
-        capture.parts.append(graph)
-        (self._graphs if capture.done else self._begun)[key] = capture
-        return True
-
-
-def _never() -> bool:
-    return False
+            return None
+        return _Graph(graph, result)

@@ -1,17 +1,17 @@
-"""Who owns each page of a pool of the KV cache, and which pages can be found again by what they hold.
+"""Who owns each page of a pool of the KV cache, and which pages can be shared by what they hold.
 
     free ──take──► in use (references ≥ 1) ──last release──► kept (a key, no reference) ──evicted──► in use
       ▲                     │                                   │
       └── last release ─────┘  (no key)                         └──found by its key──► in use again
 
-A page is in exactly one of the three states, and ``check()`` says so or raises. Owners are requests; an owner's pages
-stand in the order of the positions that they hold. Full pages are *published* under a key (a hash of everything up to
-their end), after which others may share them: nobody writes into a published page again. A sliding layer's owner drops
-the pages that its window has left; their places stay, empty.
+A page is in exactly one of the three states; ``check()`` raises if not. Owners are requests; an owner's pages are in
+the order of the positions that they hold. Full pages are *published* under a key (a hash of everything up to their
+end), after which others may share them: a published page is never written again. A sliding layer's owner drops the
+pages that its window has left; their places stay, empty.
 
-Kept pages are evicted least recently used first, those that were never found again before those that were: a burst of
+Kept pages are evicted least recently used first, those that were never shared before those that were: a burst of
 prompts that share nothing does not push out the prefix that all share. An owner's pages are released from the end, so
-that of a chain the tail goes first and the head, without which the tail cannot be found, last.
+that the tail of a chain is evicted first and its head, without which the tail cannot be found, last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from microscale.errors import OutOfPages
 
 Key = bytes
 NOWHERE = -1
-"""Stands for a page that its owner has dropped."""
+"""In place of a page that its owner has dropped."""
 
 
 class PagePool:
@@ -36,7 +36,7 @@ class PagePool:
         self._owned: dict[Hashable, list[int]] = {}
         self._key_of: dict[int, Key] = {}
         self._page_of: dict[Key, int] = {}
-        # Kept pages, the least recently used first: those that nobody has found again, and those that somebody has.
+        # Kept pages, the least recently used first: those that were never shared, and those that were.
         self._once: OrderedDict[int, None] = OrderedDict()
         self._again: OrderedDict[int, None] = OrderedDict()
         self._found: set[int] = set()
@@ -46,10 +46,6 @@ class PagePool:
     def num_free(self) -> int:
         """Pages that could be handed out now, kept ones included."""
         return len(self._free) + len(self._once) + len(self._again)
-
-    @property
-    def num_kept(self) -> int:
-        return len(self._once) + len(self._again)
 
     def pages_of(self, owner: Hashable) -> Sequence[int]:
         """The owner's pages by position; ``NOWHERE`` where it dropped one."""
@@ -72,13 +68,9 @@ class PagePool:
                 self._found.add(page)
         self._owned[owner] = pages
 
-    def missing(self, owner: Hashable, total: int) -> int:
-        """Pages that ``grow`` would have to take."""
-        return max(0, total - len(self._owned.get(owner, ())))
-
     def grow(self, owner: Hashable, total: int) -> None:
         """Give ``owner`` pages until it has ``total`` places; all of them or none."""
-        missing = self.missing(owner, total)
+        missing = max(0, total - len(self.pages_of(owner)))
         if missing > self.num_free:
             raise OutOfPages(f"{missing} more KV pages are needed and {self.num_free} of {self.num_pages} are free.")
         self._owned.setdefault(owner, []).extend(self._take() for _ in range(missing))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from microscale.engine.step.pages import Key, PagePool
 
 HASH_BYTES = 16
-"""128 bits: among 2**40 pages two meet by chance once in 2**49 tries; keys are no secret, salts are."""
+"""128 bits: among 2**40 pages two collide by chance once in 2**49 tries. Keys are not secret, salts are."""
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Runs a scheduled step on a model and gives the logits of the requests whose next token is due.
 
-Steps run from standing inputs, on a GPU as captured graphs, if all that was chosen for the model can be captured: those
-in which every sequence decodes one token (``decode``), or some have drafts (``verify``), and those of up to
-``PROMPT_GRAPH_TOKENS`` tokens with prompts among them (``prompt``). Larger ones, and all prompts on a CPU, are laid out
-anew and run as they are (``inputs``).
+Every step runs on tensors at fixed places (``step_inputs``), on a GPU as captured graphs if all that was chosen for the
+model can be captured. A step in which sequences decode, with drafts or without, is one graph. A step with prompts is
+two: the model's body, for all tokens, and its tail, for those that give logits (``models/decoder``). Steps of more than
+``PROMPT_GRAPH_TOKENS`` tokens, and all steps on a CPU, are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -11,32 +11,67 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from microscale.backends.ops import Logits
+from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
+from microscale.backends.threads import StepThreads
 from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.buckets import PROMPT_GRAPH_TOKENS, buckets, kernel_ends
-from microscale.engine.step.capture_order import CaptureOrder
-from microscale.engine.step.decode import DecodeInputs, GraphKey, take_rows
-from microscale.engine.step.forward import Forward, Model, PromptSteps
-from microscale.engine.step.graphs import PART_LAYERS, GraphCounts, Graphs, Task, after_layers, graph_memory, graph_size
+from microscale.engine.step.graph_sizes import GraphSizes, buckets, graph_size, kernel_ends, power_of_two, tail_key
+from microscale.engine.step.graphs import GraphCounts, Graphs, graph_memory
 from microscale.engine.step.holdings import pages_for
-from microscale.engine.step.inputs import Chunk, build_batch
-from microscale.engine.step.limits import Limits
+from microscale.engine.step.limits import PROMPT_GRAPH_TOKENS, SCORED_TOKENS, SHORT_CONTEXT, Limits
 from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prompt import PromptInputs
-from microscale.engine.step.stand_ins import Key, StandIns
-from microscale.engine.step.threads import StepThreads
-from microscale.engine.step.verify import VerifyInputs, VerifyKey, spare_rows
+from microscale.engine.step.step_inputs import StepInputs
 from microscale.engine.step.work import Work
+from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
-from microscale.models.recorded import kernels_by_tokens
+from microscale.models.families import ModelConfig
+from microscale.models.recorded import Step, kernels_by_tokens
 from microscale.models.taps import Taps
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class HasKind(Protocol):
+    @property
+    def kind(self) -> LayerKind: ...
+
+
+class Model(Protocol):
+    """What an engine needs of a model."""
+
+    device: torch.device
+    page_size: int
+    ops: Ops
+    sampling: Sampling
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def layers(self) -> Sequence[HasKind]: ...
+
+    def new_cache(self, num_pages: dict[LayerKind, int]) -> KvCache: ...
+
+    def forward(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> Logits: ...
+
+    def body(self, batch: ForwardBatch, kv: KvCache, taps: Taps | None = None) -> tuple[Tensor, Tensor]: ...
+
+    def tail(self, q: Tensor, x: Tensor, queries: Mapping[LayerKind, AttentionBatch], kv: KvCache) -> Logits: ...
+
+
+def take_rows(logits: Logits, rows: slice | list[int]) -> Logits:
+    """The logits of some rows."""
+    return Logits(
+        logits.values[rows],
+        logits.block_max[rows],
+        logits.block_argmax[rows],
+        logits.block_sum[rows],
+        logits.block_rows,
+    )
 
 
 class ModelRunner:
@@ -53,45 +88,30 @@ class ModelRunner:
         draft_tokens: int = 0,
         taps: tuple[int, ...] = (),
     ) -> None:
-        """``fill_up_prompts``: run steps with prompts from standing inputs, filled up to buckets; by default on GPUs,
-        with graphs and without: they give the same bits. ``draft_tokens``: of a sequence in a step, at most.
-        ``taps``: where a draft head reads the model."""
+        """``fill_up_prompts``: pad steps with prompts to buckets; by default on GPUs, with graphs and without, so that
+        both give the same bits. ``draft_tokens``: the longest draft. ``taps``: where a draft head reads the model."""
         self._model = model
-        self._pools = pools
-        # One page more than the pool hands out: rows that fill up a graph's batch look there.
+        # One page more than the pool hands out: the scratch page of padding.
         self._kv = model.new_cache({kind: pool.num_pages + 1 for kind, pool in pools.items()})
-        longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * limits.page_size)
-        most = min(PROMPT_GRAPH_TOKENS, limits.max_num_batched_tokens)
-        # A table is as wide as the longest sequence, or as nobody's sequence that fills up a step with prompts.
-        max_pages = pages_for(max(longest, most), limits.page_size)
-        spare = spare_rows(limits.max_num_seqs) if draft_tokens else 0
-        self._decode = DecodeInputs(pools, limits.page_size, limits.max_num_seqs, max_pages, model.device, spare)
-        self._verify: VerifyInputs | None = None
-        if draft_tokens:
-            most_drafted = min(limits.max_num_seqs * (1 + draft_tokens), limits.max_num_batched_tokens)
-            self._verify = VerifyInputs(pools, self._decode.tables, most_drafted, model.device)
+        self._sizes = _make_sizes(model, pools, limits, draft_tokens, fill_up_prompts)
+        sizes, rows = self._sizes, graph_size(limits.max_num_seqs)
+        self._inputs = StepInputs(
+            pools,
+            limits.page_size,
+            max_tokens=graph_size(max(limits.max_num_batched_tokens, rows)),
+            max_sequences=max(2 * power_of_two(rows) if draft_tokens else rows, limits.max_num_seqs + 1),
+            max_rows=sizes.max_rows,
+            max_pages=sizes.max_pages,
+            device=model.device,
+        )
         self.taps = _standing_taps(model, taps, limits) if taps else None
         """What the last step's tokens gave there, row by row as its schedule has them."""
-        # No method of this object: a ring of references would keep the cache and the graphs after it is gone.
-        self._forward = Forward(model, self._kv, self.taps)
         self._threads = StepThreads(model.ops.plan, model.ops.gpu, model.ops.threads)
         ops, waits, budget = model.ops, model.ops.ranks.world > 1, graph_memory(model.ops.gpu)
         self._graphs = Graphs(model.device, ops.uncapturable, enabled=not enforce_eager, waits=waits, budget=budget)
-        self._stand_ins = StandIns(self._graphs)
-        self._prompts: PromptSteps | None = None
-        stops: list[int] = []
-        if fill_up_prompts is None:
-            fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
-        if fill_up_prompts:
-            kernels = kernels_by_tokens(model.config, model.ops, model.page_size)
-            ends = buckets(most, kernels)
-            stops = kernel_ends(ends, kernels)
-            inputs = PromptInputs(pools, limits, max_pages, ends, model.device, draft_tokens)
-            self._prompts = PromptSteps(self._forward, inputs, self._graphs, self._stand_ins)
-        prompts = None if self._prompts is None else self._prompts.inputs
-        rows, size = limits.max_num_seqs, limits.page_size
-        self._order = CaptureOrder(size, rows, max_pages, draft_tokens, self._verify, prompts, stops)
-        self._later = deque(self._order.later())
+        self._later = deque(sizes.later() if self._graphs.enabled else ())
+        self._gathered: tuple[Tensor, Tensor] | None = None
+        """What the tail takes from the body: queries and residual stream of tokens that give logits."""
 
     @property
     def vocab_size(self) -> int:
@@ -104,119 +124,130 @@ class ModelRunner:
     def forward(self, schedule: Sequence[Work], tokens: Tensor | None = None) -> Logits:
         """Logits, as many rows as each part of the schedule wants, in its order. They last until the next step.
 
-        ``tokens`` (int32 on the device, one a part) are those of a schedule that runs ahead. Nothing here waits for the
-        device while such plans follow one another.
+        ``tokens`` (int32 on the device, one for each part) are those of a schedule that runs ahead. Nothing here waits
+        for the device while such schedules follow one another.
         """
-        self._threads.give(sum(work.count for work in schedule))
-        logits = self._run(schedule, tokens)
-        self._capture_due()
-        return logits
-
-    def _run(self, schedule: Sequence[Work], tokens: Tensor | None) -> Logits:
-        if all(work.decodes for work in schedule):
-            key = self._decode.key(schedule)
-            key = self._stand_ins.of(key, key.fits)
-            self._decode.fill(schedule, key.rows, tokens)
-            logits = self._graphs.run(key, *self._logits_task(key))
-            return take_rows(logits, slice(len(schedule)))
-        if self._verify is not None and all(work.verifies for work in schedule):
-            return self._run_drafts(self._verify, schedule)
-        if self._prompts is not None:
-            prompt_key = self._prompts.inputs.key(schedule)
-            if prompt_key is not None:
-                return self._prompts.run(schedule, prompt_key)
-        chunks = [self._chunk(work) for work in schedule]
-        return self._forward(build_batch(chunks, self._model.page_size, self._model.device))
+        return self._run(schedule, tokens, None)
 
     def forward_ahead(self, schedule: Sequence[Work], ahead: Ahead) -> Logits:
-        """The same of a schedule with drafts that runs ahead."""
-        assert self._verify is not None  # whoever has drafts said so
-        self._threads.give(sum(work.count for work in schedule))
-        logits = self._run_drafts(self._verify, schedule, ahead)
-        self._capture_due()
-        return logits
+        """The same for a schedule with drafts that runs ahead."""
+        return self._run(schedule, None, ahead)
 
-    def _run_drafts(self, inputs: VerifyInputs, schedule: Sequence[Work], ahead: Ahead | None = None) -> Logits:
+    def _run(self, schedule: Sequence[Work], tokens: Tensor | None, ahead: Ahead | None) -> Logits:
         counts = [work.count for work in schedule]
-        wanted = inputs.key(schedule)
-        key = self._stand_ins.of(wanted, lambda other: other.holds(counts, wanted.pages))
-        inputs.fill(schedule, key, ahead)
-        logits = self._graphs.run(key, *self._logits_task(key))
-        return take_rows(logits, slice(sum(counts)))
+        total = sum(counts)
+        self._threads.give(total)
+        key = self._sizes.key(schedule, counts)
+        has_graph = self._sizes.has_graph(key)
+        if has_graph:
+            key = self._graphs.pick(key, counts)
+        self._inputs.fill(schedule, key, tokens, ahead)
+        if key.rows is None:
+            logits = self._graphs.run(key, partial(self._compute, key))
+            return logits if key.tokens == total else take_rows(logits, slice(total))
+        rows = sum([work.num_logits for work in schedule])
+        if not has_graph:
+            self._body(key)
+            return self._tail(rows, key.pages)
+        self._graphs.run(key, partial(self._body, key))
+        if not rows:
+            return self._tail(rows, key.pages)
+        tail = self._graphs.pick(tail_key(rows, key.pages), [1] * rows)
+        return take_rows(self._graphs.run(tail, partial(self._compute, tail)), slice(rows))
+
+    def _compute(self, key: Step) -> Logits:
+        """The work of a key that gives logits: a step without prompts, or the tail of one with prompts."""
+        if key.rows is not None:
+            return self._tail(key.rows, key.pages)
+        taps = None if self.taps is None else self.taps.first(key.tokens)
+        return self._model.forward(self._inputs.batch(key), self._kv, taps)
+
+    def _body(self, key: Step) -> None:
+        """The body of a step with prompts. It leaves in place what the tail needs."""
+        taps = None if self.taps is None else self.taps.first(key.tokens)
+        with torch.inference_mode():
+            result = self._model.body(self._inputs.batch(key), self._kv, taps)
+            if self._gathered is None:
+                q, x = (each.new_zeros((self._inputs.max_rows, *each.shape[1:])) for each in result)
+                self._gathered = q, x
+            for each, gathered in zip(result, self._gathered, strict=True):
+                torch.index_select(each, 0, self._inputs.logit_rows(), out=gathered)
+
+    def _tail(self, rows: int, pages: int) -> Logits:
+        """The tail for the first of the tokens that give logits, after a body."""
+        assert self._gathered is not None  # the body has run
+        q, x = self._gathered
+        kind = self._model.layers[-1].kind
+        return self._model.tail(q[:rows], x[:rows], {kind: self._inputs.tail_queries(rows, pages, kind)}, self._kv)
 
     def prepare(self, *, stand_ins: bool = False) -> None:
-        """Capture what the first requests will want. ``stand_ins``: from now on steps of other sizes run in these."""
-        if self._graphs.enabled:
-            for keys in self._order.first():
-                for key in (*keys[:1], *keys):  # the first of a kind runs as it is
-                    self._run_nobody(key)
-            self._graphs.waited_for = 0
-        self._stand_ins.enabled = stand_ins
+        """Capture what the first requests will need. ``stand_ins``: from now on steps of other sizes run in these."""
+        graphs = self._graphs
+        if graphs.enabled:
+            for key in self._sizes.first():
+                self._run_padding(key)
+                if key not in graphs:  # the first of a kind is launched
+                    self._run_padding(key)
+            graphs.waited_for = 0
+        graphs.stand_in = stand_ins
 
-    def idle(self, is_due: Callable[[], bool] = lambda: False) -> bool:
-        """Capture one more graph, or what of it can be had before something ``is_due``. Whether there may be others."""
-        if not self._graphs.enabled:
+    def idle(self) -> bool:
+        """Capture one more graph: the one that most steps have missed, or the next of the list. Whether there may be
+        more to do."""
+        graphs = self._graphs
+        if graphs.is_full or not (graphs.missed or self._later):
             return False
-        key = self._stand_ins.most_wanted()
-        if key is None and self._later:
-            key = self._later[0]
-        if key is None:
-            return False
-        if not self._graphs.has_run(key):
-            self._run_nobody(key)
-        if self._capture(key, is_due) and self._later and self._later[0] == key:
-            self._later.popleft()
+        [(key, _)] = graphs.missed.most_common(1) or [(self._later.popleft(), 0)]
+        graphs.missed.pop(key, None)
+        if not graphs.has_run(key):
+            self._run_padding(key)
+        graphs.capture(key, self._work(key))
         return True
 
     def graphs(self) -> GraphCounts:
-        return GraphCounts(len(self._graphs), self._graphs.waited_for, self._stand_ins.steps)
+        return GraphCounts(len(self._graphs), self._graphs.waited_for, self._graphs.stand_ins)
 
-    def _capture_due(self) -> None:
-        """Some layers of what was wanted often, while the device runs the step: a server may never be idle."""
-        for key in self._stand_ins.due():
-            self._capture(key, after_layers(PART_LAYERS))
+    def _work(self, key: Step) -> Callable[[], object]:
+        return partial(self._body if key.rows == 0 else self._compute, key)
 
-    def _capture(self, key: Key, is_over: Callable[[], bool]) -> bool:
-        """Go on with a capture. Whether there is nothing left of it."""
-        done = self._graphs.capture(key, *self._task(key), is_over)
-        if done:
-            self._stand_ins.done(key)
-        return done
+    def _run_padding(self, key: Step) -> None:
+        """Run a step that contains only padding; it writes to the scratch page. A tail runs on what the last body has
+        left."""
+        if not key.rows:
+            self._inputs.fill([], key)
+        self._graphs.run(key, self._work(key))
 
-    def _task(self, key: Key) -> Task[object]:
-        if isinstance(key, GraphKey | VerifyKey):
-            return self._logits_task(key)
-        assert self._prompts is not None
-        return self._prompts.task(key)
 
-    def _logits_task(self, key: GraphKey | VerifyKey) -> Task[Logits]:
-        if isinstance(key, GraphKey):
-            return key.rows, partial(self._forward.parts, self._decode.batch(key))
-        assert self._verify is not None
-        return key.tokens, partial(self._forward.parts, self._verify.batch(key))
-
-    def _run_nobody(self, key: Key) -> None:
-        """A step of padding alone. It writes to pages that are nobody's."""
-        if isinstance(key, GraphKey):
-            self._decode.fill([], key.rows)
-            self._graphs.run(key, *self._task(key))
-            if self._model.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()  # it has two buffers, and no token tells that one is free
-        elif isinstance(key, VerifyKey):
-            assert self._verify is not None
-            self._verify.fill([], key)
-            self._graphs.run(key, *self._task(key))
-        else:
-            assert self._prompts is not None
-            self._prompts.run_nobody(key)
-
-    def _chunk(self, work: Work) -> Chunk:
-        pages = {kind: pool.pages_of(work.request.request_id) for kind, pool in self._pools.items()}
-        return Chunk(work.tokens, work.first, pages, work.num_logits)
+def _make_sizes(
+    model: Model, pools: Mapping[LayerKind, PagePool], limits: Limits, draft_tokens: int, fill_up_prompts: bool | None
+) -> GraphSizes:
+    size, max_tokens = limits.page_size, limits.max_num_batched_tokens
+    most = min(PROMPT_GRAPH_TOKENS, max_tokens)
+    ends: list[int] = []
+    stops: list[int] = []
+    if fill_up_prompts is None:
+        fill_up_prompts = model.device.type == "cuda" and model.ops.uncapturable(most) is None
+    if fill_up_prompts:
+        kernels = kernels_by_tokens(model.config, model.ops, size, SHORT_CONTEXT // size)
+        ends = buckets(most, kernels)
+        stops = kernel_ends(ends, kernels)
+    longest = min(limits.max_model_len, pools[LayerKind.FULL].num_pages * size)
+    drafted = min(limits.max_num_seqs * (1 + draft_tokens), max_tokens)
+    return GraphSizes(
+        page_size=size,
+        # A table is as wide as the longest sequence, or as the padding of a step with prompts.
+        max_pages=pages_for(max(longest, most), size),
+        max_sequences=limits.max_num_seqs,
+        draft_tokens=draft_tokens,
+        max_tokens=drafted,
+        max_rows=graph_size(min(drafted + SCORED_TOKENS, max_tokens)),
+        buckets=ends,
+        kernel_ends=stops,
+    )
 
 
 def _standing_taps(model: Model, places: tuple[int, ...], limits: Limits) -> Taps:
     rows = graph_size(limits.max_num_batched_tokens)
     taps = Taps.empty(places, rows, model.config.hidden, model.ops.dtype, model.device)
-    taps.rows.zero_()  # rows that fill up a step of the head are read before they are written
+    taps.rows.zero_()  # rows that pad a step of the head are read before they are written
     return taps

@@ -36,7 +36,7 @@ def score_prompts(
 def _score(work: Work, values: Tensor, sampler: Sampler) -> Output:
     """The row of a token says how likely the one after it was."""
     request = work.request
-    # A request that was preempted runs its prompt again; what was told is not told twice.
+    # A request that was preempted runs its prompt again; nothing is reported twice.
     first = max(work.first, request.num_scored)
     targets = request.prompt[first + 1 : work.first + work.count + 1]
     rows = values[first - work.first :][: len(targets)]
