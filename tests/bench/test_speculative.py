@@ -21,7 +21,7 @@ from microscale.cli.bench_speculative import parse_drafts
 from microscale.engine.engine import Engine
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.prediction.drafts import tokens_of
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadSetting
 from microscale.models.families import AnyModel
 from microscale.models.outline import Outline, outline

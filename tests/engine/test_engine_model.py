@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.gpt_oss.model import GptOss
 from support.families import load_gpt_oss

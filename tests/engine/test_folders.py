@@ -15,13 +15,15 @@ import microscale.engine
 ENGINE = Path(microscale.engine.__file__).parent
 BENCH = ENGINE.parent / "bench"
 OF_THE_SERVER = ("msgspec", "zmq", "fastapi", "pydantic", "uvicorn", "prometheus_client", "llguidance")
+LOOSE = ("loading", "process", "ranks", "engine", "generate")
+"""What the engine's loose modules do not import."""
 MAY_NOT_IMPORT = {
-    "step": ("loading", "process", "ranks", "engine", "generate"),
     "loading": ("process", "generate"),
     "ranks": ("generate",),
+    **{path.name: LOOSE for path in ENGINE.glob("*.py") if path.stem not in ("__init__", "engine", "generate")},
 }
-"""Folder → what of the engine it does not know. Nothing knows ``process`` but itself and ``ranks``, whose messages are
-framed as its are."""
+"""Folder or module → what of the engine it does not import. Only ``ranks`` imports ``process``, whose framing it
+shares."""
 
 
 def imported(path: Path) -> Iterator[str]:

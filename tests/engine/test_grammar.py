@@ -12,12 +12,12 @@ import torch
 
 from microscale.engine import grammar as module
 from microscale.engine.grammar import Grammars, Vocabulary
+from microscale.engine.limits import Limits
 from microscale.engine.process.messages import Ready, Sampling, Submit
 from microscale.engine.process.service import MAX_COMPILING, Service
 from microscale.engine.request import Finish, Request
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadRequest, QueueFull, Unsupported
 from microscale.models.config import LayerKind
 from microscale.text.grammar import Schema, Turn

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from microscale.engine.engine import Engine
+from microscale.engine.limits import SCORED_TOKENS, Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -21,8 +22,7 @@ from microscale.engine.process.client import EngineClient
 from microscale.engine.process.messages import MAX_SCORED, EngineConfig
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import SCORED_TOKENS, Limits
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadLogits, BadRequest
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits

@@ -12,9 +12,8 @@ from torch import Tensor
 from microscale.backends.ops import OWN_FORMATS, Activations, DenseWeights, HeadFormats, Ops, Preference
 from microscale.backends.precision import make_precision
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.step.inputs import Chunk, build_batch
 from microscale.hardware import detect
-from microscale.models.batch import ForwardBatch
+from microscale.models.batch import Chunk, ForwardBatch, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.config import DFlashConfig
 from microscale.models.draft_heads.dflash import DFlash

@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from microscale.backends.ops import Preference
 from microscale.engine.engine import Engine
+from microscale.engine.limits import SHORT_CONTEXT, Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Scored
 from microscale.engine.request import Request
+from microscale.engine.runner import Model
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import SHORT_CONTEXT, Limits
-from microscale.engine.step.runner import Model
 from microscale.kernels.dense import dequantized, unpack
 from microscale.kernels.small import norms
 from microscale.models.config import LayerKind

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from microscale.engine.step.graph_sizes import decode_key
-from microscale.engine.step.graphs import Graphs
+from microscale.engine.graph_sizes import decode_key
+from microscale.engine.graphs import Graphs
 
 DEVICE = torch.device("cuda")
 KEYS = 12
@@ -71,7 +71,7 @@ def test_torchs_cache_is_emptied_only_where_memory_is_short(plenty: int, monkeyp
     for pages in (1, 2):
         graphs.run(decode_key(1, pages), lambda: x + 1)
     emptied: list[int] = []
-    monkeypatch.setattr("microscale.engine.step.graphs.PLENTY", plenty)
+    monkeypatch.setattr("microscale.engine.graphs.PLENTY", plenty)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     graphs.run(decode_key(1, 3), lambda: x + 2)
     assert len(emptied) == (plenty > 0)

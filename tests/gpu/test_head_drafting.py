@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -17,7 +18,6 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.head import HeadDrafter
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
 from microscale.models import embedded
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead

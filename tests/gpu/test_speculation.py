@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from microscale.backends.ops import Preference
+from microscale.engine.limits import SHORT_CONTEXT, Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -20,7 +21,6 @@ from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import SHORT_CONTEXT, Limits
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from support.drafters import Uneven, replaying

@@ -19,11 +19,11 @@ from microscale.backends.ops import Embedding, Ops, Preference
 from microscale.backends.paths import Asked, ask
 from microscale.backends.plan import BUCKETS, Setup, make_plan, uncapturable
 from microscale.backends.precision import PRECISIONS
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.step_inputs import StepInputs
-from microscale.engine.step.work import Work
+from microscale.engine.step_inputs import StepInputs
+from microscale.engine.work import Work
 from microscale.formats import MXFP4, MXFP8, BlockScaled, ChannelScaled, encode, encode_channels
 from microscale.hardware import KNOWN, Gpu, cpu, detect
 from microscale.kernels.attention.op import AttentionOp

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from microscale.backends.precision import make_precision
 from microscale.engine.loading.options import LoadOptions
-from microscale.engine.step.inputs import Chunk, build_batch
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.taps import Taps

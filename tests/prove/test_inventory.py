@@ -18,12 +18,12 @@ import microscale
 from microscale.backends.ops import Activations, Kernel, Ops, Preference, recording
 from microscale.backends.precision import PRECISIONS
 from microscale.backends.shards import record_moe, shards
+from microscale.engine.graph_sizes import decode_key, verify_key
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
+from microscale.engine.runner import ModelRunner
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.graph_sizes import decode_key, verify_key
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.sampler import Sampler
 from microscale.hardware import known
 from microscale.kernels.launch import Launch, launch, watching
 from microscale.kernels.moe.spec import Gate, GateKind, MoeSpec

@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import NOWHERE, PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.ahead import Ahead
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.limits import Limits
+from microscale.engine.pages import NOWHERE, PagePool
+from microscale.engine.work import Work
 from microscale.kernels.dense.reference import summarise
 from microscale.kernels.dense.spec import Logits
 from microscale.models.config import LayerKind

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from microscale.engine.step.graphs import Graphs
+from microscale.engine.graphs import Graphs
 
 
 @dataclass

@@ -12,7 +12,7 @@ from microscale.engine.speculation.costs import Prior
 from microscale.engine.speculation.drafter import Context, Launched
 from microscale.engine.speculation.length import Length
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 
 Table = Mapping[int, Sequence[float]]
 """Sequences → milliseconds of a step with 0, 1, 2 … drafts each."""

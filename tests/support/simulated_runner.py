@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.kernels.dense.spec import Logits
 from support.mock_runner import MockRunner
 

@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Any
 
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from support.loading import load_model
 

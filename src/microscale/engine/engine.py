@@ -18,24 +18,24 @@ A step without drafts runs ahead, unless a drafter of the second kind expects to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from microscale.backends.ops import Logits
+from microscale.engine.ahead import Ahead
 from microscale.engine.grammar import Grammars, Matcher
+from microscale.engine.graphs import GraphCounts
 from microscale.engine.output import Output, Stats
+from microscale.engine.pending_step import PendingStep, score_prompts
+from microscale.engine.reading import Choice
 from microscale.engine.request import Finish, Request
+from microscale.engine.runner import take_rows
+from microscale.engine.sampler import Sampler
+from microscale.engine.scheduler import NO_DRAFTS, Scheduler
 from microscale.engine.speculation.drafter import Launched
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.reading import Choice
-from microscale.engine.step.runner import take_rows
-from microscale.engine.step.sampler import Drawn, Sampler
-from microscale.engine.step.scheduler import NO_DRAFTS, Scheduler
-from microscale.engine.step.scoring import score_prompts
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadRequest, MicroscaleError
 
 if TYPE_CHECKING:
@@ -59,35 +59,6 @@ class AheadRunner(Runner, Protocol):
     """A runner that also runs steps with drafts before the last one is read. With several ranks there is none."""
 
     def forward_ahead(self, schedule: Sequence[Work], ahead: Ahead) -> Logits: ...
-
-
-@dataclass(frozen=True)
-class PendingStep:
-    """A step that was launched and whose tokens the host has not read."""
-
-    schedule: list[Work]
-    outputs: list[Output]
-    """Known already: log-probabilities of prompts."""
-    ready: list[tuple[Request, int]]
-    """The requests whose next token it chooses, with their numbers in the sampler."""
-    drawn: Drawn | None
-    last: list[Output]
-    """The last outputs of requests that end with it without a token."""
-    drafted: bool = False
-    """Some request has drafts in it: how far it was computed is known when it is read."""
-
-    @property
-    def requests(self) -> list[Request]:
-        """Those whose next token it chooses."""
-        return [request for request, _ in self.ready]
-
-    def moved(self, accepted: Mapping[str, Sequence[int]]) -> PendingStep:
-        """The same step, with positions that are known now that the step before it is read."""
-        schedule = [
-            replace(work, first=work.first + len(accepted.get(work.request.request_id, ())), slack=0)
-            for work in self.schedule
-        ]
-        return replace(self, schedule=schedule)
 
 
 class Engine:

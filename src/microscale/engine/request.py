@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from microscale.engine.pages import PageKeys
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.prefix import PageKeys
 
 
 class Finish(StrEnum):

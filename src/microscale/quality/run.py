@@ -10,7 +10,7 @@ from microscale.engine.loading.load import load
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.loading.prepare import prepare
-from microscale.engine.step.runner import Model
+from microscale.engine.runner import Model
 from microscale.errors import Unsupported
 from microscale.quality.choices import REFERENCE, Choice
 from microscale.quality.encoded import Encoded, encode

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from microscale.backends.ops import Sampled
+from microscale.engine.limits import Limits
+from microscale.engine.reading import Found, Reading
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.acceptance import Acceptance
 from microscale.engine.speculation.costs import BASELINE_SEEN, StepCosts
 from microscale.engine.speculation.length import PROBE_TOKENS, ByArithmetic, FixedLength, Length
 from microscale.engine.speculation.speculation import SLOW_HOST, Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.reading import Found, Reading
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from support.drafters import KnowingDrafter
 from support.mock_engine import VOCAB, System, alone
 from support.simulated_ahead import AheadSimulation, Guesses, Head, Machine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from microscale.engine.limits import Limits
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
 from support.drafters import KnowingDrafter
 from support.mock_engine import VOCAB, System, alone
 

@@ -14,19 +14,19 @@ import torch
 
 from microscale.engine.engine import Engine
 from microscale.engine.grammar import Vocabulary
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
 from microscale.engine.output import Stats
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head import GRAPH_ROWS, HeadDrafter, in_one_piece
 from microscale.engine.speculation.length import FixedLength
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from microscale.engine.ahead import Ahead, Layouts
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.drafter import Launched, Target
 from microscale.engine.speculation.head_inputs import FULL, HeadInputs
-from microscale.engine.step.ahead import Ahead, Layouts
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.taps import Taps
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from torch import Tensor
 
+from microscale.engine.limits import Limits
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation import costs as costs_module
@@ -16,8 +17,7 @@ from microscale.engine.speculation.acceptance import AT_FIRST, Acceptance
 from microscale.engine.speculation.costs import Prior, StepCosts
 from microscale.engine.speculation.length import ByArithmetic, FixedLength, Length
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.kernels.dense.spec import Logits
 from support.drafters import KnowingDrafter
 from support.mock_engine import VOCAB, System, alone

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.costs import StepCosts
 from microscale.engine.speculation.drafter import Target
 from microscale.engine.speculation.length import ByArithmetic, FixedLength
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from support.drafters import KnowingDrafter
 from support.mock_engine import VOCAB, System, alone

@@ -11,6 +11,7 @@ import pytest
 
 from microscale.backends.plan import Setup
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -21,7 +22,6 @@ from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.length import ByArithmetic
 from microscale.engine.speculation.predicted import predicted_costs
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.outline import outline

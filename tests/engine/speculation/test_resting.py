@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from microscale.engine.engine import Engine
+from microscale.engine.limits import Limits
 from microscale.engine.loading.build import assemble
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
@@ -18,8 +19,7 @@ from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.length import ByArithmetic, FixedLength
 from microscale.engine.speculation.resting import BAD_WINDOWS, FIRST_REST, SETTLING, WINDOW, Resting
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.families import AnyModel

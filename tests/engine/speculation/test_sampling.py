@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from microscale.engine.reading import Choice
+from microscale.engine.sampler import Sampler
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.reading import Choice
-from microscale.engine.step.sampler import Sampler
 from microscale.errors import BadLogits, BadRequest
 from support.draws import (
     EVERY,

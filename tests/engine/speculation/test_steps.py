@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from microscale.engine.limits import Limits
 from microscale.engine.request import Finish, Request
 from microscale.engine.sampling_params import SamplingParams
 from microscale.engine.speculation.config import SpeculativeConfig
 from microscale.engine.speculation.speculation import Speculation
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.kernels.dense.spec import Logits
 from support.drafters import KnowingDrafter, Uneven
 from support.mock_engine import VOCAB, System, alone, preemptions

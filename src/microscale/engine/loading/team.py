@@ -13,11 +13,11 @@ import torch
 from microscale.backends.ops import Ranks
 from microscale.backends.threads import all_threads
 from microscale.engine.engine import Runner
+from microscale.engine.limits import Limits
 from microscale.engine.loading.options import LoadOptions, choose_device
+from microscale.engine.pages import PagePool
+from microscale.engine.runner import ModelRunner
 from microscale.engine.speculation.drafter import Launched
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
 from microscale.errors import BadSetting, MicroscaleError
 from microscale.hardware.sums import Joined
 from microscale.models.config import LayerKind

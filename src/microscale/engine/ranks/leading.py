@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from microscale.backends.ops import Logits
+from microscale.engine.graphs import GraphCounts
+from microscale.engine.pages import PagePool
 from microscale.engine.ranks.gathering import takes_likeliest
 from microscale.engine.ranks.messages import Draft, Idle, Prepare, Step
 from microscale.engine.ranks.mirror import Teller
-from microscale.engine.step.graphs import GraphCounts
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.work import Work
+from microscale.engine.runner import ModelRunner
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 
 if TYPE_CHECKING:

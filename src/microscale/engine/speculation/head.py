@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from microscale.engine.graph_sizes import power_of_two
+from microscale.engine.graphs import Graphs, graph_memory
 from microscale.engine.request import Request
 from microscale.engine.speculation.drafter import Context, Launched, Target
 from microscale.engine.speculation.head_inputs import HeadInputs
-from microscale.engine.step.graph_sizes import power_of_two
-from microscale.engine.step.graphs import Graphs, graph_memory
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import DraftHead
 from microscale.models.recorded import Step

@@ -29,12 +29,12 @@ import torch
 
 from microscale.backends.following import NO_TOKEN, Standing, move_on
 from microscale.backends.ops import AttentionBatch
+from microscale.engine.ahead import Ahead
+from microscale.engine.graph_sizes import power_of_two, table_width
+from microscale.engine.page_ledger import pages_for
+from microscale.engine.page_tables import PageTables, Staging
 from microscale.engine.speculation.drafter import Launched, Target
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.graph_sizes import power_of_two, table_width
-from microscale.engine.step.holdings import pages_for
-from microscale.engine.step.step_inputs import aligned
-from microscale.engine.step.tables import PageTables, Staging
+from microscale.engine.step_inputs import aligned
 from microscale.models.batch import ForwardBatch, LogitRows
 from microscale.models.config import LayerKind
 from microscale.models.draft_heads.drafting import Verified

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from microscale.engine.step.graph_sizes import FEW_SEQUENCES
+from microscale.engine.graph_sizes import FEW_SEQUENCES
 from microscale.hardware import Gpu
 from microscale.models.recorded import Step
 

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from microscale.engine.limits import SCORED_TOKENS, Limits
+from microscale.engine.page_ledger import PageLedger, pages_for
+from microscale.engine.pages import PageKeys, PagePool
 from microscale.engine.request import Request
-from microscale.engine.step.holdings import PageLedger, pages_for
-from microscale.engine.step.limits import SCORED_TOKENS, Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prefix import PageKeys
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.errors import BadRequest, QueueFull
 from microscale.models.config import LayerKind
 

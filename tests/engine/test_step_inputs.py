@@ -10,20 +10,20 @@ from functools import partial
 import pytest
 import torch
 
+from microscale.engine.ahead import Ahead, Layouts
+from microscale.engine.graph_sizes import decode_key, tail_key, verify_key
+from microscale.engine.graphs import GraphCounts, holds
+from microscale.engine.limits import SHORT_CONTEXT, Limits
 from microscale.engine.loading.memory import Workload
 from microscale.engine.loading.options import LoadOptions
+from microscale.engine.page_tables import PageTables
+from microscale.engine.pages import PagePool
 from microscale.engine.request import Request
+from microscale.engine.runner import ModelRunner
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.ahead import Ahead, Layouts
-from microscale.engine.step.graph_sizes import decode_key, tail_key, verify_key
-from microscale.engine.step.graphs import GraphCounts, holds
-from microscale.engine.step.inputs import Chunk, build_batch
-from microscale.engine.step.limits import SHORT_CONTEXT, Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.runner import ModelRunner
-from microscale.engine.step.step_inputs import StepInputs
-from microscale.engine.step.tables import PageTables
-from microscale.engine.step.work import Work
+from microscale.engine.step_inputs import StepInputs
+from microscale.engine.work import Work
+from microscale.models.batch import Chunk, build_batch
 from microscale.models.config import LayerKind
 from microscale.models.families import AnyModel
 from microscale.models.recorded import Step

@@ -24,10 +24,10 @@ import torch
 from microscale.backends.following import follow
 from microscale.backends.ops import PROMPT_BIT, Bias, History, Logits, Sampling, SamplingBatch, Status
 from microscale.backends.ranks import likeliest
+from microscale.engine.ahead import Ahead, Layouts
 from microscale.engine.grammar import Grammars, Matcher
+from microscale.engine.reading import Choice, Found, Reading
 from microscale.engine.sampling_params import SamplingParams
-from microscale.engine.step.ahead import Ahead, Layouts
-from microscale.engine.step.reading import Choice, Found, Reading
 from microscale.errors import Unsupported
 
 if TYPE_CHECKING:

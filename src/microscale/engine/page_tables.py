@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from microscale.backends.following import Pages
+from microscale.engine.pages import NOWHERE, PagePool
 from microscale.engine.request import Request
-from microscale.engine.step.pages import NOWHERE, PagePool
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 
 if TYPE_CHECKING:

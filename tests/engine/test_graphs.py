@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from microscale.backends.ops import Activations, Ops, Preference
-from microscale.engine.step.graph_sizes import (
+from microscale.engine.graph_sizes import (
     EVERY_BUCKET_TO,
     FIRST_TOKENS,
     LARGE,
@@ -26,7 +26,7 @@ from microscale.engine.step.graph_sizes import (
     tail_key,
     verify_key,
 )
-from microscale.engine.step.graphs import (
+from microscale.engine.graphs import (
     GRAPH_ITSELF,
     LEAST_GRAPH_MEMORY,
     MAX_PADDING,
@@ -37,7 +37,7 @@ from microscale.engine.step.graphs import (
     holds,
     kind_of,
 )
-from microscale.engine.step.limits import PROMPT_GRAPH_TOKENS, SHORT_CONTEXT
+from microscale.engine.limits import PROMPT_GRAPH_TOKENS, SHORT_CONTEXT
 from microscale.hardware import known
 from microscale.models.families import PRESETS
 from microscale.models.recorded import Step, kernels_by_tokens
@@ -256,7 +256,7 @@ def test_what_other_processes_take_meanwhile_is_not_counted(monkeypatch: pytest.
     monkeypatch.setattr(cuda, "memory_reserved", lambda: reserved[0])
     monkeypatch.setattr(cuda, "current_device", lambda: 0)
     monkeypatch.setattr(cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr("microscale.engine.step.graphs._capture_stream", lambda index: None)
+    monkeypatch.setattr("microscale.engine.graphs._capture_stream", lambda index: None)
     graphs = made()
     graphs._memory = "a pool"
     mib = 2**20

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log
 
-from microscale.engine.step.limits import SHORT_CONTEXT
-from microscale.engine.step.work import Work
+from microscale.engine.limits import SHORT_CONTEXT
+from microscale.engine.work import Work
 from microscale.models.recorded import Step
 
 EVERY_SIZE_TO, EVERY_BUCKET_TO = 64, 16

@@ -23,11 +23,11 @@ import torch
 
 from microscale.backends.following import Standing, move_on
 from microscale.backends.ops import AttentionBatch
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.holdings import pages_for
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.tables import PageTables, Staging
-from microscale.engine.step.work import Work
+from microscale.engine.ahead import Ahead
+from microscale.engine.page_ledger import pages_for
+from microscale.engine.page_tables import PageTables, Staging
+from microscale.engine.pages import PagePool
+from microscale.engine.work import Work
 from microscale.models.batch import ForwardBatch
 from microscale.models.config import LayerKind
 from microscale.models.recorded import Step

@@ -27,11 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from microscale.engine.limits import Limits
+from microscale.engine.pages import PagePool, longest_hit, window_pages
 from microscale.engine.request import Request
-from microscale.engine.step.limits import Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.prefix import longest_hit, window_pages
-from microscale.engine.step.work import Work
+from microscale.engine.work import Work
 from microscale.models.config import LayerKind
 
 

@@ -17,14 +17,14 @@ import torch
 
 from microscale.backends.ops import AttentionBatch, Logits, Ops, Sampling
 from microscale.backends.threads import StepThreads
-from microscale.engine.step.ahead import Ahead
-from microscale.engine.step.graph_sizes import GraphSizes, buckets, graph_size, kernel_ends, power_of_two, tail_key
-from microscale.engine.step.graphs import GraphCounts, Graphs, graph_memory
-from microscale.engine.step.holdings import pages_for
-from microscale.engine.step.limits import PROMPT_GRAPH_TOKENS, SCORED_TOKENS, SHORT_CONTEXT, Limits
-from microscale.engine.step.pages import PagePool
-from microscale.engine.step.step_inputs import StepInputs
-from microscale.engine.step.work import Work
+from microscale.engine.ahead import Ahead
+from microscale.engine.graph_sizes import GraphSizes, buckets, graph_size, kernel_ends, power_of_two, tail_key
+from microscale.engine.graphs import GraphCounts, Graphs, graph_memory
+from microscale.engine.limits import PROMPT_GRAPH_TOKENS, SCORED_TOKENS, SHORT_CONTEXT, Limits
+from microscale.engine.page_ledger import pages_for
+from microscale.engine.pages import PagePool
+from microscale.engine.step_inputs import StepInputs
+from microscale.engine.work import Work
 from microscale.models.batch import ForwardBatch, KvCache
 from microscale.models.config import LayerKind
 from microscale.models.families import ModelConfig
