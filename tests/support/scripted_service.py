@@ -33,7 +33,7 @@ class Scripted:
         self._graphs = 0
         """Captured so far: one for each request, and for every second one it waited."""
 
-    def idle(self, is_due: Callable[[], bool]) -> bool:
+    def idle(self) -> bool:
         return False
 
     @property
